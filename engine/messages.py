@@ -1,0 +1,224 @@
+"""Messages between a worker's front process and its rank processes (msgpack, no pickle).
+
+The front sends a `FrontBatch` when it has something to say; the rank answers with one
+`RankBatch` a step (and one at least every second when idle). Requests are named by
+`request_id`; each prefill attempt of a request by an `attempt_id` that is never used again.
+
+    decode rank                             prefill rank
+    -----------                             ------------
+    Submit          -> Reserved             Submit  -> Prefilled | Failed
+    Prefilled/Failed <- (front, from RPC)   Abort   -> Stopped
+    -> Produced ... Produced(finish)
+    Abort           -> Ended
+    PrefillStopped  -> (pages leave quarantine)
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages: immutable, keyword-only, tagged with the class name."""
+
+
+class Finish(IntEnum):
+    """Why a request ended; values equal `epserve.generate.v1.FinishReason`."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+
+class Sampling(Frozen):
+    """Sampling parameters; field meanings as in `generate.proto` `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+class TokenOut(Frozen):
+    """One produced token. `logprob` is of the unmodified distribution (temperature 1)."""
+
+    token_id: int
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Run(Frozen):
+    """`count` consecutive pages from page `first`."""
+
+    first: int
+    count: int
+
+
+class Sink(Frozen):
+    """Where prefill writes: encoded `transfer.AgentDescriptor` and page runs in token order."""
+
+    agent: bytes
+    runs: tuple[Run, ...]
+    kv_fingerprint: str
+
+
+# ---- front to rank
+
+
+class Submit(Frozen):
+    """Start a request. Decode: `token_ids` are prompt + tokens produced by earlier attempts
+    elsewhere, `sink` is None. Prefill: all tokens to compute KV for, and where to put it."""
+
+    request_id: str
+    attempt_id: str = ""
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: Sampling
+    sink: Sink | None = None
+
+
+class Prefilled(Frozen):
+    """Prefill finished: the sampled token behind `token_ids`, and figures for metrics.
+    Sent by the prefill rank once every write is submitted; relayed to the decode rank."""
+
+    request_id: str
+    attempt_id: str
+    token: TokenOut
+    num_cached_tokens: int
+    num_computed_tokens: int
+    kv_bytes: int
+    queue_seconds: float
+    compute_seconds: float
+    transfer_seconds: float
+
+
+class Failed(Frozen):
+    """An attempt (prefill) or request (decode) failed. `code` is a gRPC status name."""
+
+    request_id: str
+    attempt_id: str = ""
+    code: str
+    message: str
+
+
+class Abort(Frozen):
+    """Stop a request (decode) or an attempt (prefill). Unknown ids are not an error."""
+
+    request_id: str = ""
+    attempt_id: str = ""
+
+
+class PrefillStopped(Frozen):
+    """The prefill peer of this attempt has confirmed that it will write no more, or is gone."""
+
+    attempt_id: str
+
+
+class Shutdown(Frozen):
+    """Leave the loop at the next step boundary, with the whole EP group."""
+
+
+FrontMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown
+
+
+class FrontBatch(Frozen):
+    messages: tuple[FrontMessage, ...]
+
+
+# ---- rank to front
+
+
+class Ready(Frozen):
+    """First message of a rank: it is loaded, in its EP group, and registered for transfer."""
+
+    rank: int
+    device: str
+    pid: int
+    kv_fingerprint: str
+    page_tokens: int
+    max_model_len: int
+    pages_total: int
+    max_running: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+class Reserved(Frozen):
+    """Decode: pages are held for this attempt; the front may call prefill now. Also sent
+    again, with a new attempt id, when a preempted request is to be prefilled once more;
+    `token_ids` are then prompt and all tokens produced so far."""
+
+    request_id: str
+    attempt_id: str
+    sink: Sink
+    token_ids: tuple[int, ...]
+
+
+class Produced(Frozen):
+    """New tokens of a request, in order; the request is over when `finish` is set."""
+
+    request_id: str
+    tokens: tuple[TokenOut, ...]
+    finish: Finish = Finish.NONE
+
+
+class Ended(Frozen):
+    """Answer to Abort on a decode rank: nothing more will be produced for this request."""
+
+    request_id: str
+
+
+class Quarantined(Frozen):
+    """Decode: pages of this attempt wait until prefill has stopped; the front must obtain
+    `PrefillStopped` (Prefill.Abort, or the peer is gone)."""
+
+    request_id: str
+    attempt_id: str
+
+
+class Stopped(Frozen):
+    """Prefill: no write of this attempt is in flight or ever will be."""
+
+    attempt_id: str
+    was_known: bool
+
+
+class RankStats(Frozen):
+    """Gauges as of this step and totals since start; the front turns them into metrics."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_owned: int = 0
+    pages_cached: int = 0
+    pages_quarantined: int = 0
+    num_steps: int = 0
+    step_seconds: tuple[float, ...] = ()  # durations of the steps since the last batch
+    batch_sizes: tuple[int, ...] = ()  # requests in each of these steps
+    tokens_computed_total: int = 0  # prompt tokens run through the model
+    tokens_cached_total: int = 0  # prompt tokens found in the prefix tree
+    tokens_transferred_total: int = 0  # prompt tokens whose KV arrived from a peer
+    tokens_generated_total: int = 0
+    kv_bytes_total: int = 0  # sent (prefill) or received (decode)
+    kv_seconds_total: float = 0.0
+    preemptions_total: int = 0
+
+
+RankMessage = (
+    Ready | Reserved | Produced | Ended | Quarantined | Prefilled | Failed | Stopped
+)
+
+
+class RankBatch(Frozen):
+    rank: int
+    messages: tuple[RankMessage, ...]
+    stats: RankStats

@@ -1,0 +1,40 @@
+"""The seam between a MoE layer and the ranks that hold its experts.
+
+`dispatch` sends each token to the ranks of its experts, `combine` brings the weighted sums
+back; nothing but the frozen handle passes between the two.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatched:
+    """Tokens for the experts of this rank, grouped by local expert (contiguous layout).
+
+    hidden         [N, H], rows sorted by local expert
+    expert_counts  [E_local] int64 on the CPU, rows of each local expert; sums to N
+    handle         what `combine` of the same dispatcher needs
+    """
+
+    hidden: torch.Tensor
+    expert_counts: torch.Tensor
+    handle: object
+
+
+class Dispatcher(Protocol):
+    """One instance a process; calls are in the same order on all ranks of the group."""
+
+    def dispatch(
+        self,
+        hidden: torch.Tensor,  # [T, H]
+        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids
+        topk_weights: torch.Tensor,  # [T, K] float32
+        tokens_per_rank: tuple[int, ...],  # T of every rank
+    ) -> Dispatched: ...
+
+    def combine(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[N, H] rows in the order of `Dispatched.hidden` -> [T, H], each token the sum over
+        its K experts of weight times output, accumulated in FP32."""
