@@ -16,7 +16,7 @@ def weighted_sum(
 ) -> torch.Tensor:
     """[T, H] in the dtype of `rows`, accumulated in float32."""
     num_choices, num_tokens = row_of.shape
-    chosen = rows.index_select(0, row_of.reshape(-1)).view(num_choices, num_tokens, -1)
+    chosen = rows.index_select(0, row_of.reshape(-1)).view(num_choices, num_tokens, rows.shape[1])
     scaled = chosen.float() * weights.t().unsqueeze(-1)
     total = scaled[0]
     for choice in range(1, num_choices):
