@@ -1,0 +1,90 @@
+"""Structured logging: one line an event, on stderr, with the request id where there is one.
+
+    log = get_logger("router.watch")
+    log.info("worker joined", worker=name, epoch=epoch)
+
+The request id travels in a context variable: set it with `request_context` (rpc servers do
+so by themselves) and every line logged beneath carries it, also from libraries.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+
+LogFormat = Literal["json", "console"]
+
+
+@contextmanager
+def request_context(request_id: str) -> Iterator[None]:
+    """Marks everything logged inside the block with `request_id`.
+
+    NOTE: not for async generators, whose pieces may run in different contexts; there, set
+    `REQUEST_ID` once at the start.
+    """
+    token = REQUEST_ID.set(request_id)
+    try:
+        yield
+    finally:
+        REQUEST_ID.reset(token)
+
+
+def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "console") -> None:
+    """Sends structlog and the standard library's logging to stderr, one format for both.
+
+    `role` and `name` are on every line. Raises ValueError for an unknown level.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"unknown log level {level!r}")
+
+    def add_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event["role"], event["process"] = role, name
+        request_id = REQUEST_ID.get()
+        if request_id:
+            event.setdefault("request_id", request_id)
+        return event
+
+    shared: list[Processor] = [
+        add_process,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderers(fmt),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """A logger that takes an event text and keyword fields; `name` is dotted, as modules are."""
+    return cast("FilteringBoundLogger", structlog.get_logger(name))
+
+
+def _renderers(fmt: LogFormat) -> list[Processor]:
+    if fmt == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]

@@ -1,0 +1,80 @@
+"""Settings of a process: one frozen class, read from flags, then EPSERVE_* variables.
+
+    class RouterSettings(ProcessSettings):
+        max_waiting: int = Field(256, ge=0, description="Assign calls that may wait for room")
+
+    settings = RouterSettings.parse(sys.argv[1:])     # --max-waiting 512
+
+A process with a wrong flag or value says so on stderr and exits with status 2.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
+
+from core.address import parse_address
+from core.log import LogFormat
+
+
+def _check_address(text: str) -> str:
+    return str(parse_address(text))
+
+
+def _split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever it got
+    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
+        return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
+    return parts
+
+
+# host:port; port 0 takes a free one where the process listens.
+HostPort = Annotated[str, AfterValidator(_check_address)]
+# host:port,host:port,... in flags and variables alike; a flag may also be repeated.
+HostPorts = Annotated[tuple[HostPort, ...], NoDecode, BeforeValidator(_split_commas)]
+
+
+class ProcessSettings(BaseSettings):
+    """What every process of the cluster can be told. Subclasses add fields, nothing else."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="EPSERVE_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        protected_namespaces=(),
+    )
+
+    name: str = Field(
+        "", max_length=128, description="Name of this process in logs and status; default: its role"
+    )
+    listen: HostPort = Field("127.0.0.1:0", description="host:port to serve on, port 0: a free one")
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="Port of /metrics on the same host, 0: a free one, -1: off"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged"
+    )
+    log_format: LogFormat = Field("console", description="Format of log lines")
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> Self:
+        """Settings from command-line flags (first), environment and defaults.
+
+        Exits with status 2 and one line a problem on stderr when they are not valid.
+        """
+        try:
+            return CliApp.run(cls, cli_args=list(argv))
+        except ValidationError as error:
+            for problem in error.errors():
+                flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
+                text = problem["msg"].removeprefix("Value error, ")
+                sys.stderr.write(f"error: {flag}: {text}, got {problem.get('input')!r}\n")
+        except SettingsError as error:
+            sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2)
