@@ -1,9 +1,28 @@
 """Settings that every test shares."""
 
 import os
+from importlib.util import find_spec
+
+import pytest
 
 # One thread a process: the machine that tests is small and the numbers must not depend on it.
 # Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def has_cuda() -> bool:
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none; torch is only asked if needed."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not has_cuda():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

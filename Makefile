@@ -1,0 +1,61 @@
+# Every target works alone on a fresh clone: it makes .venv and installs what is missing first.
+#
+#   UP_ARGS     options of `ctl up`, e.g. make up UP_ARGS="--port 8123"
+#   TEST_ARGS   arguments of pytest, e.g. make test TEST_ARGS="tests/router -x"
+#   PIP_ARGS    arguments of pip, e.g. another package index (a CPU-only torch is much smaller)
+#   PYTHON      the interpreter to make .venv with: 3.11 or 3.12
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+UP_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+PIP_ARGS ?=
+# Asked by running it: a name on PATH may be a shim without an interpreter behind it.
+PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
+  if $$name -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+  >/dev/null 2>&1; then echo $$name; break; fi; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help up test test-all check proto bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: $(VENV)/.installed ## start a whole cluster on this machine (options: UP_ARGS="--port 8123")
+	@exec $(BIN)/ctl up $(UP_ARGS)
+
+test: check ## lint, types, import contracts, then every test that needs no GPU and is not slow
+	$(BIN)/python -m pytest -m "not gpu and not slow" $(TEST_ARGS)
+
+test-all: check ## the same with the slow tests (and those for a GPU, where there is one)
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: $(VENV)/.installed-dev ## lint, types, import contracts, fresh gRPC stubs
+	@scripts/check
+
+proto: $(VENV)/.installed-dev ## generate the gRPC stubs from proto/*.proto
+	scripts/proto
+
+bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, record in bench/results
+	$(BIN)/python -m bench.against_transformers $(BENCH_ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; install one or set PYTHON=" >&2; exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "make: $(PYTHON) -m venv failed (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing what epserve needs to run into $(VENV) (the first time takes minutes)"
+	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "installing what epserve needs to run and to be tested into $(VENV)"
+	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e ".[dev]"
+	@touch $(VENV)/.installed $@
