@@ -19,7 +19,8 @@ import msgspec
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages: immutable, keyword-only, tagged with the class name."""
+    """Base of all messages: tagged with the class name. NOTE: msgspec does not inherit
+    `kw_only`, and type checkers want to see `frozen`, so each message repeats both."""
 
 
 class Finish(IntEnum):
@@ -30,7 +31,7 @@ class Finish(IntEnum):
     LENGTH = 2
 
 
-class Sampling(Frozen):
+class Sampling(Frozen, frozen=True, kw_only=True):
     """Sampling parameters; field meanings as in `generate.proto` `SamplingParams`."""
 
     temperature: float = 0.0
@@ -46,7 +47,7 @@ class Sampling(Frozen):
     top_logprobs: int = 0
 
 
-class TokenOut(Frozen):
+class TokenOut(Frozen, frozen=True, kw_only=True):
     """One produced token. `logprob` is of the unmodified distribution (temperature 1)."""
 
     token_id: int
@@ -54,14 +55,14 @@ class TokenOut(Frozen):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Run(Frozen):
+class Run(Frozen, frozen=True, kw_only=True):
     """`count` consecutive pages from page `first`."""
 
     first: int
     count: int
 
 
-class Sink(Frozen):
+class Sink(Frozen, frozen=True, kw_only=True):
     """Where prefill writes: encoded `transfer.AgentDescriptor` and page runs in token order."""
 
     agent: bytes
@@ -72,7 +73,7 @@ class Sink(Frozen):
 # ---- front to rank
 
 
-class Submit(Frozen):
+class Submit(Frozen, frozen=True, kw_only=True):
     """Start a request. Decode: `token_ids` are prompt + tokens produced by earlier attempts
     elsewhere, `sink` is None. Prefill: all tokens to compute KV for, and where to put it."""
 
@@ -84,7 +85,7 @@ class Submit(Frozen):
     sink: Sink | None = None
 
 
-class Prefilled(Frozen):
+class Prefilled(Frozen, frozen=True, kw_only=True):
     """Prefill finished: the sampled token behind `token_ids`, and figures for metrics.
     Sent by the prefill rank once every write is submitted; relayed to the decode rank."""
 
@@ -99,7 +100,7 @@ class Prefilled(Frozen):
     transfer_seconds: float
 
 
-class Failed(Frozen):
+class Failed(Frozen, frozen=True, kw_only=True):
     """An attempt (prefill) or request (decode) failed. `code` is a gRPC status name."""
 
     request_id: str
@@ -108,34 +109,34 @@ class Failed(Frozen):
     message: str
 
 
-class Abort(Frozen):
+class Abort(Frozen, frozen=True, kw_only=True):
     """Stop a request (decode) or an attempt (prefill). Unknown ids are not an error."""
 
     request_id: str = ""
     attempt_id: str = ""
 
 
-class PrefillStopped(Frozen):
+class PrefillStopped(Frozen, frozen=True, kw_only=True):
     """The prefill peer of this attempt has confirmed that it will write no more, or is gone."""
 
     attempt_id: str
 
 
-class Shutdown(Frozen):
+class Shutdown(Frozen, frozen=True, kw_only=True):
     """Leave the loop at the next step boundary, with the whole EP group."""
 
 
 FrontMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown
 
 
-class FrontBatch(Frozen):
+class FrontBatch(Frozen, frozen=True, kw_only=True):
     messages: tuple[FrontMessage, ...]
 
 
 # ---- rank to front
 
 
-class Ready(Frozen):
+class Ready(Frozen, frozen=True, kw_only=True):
     """First message of a rank: it is loaded, in its EP group, and registered for transfer."""
 
     rank: int
@@ -150,7 +151,7 @@ class Ready(Frozen):
     vocab_size: int
 
 
-class Reserved(Frozen):
+class Reserved(Frozen, frozen=True, kw_only=True):
     """Decode: pages are held for this attempt; the front may call prefill now. Also sent
     again, with a new attempt id, when a preempted request is to be prefilled once more;
     `token_ids` are then prompt and all tokens produced so far."""
@@ -161,7 +162,7 @@ class Reserved(Frozen):
     token_ids: tuple[int, ...]
 
 
-class Produced(Frozen):
+class Produced(Frozen, frozen=True, kw_only=True):
     """New tokens of a request, in order; the request is over when `finish` is set."""
 
     request_id: str
@@ -169,13 +170,13 @@ class Produced(Frozen):
     finish: Finish = Finish.NONE
 
 
-class Ended(Frozen):
+class Ended(Frozen, frozen=True, kw_only=True):
     """Answer to Abort on a decode rank: nothing more will be produced for this request."""
 
     request_id: str
 
 
-class Quarantined(Frozen):
+class Quarantined(Frozen, frozen=True, kw_only=True):
     """Decode: pages of this attempt wait until prefill has stopped; the front must obtain
     `PrefillStopped` (Prefill.Abort, or the peer is gone)."""
 
@@ -183,14 +184,14 @@ class Quarantined(Frozen):
     attempt_id: str
 
 
-class Stopped(Frozen):
+class Stopped(Frozen, frozen=True, kw_only=True):
     """Prefill: no write of this attempt is in flight or ever will be."""
 
     attempt_id: str
     was_known: bool
 
 
-class RankStats(Frozen):
+class RankStats(Frozen, frozen=True, kw_only=True):
     """Gauges as of this step and totals since start; the front turns them into metrics."""
 
     num_running: int = 0
@@ -213,12 +214,10 @@ class RankStats(Frozen):
     preemptions_total: int = 0
 
 
-RankMessage = (
-    Ready | Reserved | Produced | Ended | Quarantined | Prefilled | Failed | Stopped
-)
+RankMessage = Ready | Reserved | Produced | Ended | Quarantined | Prefilled | Failed | Stopped
 
 
-class RankBatch(Frozen):
+class RankBatch(Frozen, frozen=True, kw_only=True):
     rank: int
     messages: tuple[RankMessage, ...]
     stats: RankStats
