@@ -30,8 +30,8 @@ class FrontLink:
     does not keep up or sent garbage, and has to be given up.
 
     NOTE: messages are held back until the rank's first batch, since a PAIR socket takes none
-    before its peer has connected. A zmq descriptor is edge-triggered and any call on the socket may consume the edge,
-    hence the drain behind every send.
+    before its peer has connected. A zmq descriptor is edge-triggered and any call on the
+    socket may consume the edge, hence the drain behind every send.
     """
 
     def __init__(
