@@ -1,0 +1,269 @@
+"""A DeepSeek-V3 architecture's sizes and switches, read from a folder's config.json.
+
+Torch-free. Names are ours where HF's are misleading; `from_folder` shows which is which.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import CheckpointError
+
+MODEL_TYPE = "deepseek_v3"
+FP8_BLOCK = 128  # edge of the square weight blocks that share one scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding; plain when `factor` is 1 and `yarn` is False.
+
+    theta                  base of the frequencies
+    factor                 by how much YaRN stretches the original context
+    original_max_position  context the model was first trained with, tokens
+    beta_fast, beta_slow   rotations over that context between which YaRN blends
+    truncate               whether the blend's bounds are rounded to whole dimensions
+    attention_factor       scales cos and sin
+    softmax_factor         scales the attention logits (mscale_all_dim, squared)
+    """
+
+    theta: float = 10000.0
+    yarn: bool = False
+    factor: float = 1.0
+    original_max_position: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    softmax_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """All that the model needs to know; sizes in elements, lengths in tokens."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_dense_layers: int  # the first ones, without experts
+    num_mtp_layers: int
+    intermediate_size: int  # of the dense layers
+    moe_intermediate_size: int  # of one expert
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    num_experts: int
+    num_shared_experts: int
+    experts_per_token: int
+    num_groups: int
+    groups_per_token: int
+    norm_topk: bool
+    routed_scaling: float
+    rope: RopeConfig
+    rope_interleave: bool
+    rms_norm_eps: float
+    attention_bias: bool
+    tie_word_embeddings: bool
+    max_position: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of one cached latent: normalised compressed KV, then the rotated key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        return self.qk_head_dim**-0.5 * self.rope.softmax_factor
+
+    def is_dense(self, layer: int) -> bool:
+        return layer < self.num_dense_layers
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "ModelConfig":
+        """Reads `config.json` (and the end tokens of `generation_config.json`, which win).
+
+        Raises CheckpointError, naming file and field, for anything missing, of the wrong type or
+        not supported.
+        """
+        path = Path(path)
+        fields = Fields.read(path / "config.json")
+        eos_token_ids = fields.token_ids("eos_token_id")
+        if (path / "generation_config.json").is_file():
+            generation = Fields.read(path / "generation_config.json")
+            eos_token_ids = generation.token_ids("eos_token_id") or eos_token_ids
+        check_architecture(fields)
+        max_position = fields.count("max_position_embeddings")
+        num_layers = fields.count("num_hidden_layers")
+        config = cls(
+            vocab_size=fields.count("vocab_size"),
+            hidden_size=fields.count("hidden_size"),
+            num_layers=num_layers,
+            num_dense_layers=min(fields.count("first_k_dense_replace", 0, least=0), num_layers),
+            num_mtp_layers=fields.count("num_nextn_predict_layers", 0, least=0),
+            intermediate_size=fields.count("intermediate_size"),
+            moe_intermediate_size=fields.count("moe_intermediate_size"),
+            num_heads=fields.count("num_attention_heads"),
+            q_lora_rank=fields.count("q_lora_rank", 0, least=0) or None,
+            kv_lora_rank=fields.count("kv_lora_rank"),
+            qk_nope_head_dim=fields.count("qk_nope_head_dim"),
+            qk_rope_head_dim=fields.count("qk_rope_head_dim"),
+            v_head_dim=fields.count("v_head_dim"),
+            num_experts=fields.count("n_routed_experts"),
+            num_shared_experts=fields.count("n_shared_experts", 0, least=0),
+            experts_per_token=fields.count("num_experts_per_tok"),
+            num_groups=fields.count("n_group", 1),
+            groups_per_token=fields.count("topk_group", 1),
+            norm_topk=fields.flag("norm_topk_prob", True),
+            routed_scaling=fields.number("routed_scaling_factor", 1.0),
+            rope=rope_config(fields, max_position),
+            rope_interleave=fields.flag("rope_interleave", True),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            attention_bias=fields.flag("attention_bias", False),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            max_position=max_position,
+            bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+            eos_token_ids=eos_token_ids,
+        )
+        check_sizes(config, fields)
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object and where it came from; getters check types. JSON null means absent."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "Fields":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path} does not hold a JSON object")
+        return cls(str(path), values)
+
+    def wrong(self, name: str, wanted: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {name} is {self.values.get(name)!r}, not {wanted}")
+
+    def get(self, name: str, default: object) -> object:
+        value = self.values.get(name)
+        if value is None and default is None:
+            raise CheckpointError(f"{self.where}: {name} is missing")
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.wrong(name, f"a whole number of at least {least}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong(name, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A token id or a list of them; none when absent."""
+        value = self.values.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise self.wrong(name, "a token id or a list of them")
+        return tuple(ids)
+
+
+def check_architecture(fields: Fields) -> None:
+    """Refuses what would load and then give wrong numbers."""
+    wanted: dict[str, tuple[object, ...]] = {
+        "model_type": (MODEL_TYPE,),
+        "hidden_act": ("silu",),
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "moe_layer_freq": (1,),
+    }
+    for name, supported in wanted.items():
+        if fields.values.get(name, supported[0]) not in supported:
+            raise fields.wrong(name, f"supported ({' or '.join(map(repr, supported))})")
+    quantization = fields.values.get("quantization_config")
+    if quantization is None:
+        return
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
+        raise fields.wrong("quantization_config", "supported (quant_method 'fp8')")
+    if quantization.get("weight_block_size") != [FP8_BLOCK, FP8_BLOCK]:
+        raise fields.wrong("quantization_config", f"in blocks of {FP8_BLOCK} by {FP8_BLOCK}")
+
+
+def check_sizes(config: ModelConfig, fields: Fields) -> None:
+    """Relations between fields."""
+    group_size, rest = divmod(config.num_experts, config.num_groups)
+    if rest:
+        raise fields.wrong("n_group", f"a divisor of n_routed_experts ({config.num_experts})")
+    if config.groups_per_token > config.num_groups:
+        raise fields.wrong("topk_group", f"at most n_group ({config.num_groups})")
+    if config.experts_per_token > config.groups_per_token * group_size:
+        most = config.groups_per_token * group_size
+        raise fields.wrong("num_experts_per_tok", f"at most the experts of its groups ({most})")
+    if config.qk_rope_head_dim % 2:
+        raise fields.wrong("qk_rope_head_dim", "even")
+    if any(i >= config.vocab_size for i in config.eos_token_ids):
+        raise fields.wrong("eos_token_id", f"below vocab_size ({config.vocab_size})")
+
+
+def rope_config(fields: Fields, max_position: int) -> RopeConfig:
+    """From `rope_theta` and `rope_scaling` (public checkpoints) or `rope_parameters` (newer)."""
+    name = "rope_parameters" if fields.values.get("rope_parameters") else "rope_scaling"
+    values = fields.values.get(name) or {}
+    if not isinstance(values, dict):
+        raise fields.wrong(name, "an object")
+    scaling = Fields(f"{fields.where}: {name}", values)
+    theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind != "yarn":
+        raise scaling.wrong("rope_type", "supported ('default' or 'yarn')")
+    original = scaling.count("original_max_position_embeddings", max_position)
+    factor = scaling.number("factor", max_position / original)
+    mscale, all_dim = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    if mscale and all_dim:
+        attention = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    else:
+        attention = yarn_mscale(factor, 1.0)
+    return RopeConfig(
+        theta=theta,
+        yarn=True,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
+        beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
+        truncate=scaling.flag("truncate", True),
+        attention_factor=scaling.number("attention_factor", attention),
+        softmax_factor=yarn_mscale(factor, all_dim) ** 2 if all_dim else 1.0,
+    )
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """0.1 * mscale * ln(factor) + 1, and 1 for contexts that are not stretched."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
