@@ -1,0 +1,106 @@
+"""Settings of a worker, prefill or decode: one class, so that both are told the same things.
+
+    settings = WorkerSettings.parse(sys.argv[1:])       # the front
+    settings = WorkerSettings.model_validate(values)    # a rank, from `RankStart.settings`
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from core.address import parse_address
+from core.settings import ProcessSettings
+
+
+def _check_model(path: Path) -> Path:
+    path = path.expanduser()
+    if not (path / "config.json").is_file():
+        raise ValueError("no model folder (it has no config.json)")
+    return path.resolve()
+
+
+def _check_rendezvous(text: str) -> str:
+    return str(parse_address(text)) if text else text
+
+
+class WorkerSettings(ProcessSettings):
+    """Everything a worker can be told. Fields of one role only say so."""
+
+    model: Annotated[Path, AfterValidator(_check_model)] = Field(
+        description="Checkpoint folder: config.json, safetensors, tokenizer"
+    )
+    served_model_name: str = Field(
+        "", max_length=256, description="Name that requests use; default: name of the folder"
+    )
+
+    # ---- ranks
+    ranks: int = Field(1, ge=1, le=64, description="Rank processes of this worker")
+    nodes: int = Field(1, ge=1, le=512, description="Workers (nodes) that form one EP group")
+    node_rank: int = Field(0, ge=0, description="Index of this worker among the nodes")
+    rendezvous: Annotated[str, AfterValidator(_check_rendezvous)] = Field(
+        "", description="host:port on node 0 where the EP group meets; one node: a free port"
+    )
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda, or cuda:N for rank 0"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Of activations and KV; auto: float32 on cpu, bfloat16 on cuda"
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads a rank, 0: cores / ranks")
+    start_timeout_seconds: float = Field(
+        600.0, gt=0, description="A rank that is not ready by then has failed to start"
+    )
+    run_dir: str = Field("", description="Folder for sockets; default: a new temporary one")
+
+    # ---- KV pages
+    page_tokens: int = Field(64, ge=1, le=1024, description="Tokens a KV page")
+    kv_pages: int = Field(0, ge=0, description="KV pages a rank, 0: as many as make sense")
+    kv_memory_fraction: float = Field(
+        0.4, gt=0, lt=1, description="Of device (cpu: free) memory for KV when kv-pages is 0"
+    )
+    max_model_len: int = Field(
+        0, ge=0, description="Most tokens of a request, prompt and output; 0: what the model can"
+    )
+    transfer: Literal["nixl"] = Field("nixl", description="What moves KV pages between workers")
+
+    # ---- load
+    max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")
+    max_waiting: int = Field(256, ge=0, description="Requests a rank may queue")
+    chunk_tokens: int = Field(2048, ge=1, description="Prefill: tokens a rank computes in a step")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.node_rank >= self.nodes:
+            raise ValueError(f"node-rank {self.node_rank} is not below nodes {self.nodes}")
+        if self.nodes > 1 and not self.rendezvous:
+            raise ValueError("several nodes need a rendezvous that all of them can reach")
+        if self.chunk_tokens < self.page_tokens:
+            raise ValueError(
+                f"chunk-tokens {self.chunk_tokens} is less than a page of {self.page_tokens}"
+            )
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests must carry."""
+        return self.served_model_name or self.model.name
+
+    @property
+    def dtype_name(self) -> str:
+        """`dtype` with "auto" resolved."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of the EP group, over all nodes."""
+        return self.nodes * self.ranks
+
+    def device_of(self, local_rank: int) -> str:
+        """Device of a rank: cpu, or the cuda device `local_rank` behind the first one."""
+        if self.device == "cpu":
+            return "cpu"
+        _, _, first = self.device.partition(":")
+        return f"cuda:{int(first or 0) + local_rank}"
