@@ -3,7 +3,7 @@
     EpserveError                    gRPC status          HTTP  OpenAI type, code
     |- InvalidRequest               INVALID_ARGUMENT     400   invalid_request_error, invalid_value
     |  `- ContextLengthExceeded     INVALID_ARGUMENT     400   .., context_length_exceeded
-    |- ModelNotFound                NOT_FOUND            404   invalid_request_error, model_not_found
+    |- ModelNotFound                NOT_FOUND            404   .., model_not_found
     |- Overloaded                   RESOURCE_EXHAUSTED   429   rate_limit_error, overloaded
     |- Unavailable                  UNAVAILABLE          503   server_error, unavailable
     |  `- TransferError             UNAVAILABLE          503   server_error, transfer_failed

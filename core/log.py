@@ -87,4 +87,9 @@ def get_logger(name: str) -> FilteringBoundLogger:
 def _renderers(fmt: LogFormat) -> list[Processor]:
     if fmt == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    # NOTE: the default traceback shows local variables, and with them users' prompts.
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    ]

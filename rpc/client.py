@@ -1,0 +1,44 @@
+"""Calling another process: channels, request ids, deadlines, errors.
+
+async with channel(address) as peer:
+    stub = RouterStub(peer)
+    try:
+        reply = await stub.Assign(request, timeout=seconds, metadata=request_metadata())
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error, peer_epoch=epoch) from error
+"""
+
+from typing import Any
+
+import grpc
+
+from core.address import parse_address
+from core.log import REQUEST_ID
+from rpc.interceptor import REQUEST_ID_KEY
+from rpc.options import CHANNEL_OPTIONS
+from rpc.status import header_text, to_error
+
+__all__ = ["channel", "remaining_seconds", "request_metadata", "to_error"]
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A lazily connecting channel to `host:port` that finds a restarted peer again.
+
+    Raises ValueError when `address` is not host:port.
+    """
+    return grpc.aio.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
+
+
+def request_metadata(request_id: str | None = None) -> tuple[tuple[str, str], ...]:
+    """Metadata that carries the request id, by default that of the current context."""
+    text = header_text(REQUEST_ID.get() if request_id is None else request_id)
+    return ((REQUEST_ID_KEY, text),) if text else ()
+
+
+def remaining_seconds(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """Seconds until the caller's deadline, at least 0; None when it set none.
+
+    Pass it on as the `timeout` of calls made on the caller's behalf.
+    """
+    seconds: float | None = context.time_remaining()
+    return None if seconds is None else max(0.0, seconds)

@@ -1,0 +1,151 @@
+"""What happens around every call on a server: request id, errors, counting."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+
+from core.errors import EpserveError, InternalError, Unavailable
+from core.log import REQUEST_ID, get_logger
+from rpc.status import header_text, to_error, to_status
+
+REQUEST_ID_KEY = "x-request-id"
+
+log = get_logger("rpc.server")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Details = grpc.HandlerCallDetails
+
+
+_END = object()
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Turns exceptions into statuses and counts the calls in progress.
+
+    EpserveError becomes its status with trailers, a failed call to another server what that
+    server meant, anything else INTERNAL without detail (the log has it): never UNKNOWN.
+    Streams whose method is named Watch... never end by themselves: they are not counted, and
+    end with UNAVAILABLE once `end_watches` is set.
+    """
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.end_watches = asyncio.Event()
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        # None: no such method. Streams of requests: only the reflection service has them.
+        if handler is None or handler.request_streaming:
+            return handler
+        method: str = handler_call_details.method
+        serializers = (handler.request_deserializer, handler.response_serializer)
+        if not handler.response_streaming:
+            call = self._unary(method, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(call, *serializers)
+        if method.rpartition("/")[2].startswith("Watch"):
+            call = self._watch(method, handler.unary_stream)
+        else:
+            call = self._stream(method, handler.unary_stream)
+        return grpc.unary_stream_rpc_method_handler(call, *serializers)
+
+    def _unary(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
+        async def call(request: object, context: Context) -> object:
+            _take_request_id(context)
+            self._enter()
+            try:
+                return await behaviour(request, context)
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
+                await context.abort(*to_status(_meant(error, method)))
+            finally:
+                self._leave()
+
+        return call
+
+    def _stream(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
+        async def call(request: object, context: Context) -> AsyncIterator[object]:
+            _take_request_id(context)
+            self._enter()
+            try:
+                async for response in behaviour(request, context):
+                    yield response
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
+                await context.abort(*to_status(_meant(error, method)))
+            finally:
+                self._leave()
+
+        return call
+
+    def _watch(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
+        async def responses(request: object, context: Context) -> AsyncGenerator[object, None]:
+            if not inspect.isasyncgenfunction(behaviour):
+                # Writes to the context instead of yielding: the standard health service.
+                await self._unless_ended(behaviour(request, context))
+                return
+            async with aclosing(behaviour(request, context)) as stream:
+                while (response := await self._unless_ended(anext(stream, _END))) is not _END:
+                    yield response
+
+        async def call(request: object, context: Context) -> AsyncIterator[object]:
+            _take_request_id(context)
+            try:
+                async with aclosing(responses(request, context)) as stream:
+                    async for response in stream:
+                        yield response
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
+                await context.abort(*to_status(_meant(error, method)))
+
+        return call
+
+    async def _unless_ended(self, response: Awaitable[object]) -> object:
+        """Awaits one response of an endless stream; raises Unavailable when it is to end."""
+        waiting = asyncio.ensure_future(response)
+        ended = asyncio.ensure_future(self.end_watches.wait())
+        try:
+            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise Unavailable("server is stopping")
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            ended.cancel()
+            await asyncio.gather(waiting, ended, return_exceptions=True)
+
+    def _enter(self) -> None:
+        self.num_running += 1
+        self.idle.clear()
+
+    def _leave(self) -> None:
+        self.num_running -= 1
+        if self.num_running == 0:
+            self.idle.set()
+
+
+def _take_request_id(context: Context) -> None:
+    # Each call runs in a task, and so a context, of its own: nothing to reset.
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            REQUEST_ID.set(header_text(value))
+
+
+def _meant(error: Exception, method: str) -> EpserveError:
+    if isinstance(error, EpserveError):
+        return error
+    if isinstance(error, grpc.aio.AioRpcError):
+        return to_error(error)
+    log.error("call failed unexpectedly", method=method, exc_info=error)
+    return InternalError("internal error; the log of this process has the details")

@@ -1,0 +1,37 @@
+"""Channel arguments that both ends of every connection of the cluster use."""
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+# A peer whose machine vanished is noticed after KEEPALIVE + TIMEOUT at the latest.
+KEEPALIVE_MILLISECONDS = 2000
+KEEPALIVE_TIMEOUT_MILLISECONDS = 2000
+
+_SHARED: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SHARED,
+    # Without this a second process binds the same port and silently takes half the calls.
+    ("grpc.so_reuseport", 0),
+    # Our own clients ping this often; never answer them with GOAWAY.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SHARED,
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A restarted peer is to be found again at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A channel does not inherit the back-off of an earlier one to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Peers are always inside the cluster, whatever http_proxy says.
+    ("grpc.enable_http_proxy", 0),
+)
