@@ -18,6 +18,9 @@ from engine.messages import FrontBatch, FrontMessage, RankBatch, RankMessage, Ra
 HIGH_WATER_BATCHES = 10_000
 SEND_TIMEOUT_SECONDS = 10.0
 
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
 
 class LinkError(Exception):
     """The other side does not read any more, or speaks something else."""
@@ -36,7 +39,7 @@ class FrontLink:
 
     def __init__(
         self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
+        context: Context,
         endpoint: str,
         on_batch: Callable[[RankBatch], None],
         on_error: Callable[[LinkError], None],
@@ -112,7 +115,7 @@ class RankLink:
         self._rank = rank
         self._decoder = msgspec.msgpack.Decoder(FrontBatch)
         self._encoder = msgspec.msgpack.Encoder()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = Context()
         self.socket = _pair(self._context)
         self.socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT_SECONDS * 1000))
         self.socket.connect(endpoint)
@@ -144,7 +147,7 @@ class RankLink:
         self._context.term()
 
 
-def _pair(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+def _pair(context: Context) -> Socket:
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_BATCHES)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_BATCHES)

@@ -1,7 +1,7 @@
 """Settings of a worker, prefill or decode: one class, so that both are told the same things.
 
-    settings = WorkerSettings.parse(sys.argv[1:])       # the front
-    settings = WorkerSettings.model_validate(values)    # a rank, from `RankStart.settings`
+settings = WorkerSettings.parse(sys.argv[1:])       # the front
+settings = WorkerSettings.model_validate(values)    # a rank, from `RankStart.settings`
 """
 
 from pathlib import Path
@@ -51,6 +51,9 @@ class WorkerSettings(ProcessSettings):
     start_timeout_seconds: float = Field(
         600.0, gt=0, description="A rank that is not ready by then has failed to start"
     )
+    stop_grace_seconds: float = Field(
+        3.0, ge=0, le=3600, description="On SIGTERM, time that open requests have to finish"
+    )
     run_dir: str = Field("", description="Folder for sockets; default: a new temporary one")
 
     # ---- KV pages
@@ -63,6 +66,15 @@ class WorkerSettings(ProcessSettings):
         0, ge=0, description="Most tokens of a request, prompt and output; 0: what the model can"
     )
     transfer: Literal["nixl"] = Field("nixl", description="What moves KV pages between workers")
+
+    kv_arrival_seconds: float = Field(
+        5.0, gt=0, description="Decode: KV still missing this long after prefill is given up"
+    )
+    quarantine_lease_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="Decode: pages of an unreachable prefill worker are held this long",
+    )
 
     # ---- load
     max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")

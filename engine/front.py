@@ -1,0 +1,190 @@
+"""The rank processes of one worker, as a unit: they start together and die together.
+
+front = WorkerFront(settings, role="decode")
+front.on_message = service.on_message
+await front.start()                    # ranks loaded, StartError otherwise
+front.send(rank, Submit(...))
+reason = await front.died              # a rank is gone; the worker is to leave
+await front.stop(timeout_seconds=1)    # Shutdown, then SIGKILL
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from core.log import get_logger
+from core.process import new_epoch
+from engine.link import Context
+from engine.messages import FrontMessage, RankMessage, RankStats, Ready, Shutdown
+from engine.rank_process import RankProcess, rank_command
+from engine.rank_start import RankStart
+from engine.settings import WorkerSettings
+
+log = get_logger("engine.front")
+
+OnMessage = Callable[[int, RankMessage], None]
+OnStats = Callable[[int, RankStats], None]
+OnChange = Callable[[], None]
+
+
+class StartError(Exception):
+    """The ranks could not be started; the message says which one and why."""
+
+
+class WorkerFront:
+    """All calls from the event loop's thread.
+
+    `on_message` is called for every message of a rank but Ready, in order per rank, and must
+    not block; `on_stats` behind each batch; `on_change` when what a router wants to know may
+    have changed. All three are to be set before `start`. `died` resolves to a reason when a
+    rank ends unasked; the others are killed by then.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        role: str,
+        command: tuple[str, ...] = (),
+    ) -> None:
+        self.settings = settings
+        self.role = role
+        self.epoch = new_epoch()
+        self.ready: tuple[Ready, ...] = ()
+        self.draining = False
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.on_message: OnMessage = lambda _rank, _message: None
+        self.on_change: OnChange = lambda: None
+        self.on_stats: OnStats = lambda _rank, _stats: None
+        self._command = command or rank_command(role)
+        self._ranks: list[RankProcess] = []
+        self._context = Context()
+        self._folder = Path(
+            tempfile.mkdtemp(prefix=f"epserve-{role}-", dir=settings.run_dir or None)
+        )
+        self._seen: dict[int, tuple[int, ...]] = {}
+        self._stopping = False
+
+    @property
+    def stats(self) -> tuple[RankStats, ...]:
+        """What each rank last said of itself; zeros before its first word."""
+        return tuple(rank.stats for rank in self._ranks)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the ranks."""
+        return tuple(rank.pid for rank in self._ranks)
+
+    async def start(self) -> None:
+        """Starts all ranks and waits until every one is ready.
+
+        Raises StartError when one ends first, when they do not agree on what they serve, or
+        after `start_timeout_seconds`; `stop` is still to be called.
+        """
+        began = time.monotonic()
+        rendezvous = self.settings.rendezvous or f"127.0.0.1:{_free_port()}"
+        for index in range(self.settings.ranks):
+            rank = RankProcess(index, self._hear, self._batch_ended)
+            self._ranks.append(rank)
+            try:
+                await rank.start(self._context, self._start_of(index, rendezvous), self._command)
+            except (OSError, zmq.ZMQError) as error:
+                raise StartError(f"rank {index} cannot be started: {error}") from error
+            rank.died.add_done_callback(self._rank_died)
+        everyone = asyncio.gather(*(rank.ready for rank in self._ranks))
+        waits: list[asyncio.Future[Any]] = [everyone, self.died]
+        await asyncio.wait(
+            waits,
+            timeout=self.settings.start_timeout_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if self.died.done():
+            everyone.cancel()
+            raise StartError(self.died.result())
+        if not everyone.done():
+            missing = [rank.index for rank in self._ranks if not rank.ready.done()]
+            everyone.cancel()
+            raise StartError(
+                f"ranks {missing} are not ready after {self.settings.start_timeout_seconds:g} s"
+            )
+        ready = tuple(everyone.result())
+        _check_agreement(ready)
+        self.ready = ready
+        log.info("ranks ready", num_ranks=len(ready), seconds=round(time.monotonic() - began, 2))
+        self.on_change()
+
+    def send(self, rank: int, message: FrontMessage) -> None:
+        """All messages of one turn of the event loop reach the rank as one batch."""
+        self._ranks[rank].send(message)
+
+    async def stop(self, timeout_seconds: float) -> None:
+        """Has all ranks leave at a step boundary, and kills those that are not gone in time."""
+        self._stopping = True
+        living = [rank.died for rank in self._ranks if rank.pid and not rank.died.done()]
+        for rank in self._ranks:
+            rank.send(Shutdown())
+        if living and not self.died.done():
+            await asyncio.wait(living, timeout=timeout_seconds)
+        await asyncio.gather(*(rank.close() for rank in self._ranks))
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start_of(self, index: int, rendezvous: str) -> RankStart:
+        return RankStart(
+            role=self.role,
+            epoch=self.epoch,
+            local_rank=index,
+            rank=self.settings.node_rank * self.settings.ranks + index,
+            size=self.settings.group_size,
+            rendezvous=rendezvous,
+            endpoint=f"ipc://{self._folder}/rank{index}",
+            front_pid=os.getpid(),
+            settings=self.settings.model_dump(mode="json"),
+        )
+
+    def _hear(self, index: int, message: RankMessage) -> None:
+        self.on_message(index, message)
+
+    def _batch_ended(self, index: int) -> None:
+        stats = self._ranks[index].stats
+        self.on_stats(index, stats)
+        load = (
+            stats.num_running,
+            stats.num_waiting,
+            stats.num_waiting_tokens,
+            stats.pages_free,
+            stats.pages_cached,
+            stats.pages_quarantined,
+        )
+        if self._seen.get(index) != load:
+            self._seen[index] = load
+            self.on_change()
+
+    def _rank_died(self, died: "asyncio.Future[str]") -> None:
+        if self._stopping:
+            return
+        for rank in self._ranks:
+            rank.kill()
+        if not self.died.done():
+            self.died.set_result(died.result())
+
+
+def _check_agreement(ready: tuple[Ready, ...]) -> None:
+    for name in ("kv_fingerprint", "page_tokens", "max_model_len", "vocab_size", "eos_token_ids"):
+        values = {getattr(rank, name) for rank in ready}
+        if len(values) > 1:
+            raise StartError(f"ranks disagree on {name}: {sorted(map(str, values))}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,101 @@
+"""The `Worker` gRPC service: the worker's state as a stream, and draining."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from core.process import Identity
+from engine.front import WorkerFront
+from engine.worker_service import WorkerService
+from proto import worker_pb2, worker_pb2_grpc
+from rpc.identity import identity_message
+
+# A stream never sends more often than this, whatever its client asks for.
+LEAST_INTERVAL_SECONDS = 0.02
+LONGEST_SILENCE_SECONDS = 1.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StatusService(worker_pb2_grpc.WorkerServicer):
+    """Its streams end with their client or with the server, which cancels them."""
+
+    def __init__(
+        self,
+        front: WorkerFront,
+        service: WorkerService,
+        identity: Identity,
+    ) -> None:
+        self._front = front
+        self._service = service
+        self._identity = identity_message(identity)
+        self._watchers: set[asyncio.Event] = set()
+
+    def changed(self) -> None:
+        """Wakes every stream."""
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def WatchStatus(  # noqa: N802 - the name is the contract's
+        self, request: worker_pb2.WatchStatusRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.WorkerStatus]:
+        interval = min(
+            max(request.min_interval_ms / 1000, LEAST_INTERVAL_SECONDS), LONGEST_SILENCE_SECONDS
+        )
+        dirty = asyncio.Event()
+        self._watchers.add(dirty)
+        try:
+            while True:
+                dirty.clear()
+                yield self.status()
+                await asyncio.sleep(interval)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(dirty.wait(), LONGEST_SILENCE_SECONDS - interval)
+        finally:
+            self._watchers.discard(dirty)
+
+    async def Drain(  # noqa: N802 - as above
+        self, request: worker_pb2.DrainRequest, context: Context
+    ) -> worker_pb2.DrainResponse:
+        self._front.draining = not request.undo
+        self.changed()
+        return worker_pb2.DrainResponse()
+
+    def status(self) -> worker_pb2.WorkerStatus:
+        """The worker's state as of now."""
+        front = self._front
+        status = worker_pb2.WorkerStatus(
+            identity=self._identity,
+            model=front.settings.model_name,
+            ready=bool(front.ready) and not front.died.done(),
+            draining=front.draining,
+            num_accepted_total=self._service.num_accepted_total,
+        )
+        if front.ready:
+            status.kv_fingerprint = front.ready[0].kv_fingerprint
+            status.page_tokens = front.ready[0].page_tokens
+            status.max_model_len = front.ready[0].max_model_len
+            status.ranks.extend(self._rank(rank) for rank in range(len(front.ready)))
+        return status
+
+    def _rank(self, rank: int) -> worker_pb2.RankStatus:
+        ready, stats = self._front.ready[rank], self._front.stats[rank]
+        load = self._service.load(rank)
+        return worker_pb2.RankStatus(
+            rank=rank,
+            device=ready.device,
+            num_running=stats.num_running,
+            # The front's own count: what it has just handed out, the rank has yet to tell of.
+            num_waiting=max(0, load.num_open - stats.num_running),
+            num_waiting_tokens=max(load.num_waiting_tokens, stats.num_waiting_tokens),
+            pages_total=ready.pages_total,
+            pages_free=stats.pages_free if stats.pages_total else ready.pages_total,
+            pages_quarantined=stats.pages_quarantined,
+            pages_cached=stats.pages_cached,
+            num_steps=stats.num_steps,
+            pid=ready.pid,
+            max_running=ready.max_running,
+        )

@@ -1,0 +1,172 @@
+"""The front process of a worker from its first line to its exit status, for both roles.
+
+starting -> serving -> draining -> stopped (status 0)
+    |           |----- a rank died ------> failed  (status 1)
+    `---- a rank cannot start -----------> failed  (status 1)
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from core import log as logging
+from core import metrics
+from core.address import parse_address
+from core.errors import Unavailable
+from core.process import Identity
+from engine.front import StartError, WorkerFront
+from engine.settings import WorkerSettings
+from engine.status_service import StatusService
+from engine.worker_metrics import WorkerMetrics
+from engine.worker_service import WorkerService
+from proto import worker_pb2, worker_pb2_grpc
+from rpc.server import RpcServer
+
+log = logging.get_logger("engine.worker_server")
+
+# How long calls that have just been failed may take to tell their clients.
+FLUSH_SECONDS = 0.5
+RANK_STOP_SECONDS = 1.0
+
+Register = Callable[[Any, grpc.aio.Server], None]
+ServiceFactory = Callable[[WorkerFront, WorkerMetrics], WorkerService]
+
+
+class RoleService:
+    """The gRPC service of a role: how to build it and how to register it."""
+
+    def __init__(
+        self, role: str, build: ServiceFactory, register: Register, module: ModuleType, name: str
+    ) -> None:
+        self.role = role
+        self.build = build
+        self.register = register
+        self.module = module
+        self.name = name
+
+
+class WorkerServer:
+    """One worker. `run` does it all; `command` replaces the rank's command line in tests."""
+
+    def __init__(
+        self, settings: WorkerSettings, role: RoleService, command: tuple[str, ...] = ()
+    ) -> None:
+        self.settings = settings
+        self.front = WorkerFront(settings, role.role, command)
+        registry = CollectorRegistry()
+        self.metrics = WorkerMetrics(registry, lambda: self.front.stats)
+        self.service = role.build(self.front, self.metrics)
+        self.server = RpcServer(settings.listen)
+        host = parse_address(settings.listen).host
+        self._metrics_server = metrics.serve(settings.metrics_port, registry, host)
+        identity = Identity(
+            role=role.role,
+            name=settings.name or role.role,
+            address=self.server.address,
+            epoch=self.front.epoch,
+        )
+        self.status = StatusService(self.front, self.service, identity)
+        self.stop_asked = asyncio.Event()
+        self.front.on_message = self.service.on_message
+        self.front.on_stats = lambda _rank, stats: self.metrics.observe(stats)
+        self.front.on_change = self.status.changed
+        self.server.add(role.register, self.service, role.module, role.name)
+        self.server.add(
+            worker_pb2_grpc.add_WorkerServicer_to_server, self.status, worker_pb2, "Worker"
+        )
+
+    async def run(self) -> int:
+        """The process's exit status, once everything of it is gone."""
+        try:
+            return await self._run()
+        finally:
+            await self.service.close()
+            await self.server.stop(0)
+            await self.front.stop(RANK_STOP_SECONDS)
+            self._metrics_server.close()
+
+    async def _run(self) -> int:
+        await self.server.start(serving=False)
+        log.info(
+            "listening",
+            address=self.server.address,
+            metrics_port=self._metrics_server.port,
+            epoch=self.front.epoch,
+        )
+        stop = asyncio.ensure_future(self.stop_asked.wait())
+        start = asyncio.ensure_future(self.front.start())
+        await _first_of(start, stop)
+        if not start.done():
+            start.cancel()
+            with suppress(asyncio.CancelledError):
+                await start
+            return 0
+        try:
+            start.result()
+        except StartError as error:
+            stop.cancel()
+            log.error("cannot start", reason=str(error))
+            return 1
+        await self.server.set_serving(True)
+        log.info("serving", model=self.settings.model_name)
+        await _first_of(self.front.died, stop)
+        stop.cancel()
+        if self.front.died.done():
+            reason = self.front.died.result()
+            log.error("worker failed", reason=reason)
+            await self._fail_open(f"worker failed: {reason}")
+            return 1
+        await self._drain()
+        return 0
+
+    async def _drain(self) -> None:
+        """Takes nothing new, lets open requests finish within the grace, fails the rest."""
+        self.front.draining = True
+        self.status.changed()
+        await self.server.set_serving(False)
+        log.info("draining", grace_seconds=self.settings.stop_grace_seconds)
+        drained = asyncio.ensure_future(self.service.drained())
+        await _first_of(drained, self.front.died, timeout=self.settings.stop_grace_seconds)
+        if not drained.done():
+            drained.cancel()
+            await self._fail_open("worker is shutting down")
+
+    async def _fail_open(self, message: str) -> None:
+        self.service.fail_all(Unavailable(message, failed_epoch=self.front.epoch))
+        await self.server.stop(FLUSH_SECONDS)
+
+
+async def _first_of(*waits: "asyncio.Future[Any]", timeout: float | None = None) -> None:
+    await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+
+def run_worker(settings: WorkerSettings, role: RoleService) -> int:
+    """Runs a worker until SIGTERM, SIGINT or the end of a rank; the exit status."""
+    logging.configure(
+        role.role, settings.name or role.role, settings.log_level, settings.log_format
+    )
+    return asyncio.run(_serve(settings, role))
+
+
+async def _serve(settings: WorkerSettings, role: RoleService) -> int:
+    try:
+        worker = WorkerServer(settings, role)
+    except OSError as error:
+        log.error("cannot start", reason=str(error))
+        return 1
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, partial(_stop, worker, number))
+    return await worker.run()
+
+
+def _stop(worker: WorkerServer, number: signal.Signals) -> None:
+    log.info("stopping", signal=number.name)
+    worker.stop_asked.set()
