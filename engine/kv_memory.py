@@ -1,0 +1,58 @@
+"""How many KV pages a rank gets."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from engine.settings import WorkerSettings
+from model.config import ModelConfig
+
+LEAST_PAGES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlan:
+    """`num_pages` of `page_bytes` each (all layers); no request may exceed `max_model_len`."""
+
+    num_pages: int
+    page_bytes: int
+    max_model_len: int
+
+
+def plan_kv(
+    settings: WorkerSettings, config: ModelConfig, *, itemsize: int, memory_bytes: int
+) -> KvPlan:
+    """As many pages as `max_running` full contexts can use, within the rank's share of memory.
+
+    `memory_bytes` is what this rank may count on; `kv_memory_fraction` of it is used. A context
+    that was not asked for explicitly shrinks to what the pages hold. ValueError when an explicit
+    one does not fit.
+    """
+    page_tokens = settings.page_tokens
+    page_bytes = config.num_layers * page_tokens * config.kv_dim * itemsize
+    max_model_len = min(settings.max_model_len or config.max_position, config.max_position)
+    num_pages = settings.kv_pages
+    if not num_pages:
+        pages_each = -(-max_model_len // page_tokens)
+        affordable = int(memory_bytes * settings.kv_memory_fraction) // page_bytes
+        num_pages = min(max(LEAST_PAGES, settings.max_running * pages_each), affordable)
+    if settings.max_model_len and num_pages * page_tokens < max_model_len:
+        raise ValueError(
+            f"{num_pages} KV pages of {page_tokens} tokens cannot hold one request of "
+            f"max-model-len {max_model_len}; a page takes {page_bytes} bytes"
+        )
+    if num_pages < 1:
+        raise ValueError(f"no memory for KV: a page takes {page_bytes} bytes")
+    return KvPlan(
+        num_pages=num_pages,
+        page_bytes=page_bytes,
+        max_model_len=min(max_model_len, num_pages * page_tokens),
+    )
+
+
+def rank_memory_bytes(settings: WorkerSettings, device: torch.device) -> int:
+    """Memory of the rank's own GPU, or its part of the host's free memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // settings.ranks

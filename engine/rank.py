@@ -1,0 +1,202 @@
+"""How a rank process comes up and goes down, prefill or decode.
+
+    run_rank(loop)      # all of `python -m {role}_worker.rank`
+
+The front starts it with a `RankStart`; it answers with `Ready`, or with a `Failed` without
+request id that says why it could not start, and then runs its role's loop until `Shutdown`.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from core.log import configure, get_logger
+from core.process import die_with_parent
+from engine.fingerprint import kv_fingerprint
+from engine.kv_memory import KvPlan, plan_kv, rank_memory_bytes
+from engine.link import RankLink
+from engine.messages import Failed, RankStats, Ready, Sampling
+from engine.pages import PagePool
+from engine.rank_start import RankStart
+from engine.runner import Piece, Runner
+from engine.sampler import SampleRow
+from engine.settings import WorkerSettings
+from ep.collective import CollectiveDispatcher
+from ep.dispatcher import Dispatcher
+from ep.group import EpGroup
+from ep.local import LocalDispatcher
+from ep.placement import Placement
+from model.batch import AttentionForm
+from model.config import ModelConfig
+from model.deepseek import DeepseekV3
+from transfer.api import Transfer
+from transfer.nixl_agent import NixlTransfer
+
+log = get_logger("engine.rank")
+
+FORMS: Mapping[str, AttentionForm] = {
+    "prefill": AttentionForm.PLAIN,
+    "decode": AttentionForm.ABSORBED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """All that a role's loop works with; `kv_cache` is [L, pages, page_tokens, kv_dim]."""
+
+    start: RankStart
+    settings: WorkerSettings
+    config: ModelConfig
+    kv_plan: KvPlan
+    kv_fingerprint: str
+    group: EpGroup
+    kv_cache: torch.Tensor
+    pool: PagePool
+    transfer: Transfer
+    runner: Runner
+    link: RankLink
+
+    @property
+    def ready(self) -> Ready:
+        return Ready(
+            rank=self.start.local_rank,
+            device=str(self.kv_cache.device),
+            pid=os.getpid(),
+            kv_fingerprint=self.kv_fingerprint,
+            page_tokens=self.settings.page_tokens,
+            max_model_len=self.kv_plan.max_model_len,
+            pages_total=self.kv_plan.num_pages,
+            max_running=self.settings.max_running,
+            eos_token_ids=self.config.eos_token_ids,
+            vocab_size=self.config.vocab_size,
+        )
+
+    def close(self) -> None:
+        self.transfer.close()
+        self.group.close()
+
+
+def run_rank(loop: Callable[[RankContext], None]) -> None:
+    """The whole process. Exits with status 1 when it cannot start; a loop's exception ends it
+    with a trace, which the front sees as the death of the rank."""
+    start = RankStart.from_environment()
+    die_with_parent(start.front_pid)
+    # The front decides when ranks leave; a terminal's Ctrl-C reaches them as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = RankLink(start.endpoint, start.local_rank)
+    try:
+        context = build_context(start, link)
+    except Exception as error:
+        log.exception("rank cannot start", rank=start.rank)
+        message = f"{type(error).__name__}: {error}"
+        failure = Failed(request_id="", code="INTERNAL", message=message)
+        link.send([failure], RankStats())
+        link.close()
+        sys.exit(1)
+    link.send([context.ready], RankStats(pages_total=context.kv_plan.num_pages))
+    loop(context)
+    context.close()
+    link.close()
+
+
+def build_context(start: RankStart, link: RankLink) -> RankContext:
+    """Joins the EP group, loads the model, makes and registers the KV pool, warms up."""
+    settings = WorkerSettings.model_validate(start.settings)
+    configure(
+        role=start.role,
+        name=f"{settings.name or start.role}/{start.local_rank}",
+        level=settings.log_level,
+        fmt=settings.log_format,
+    )
+    torch.set_num_threads(settings.threads or _threads_of(settings))
+    device = torch.device(settings.device_of(start.local_rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
+    config = ModelConfig.from_folder(settings.model)
+    group = EpGroup.create(
+        rank=start.rank,
+        size=start.size,
+        rendezvous=start.rendezvous,
+        device=device,
+        timeout_seconds=settings.start_timeout_seconds,
+    )
+    model = _load_model(settings, config, start, group, device, dtype)
+    memory_bytes = rank_memory_bytes(settings, device)
+    plan = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=memory_bytes)
+    kv_cache = torch.zeros(
+        (config.num_layers, plan.num_pages, settings.page_tokens, config.kv_dim),
+        dtype=dtype,
+        device=device,
+    )
+    transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
+    transfer.register(kv_cache)
+    runner = Runner(model, kv_cache, FORMS[start.role])
+    _warm_up(runner, start.size)
+    return RankContext(
+        start=start,
+        settings=settings,
+        config=config,
+        kv_plan=plan,
+        kv_fingerprint=kv_fingerprint(
+            settings.model,
+            config,
+            dtype_name=settings.dtype_name,
+            page_tokens=settings.page_tokens,
+        ),
+        group=group,
+        kv_cache=kv_cache,
+        pool=PagePool(plan.num_pages),
+        transfer=transfer,
+        runner=runner,
+        link=link,
+    )
+
+
+def _threads_of(settings: WorkerSettings) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // settings.ranks)
+
+
+def _load_model(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    start: RankStart,
+    group: EpGroup,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DeepseekV3:
+    dispatcher: Dispatcher
+    if start.size == 1:
+        dispatcher = LocalDispatcher(config.num_experts)
+        return DeepseekV3.load(
+            settings.model,
+            device=device,
+            dtype=dtype,
+            dispatcher=dispatcher,
+            local_experts=None,
+            logical_to_physical=None,
+        )
+    placement = Placement.trivial(config.num_experts, start.size)
+    dispatcher = CollectiveDispatcher(group, placement)
+    return DeepseekV3.load(
+        settings.model,
+        device=device,
+        dtype=dtype,
+        dispatcher=dispatcher,
+        local_experts=placement.local_experts(start.rank),
+        logical_to_physical=torch.tensor(placement.logical_to_physical, device=device),
+    )
+
+
+def _warm_up(runner: Runner, size: int) -> None:
+    """One token through the model on every rank: what is built lazily is built before `Ready`.
+    It writes to page 0, which nobody owns yet."""
+    piece = Piece(
+        token_ids=[0], start=0, pages=[0], sample=SampleRow(sampling=Sampling(), position=1)
+    )
+    runner.step([piece], (1,) * size)

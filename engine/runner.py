@@ -1,0 +1,146 @@
+"""Runs pieces of requests through the model: builds the batch, samples where asked to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from engine.messages import TokenOut
+from engine.sampler import SampleRow, sample
+from model.batch import AttentionForm, ForwardBatch
+from model.deepseek import DeepseekV3
+
+OnLayer = Callable[[int], None]
+Buffer = TypeVar("Buffer", np.ndarray, torch.Tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Consecutive tokens of one request.
+
+    token_ids  the tokens to compute, at least one
+    start      position of the first of them; the KV of all before it is in the pages already
+    pages      page ids in token order, at least up to the last of these tokens; read during
+               the call only, so that a live list may be passed
+    sample     how to sample the token behind the last one; None: not wanted
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    sample: SampleRow | None = None
+
+
+class Runner:
+    """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device."""
+
+    def __init__(self, model: DeepseekV3, kv_cache: torch.Tensor, form: AttentionForm) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._form = form
+        self._page_tokens = kv_cache.shape[2]
+
+    @torch.inference_mode()
+    def step(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        on_layer: OnLayer | None = None,
+    ) -> list[TokenOut | None]:
+        """One forward pass of this rank; one result a piece, None where none was wanted.
+
+        `tokens_per_rank` are the token counts of all ranks of the EP group in this step; a
+        rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`.
+        """
+        logits = self.forward(pieces, tokens_per_rank, on_layer)
+        rows = [piece.sample for piece in pieces if piece.sample is not None]
+        tokens = iter(sample(logits, rows))
+        return [None if piece.sample is None else next(tokens) for piece in pieces]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        on_layer: OnLayer | None = None,
+    ) -> torch.Tensor:
+        """[S, V] float32 logits behind the last token of each piece that is to be sampled."""
+        batch = build_batch(
+            pieces,
+            page_tokens=self._page_tokens,
+            form=self._form,
+            tokens_per_rank=tokens_per_rank,
+            device=self._kv_cache.device,
+        )
+        return self._model.forward(batch, self._kv_cache, on_layer)
+
+
+def build_batch(
+    pieces: Sequence[Piece],
+    *,
+    page_tokens: int,
+    form: AttentionForm,
+    tokens_per_rank: tuple[int, ...],
+    device: torch.device,
+) -> ForwardBatch:
+    """All tensors of the batch are views of one buffer: one allocation, one copy to the device."""
+    counts = np.array([len(piece.token_ids) for piece in pieces], dtype=np.int64)
+    starts = np.array([piece.start for piece in pieces], dtype=np.int64)
+    num_pages = -(-(starts + counts) // page_tokens)
+    num_rows, num_tokens, width = len(pieces), int(counts.sum()), int(num_pages.max(initial=0))
+    sampled = [row for row, piece in enumerate(pieces) if piece.sample is not None]
+    sizes = (
+        *(num_tokens, num_tokens, num_tokens, len(sampled)),
+        *(num_rows + 1, num_rows, num_rows * width),
+    )
+    buffer = np.zeros(_num_longs(sizes), dtype=np.int64)
+    host = _views(buffer, sizes, np.int32)
+    token_ids, positions, slots, logit_rows, query_start, kv_lengths, block_table = host
+    blocks = block_table.reshape(num_rows, width)
+    np.cumsum(counts, out=query_start[1:])
+    kv_lengths[:] = starts + counts
+    for row, piece in enumerate(pieces):
+        assert piece.token_ids, "an empty piece"
+        token_ids[query_start[row] : query_start[row + 1]] = piece.token_ids
+        blocks[row, : num_pages[row]] = piece.pages[: num_pages[row]]
+    row_of = np.repeat(np.arange(num_rows), counts)
+    positions[:] = np.arange(num_tokens) + (starts - query_start[:-1])[row_of]
+    page, offset = np.divmod(positions, page_tokens)
+    slots[:] = blocks[row_of, page].astype(np.int64) * page_tokens + offset
+    logit_rows[:] = query_start[1:][sampled] - 1
+    parts = _views(torch.from_numpy(buffer).to(device), sizes, torch.int32)
+    return ForwardBatch(
+        token_ids=parts[0],
+        positions=parts[1],
+        slots=parts[2],
+        logit_rows=parts[3],
+        query_start=parts[4],
+        kv_lengths=parts[5],
+        block_table=parts[6].reshape(num_rows, width),
+        form=form,
+        tokens_per_rank=tokens_per_rank,
+    )
+
+
+NUM_INT64_PARTS = 4  # in front; the parts behind them are int32
+
+
+def _num_longs(sizes: Sequence[int]) -> int:
+    """Length of the int64 buffer; every int32 part begins on an int64 boundary."""
+    return sum(sizes[:NUM_INT64_PARTS]) + sum((size + 1) // 2 for size in sizes[NUM_INT64_PARTS:])
+
+
+def _views(buffer: Buffer, sizes: Sequence[int], int32: Any) -> list[Buffer]:  # noqa: ANN401
+    """The parts of a buffer, of numpy or torch alike; `int32` is the library's own dtype."""
+    parts, begin = [], 0
+    for index, size in enumerate(sizes):
+        if index < NUM_INT64_PARTS:
+            end = begin + size
+            parts.append(buffer[begin:end])
+        else:
+            end = begin + (size + 1) // 2
+            parts.append(buffer[begin:end].view(int32)[:size])
+        begin = end
+    return parts
