@@ -1,0 +1,94 @@
+"""A rank without a model, for tests of the front: `python fake_rank.py BEHAVIOUR`.
+
+Answers Submit with one token and the end. Behaviours: serve, die (on Submit), fail (with a
+reason, before it is ready), crash (before), hang (never ready), stay (ignores Shutdown),
+disagree (each rank has its own fingerprint), garbage (malformed batch on Submit).
+"""
+
+import os
+import signal
+import sys
+import time
+
+from core.process import die_with_parent
+from engine.link import RankLink
+from engine.messages import (
+    Abort,
+    Ended,
+    Failed,
+    Finish,
+    Produced,
+    RankStats,
+    Ready,
+    Shutdown,
+    Submit,
+    TokenOut,
+)
+from engine.rank_start import RankStart
+
+
+def main(behaviour: str) -> int:
+    start = RankStart.from_environment()
+    die_with_parent(start.front_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = RankLink(start.endpoint, start.local_rank)
+    if behaviour == "crash":
+        return 7
+    if behaviour == "fail":
+        link.send([Failed(request_id="", code="INTERNAL", message="no such model")], RankStats())
+        link.close()
+        return 1
+    if behaviour == "hang":
+        time.sleep(60)
+    ready = Ready(
+        rank=start.local_rank,
+        device="cpu",
+        pid=os.getpid(),
+        kv_fingerprint=f"f{start.local_rank}" if behaviour == "disagree" else "f",
+        page_tokens=4,
+        max_model_len=64,
+        pages_total=100,
+        max_running=8,
+        eos_token_ids=(2,),
+        vocab_size=256,
+    )
+    link.send([ready], RankStats(pages_total=100, pages_free=100))
+    return serve(link, behaviour)
+
+
+def serve(link: RankLink, behaviour: str) -> int:
+    steps = 0
+    while True:
+        link.socket.poll(1000)
+        steps += 1
+        out: list[Produced | Ended] = []
+        for message in link.drain():
+            if isinstance(message, Submit):
+                if behaviour == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if behaviour == "garbage":
+                    link.socket.send(b"garbage")
+                token = TokenOut(token_id=message.token_ids[-1] + 1)
+                out.append(
+                    Produced(request_id=message.request_id, tokens=(token,), finish=Finish.STOP)
+                )
+            elif isinstance(message, Abort):
+                out.append(Ended(request_id=message.request_id))
+            elif isinstance(message, Shutdown) and behaviour != "stay":
+                link.close()
+                return 0
+        stats = RankStats(
+            num_running=min(steps, 3),
+            num_steps=steps,
+            pages_total=100,
+            pages_free=100 - steps,
+            pages_owned=steps,
+            step_seconds=(0.004,),
+            batch_sizes=(2,),
+            tokens_generated_total=steps,
+        )
+        link.send(list(out), stats)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
