@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -9,6 +10,7 @@ from engine.settings import WorkerSettings
 from model.config import ModelConfig
 
 LEAST_PAGES = 256
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,19 @@ def plan_kv(
 
 
 def rank_memory_bytes(settings: WorkerSettings, device: torch.device) -> int:
-    """Memory of the rank's own GPU, or its part of the host's free memory."""
+    """Memory of the rank's own GPU, or its part of the host's (of the container's, if limited).
+
+    Totals, not what is free just now: all ranks must come to the same result.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // settings.ranks
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(host_bytes, _container_limit_bytes(host_bytes)) // settings.ranks
+
+
+def _container_limit_bytes(default: int) -> int:
+    try:
+        text = CONTAINER_LIMIT.read_text().strip()
+    except OSError:
+        return default
+    return int(text) if text.isdigit() else default  # "max": no limit

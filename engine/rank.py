@@ -170,27 +170,24 @@ def _load_model(
     device: torch.device,
     dtype: torch.dtype,
 ) -> DeepseekV3:
-    dispatcher: Dispatcher
-    if start.size == 1:
-        dispatcher = LocalDispatcher(config.num_experts)
-        return DeepseekV3.load(
-            settings.model,
-            device=device,
-            dtype=dtype,
-            dispatcher=dispatcher,
-            local_experts=None,
-            logical_to_physical=None,
-        )
     placement = Placement.trivial(config.num_experts, start.size)
-    dispatcher = CollectiveDispatcher(group, placement)
+    alone = start.size == 1
     return DeepseekV3.load(
         settings.model,
         device=device,
         dtype=dtype,
-        dispatcher=dispatcher,
-        local_experts=placement.local_experts(start.rank),
-        logical_to_physical=torch.tensor(placement.logical_to_physical, device=device),
+        dispatcher=_dispatcher(group, placement),
+        local_experts=None if alone else placement.local_experts(start.rank),
+        logical_to_physical=(
+            None if alone else torch.tensor(placement.logical_to_physical, device=device)
+        ),
     )
+
+
+def _dispatcher(group: EpGroup, placement: Placement) -> Dispatcher:
+    if placement.num_ranks == 1:
+        return LocalDispatcher(placement.num_experts)
+    return CollectiveDispatcher(group, placement)
 
 
 def _warm_up(runner: Runner, size: int) -> None:

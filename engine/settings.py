@@ -60,7 +60,7 @@ class WorkerSettings(ProcessSettings):
     page_tokens: int = Field(64, ge=1, le=1024, description="Tokens a KV page")
     kv_pages: int = Field(0, ge=0, description="KV pages a rank, 0: as many as make sense")
     kv_memory_fraction: float = Field(
-        0.4, gt=0, lt=1, description="Of device (cpu: free) memory for KV when kv-pages is 0"
+        0.4, gt=0, lt=1, description="Share of memory (GPU or host) for KV when kv-pages is 0"
     )
     max_model_len: int = Field(
         0, ge=0, description="Most tokens of a request, prompt and output; 0: what the model can"
