@@ -1,0 +1,137 @@
+"""`ctl bench`: load on a running server, latencies and throughput."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.load import LoadOptions, Outcome, run_load
+from bench.records import Record, Run, append
+from bench.summary import Summary, summarize
+from ctl.terminal import make_console
+
+_ANSWER_SECONDS = 10.0
+
+
+def bench(
+    url: Annotated[str, typer.Option(help="Base URL of the server")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="Model name; default: the server's first")] = "",
+    endpoint: Annotated[
+        Literal["completions", "chat"],
+        typer.Option(help="completions sends random token ids, chat random words"),
+    ] = "completions",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests kept running at once")] = 1,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Requests a second, Poisson, instead of a concurrency"),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests in all")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens (chat: words) a prompt")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens a reply")] = 64,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens that all prompts begin with")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds a request may take")] = 600.0,
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token")] = "",
+    save: Annotated[
+        Path | None, typer.Option("--json", help="File to append JSON lines records to")
+    ] = None,
+) -> None:
+    """Measures TTFT, ITL, TPOT, end-to-end time and throughput; fails if a request failed."""
+    errors = make_console(stderr=True)
+    try:
+        options = LoadOptions(
+            url=url,
+            model=model or served_model(url, api_key),
+            endpoint=endpoint,
+            concurrency=concurrency,
+            request_rate=request_rate,
+            num_prompts=num_prompts,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            shared_prefix_tokens=shared_prefix_tokens,
+            seed=seed,
+            timeout_seconds=timeout,
+            api_key=api_key,
+        )
+        run = Run.begin("ctl bench")
+        outcomes, seconds = _run(options, errors)
+    except OSError as error:
+        errors.print(f"error: no answer from {url}: {error}", markup=False)
+        raise typer.Exit(1) from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    summary = summarize(outcomes, seconds)
+    print_summary(summary, make_console())
+    if save is not None:
+        append(save, records(run, options, summary))
+    for reason, count in summary.errors.most_common(5):
+        errors.print(f"{count} x {reason}", markup=False)
+    if summary.num_errors:
+        raise typer.Exit(1)
+
+
+def served_model(url: str, api_key: str) -> str:
+    """The first model the server names. Raises OSError without an answer, ValueError for a
+    strange one."""
+    request = urllib.request.Request(url.rstrip("/").removesuffix("/v1") + "/v1/models")
+    if api_key:
+        request.add_header("authorization", f"Bearer {api_key}")
+    with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as reply:
+        try:
+            return str(json.load(reply)["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{url} names no model: {error!r}") from error
+
+
+def describe_case(options: LoadOptions) -> str:
+    """The run in words, for records."""
+    if options.request_rate is None:
+        load = f"concurrency {options.concurrency}"
+    else:
+        load = f"{options.request_rate:g} requests/s"
+    return (
+        f"{options.endpoint}, {load}, {options.num_prompts} requests of "
+        f"{options.prompt_tokens} + {options.output_tokens} tokens"
+    )
+
+
+def records(run: Run, options: LoadOptions, summary: Summary) -> list[Record]:
+    """The run as records, one a figure."""
+    case = describe_case(options)
+    return [run.record(case, each.metric, each.unit, each.value) for each in summary.figures()]
+
+
+def _run(options: LoadOptions, console: Console) -> tuple[list[Outcome], float]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(describe_case(options), total=options.num_prompts)
+        return asyncio.run(run_load(options, on_done=lambda _: progress.advance(task)))
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Tables for people: latencies in milliseconds."""
+    figures = {figure.metric: figure for figure in summary.figures()}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("ms", "mean", "p50", "p90", "p99"):
+        table.add_column(title, justify="left" if title == "ms" else "right")
+    for latency in summary.latencies:
+        values = [latency.mean, *latency.percentiles.values()]
+        table.add_row(latency.name, *(f"{1000 * value:.2f}" for value in values))
+    console.print(table)
+    console.print(
+        f"{summary.num_requests} requests, {summary.num_errors} errors, {summary.seconds:.2f} s"
+    )
+    for metric in ("output_throughput", "prompt_throughput", "request_throughput"):
+        figure = figures[metric]
+        console.print(f"{metric.replace('_', ' ')}: {figure.value:.1f} {figure.unit}")

@@ -1,0 +1,74 @@
+"""One started process: its log, its group, its end."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ctl.process_spec import ProcessSpec
+
+_TETHER = Path(__file__).with_name("tether.py")
+# Flat packages: the folder that holds ctl/ holds all of them.
+_PACKAGES = Path(__file__).parent.parent
+
+
+def child_environment(spec: ProcessSpec) -> dict[str, str]:
+    """Ours and the process's own. Packages are found whatever the working folder is, and a
+    folder `model` or `core` in the working folder never takes their place."""
+    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        **spec.environment,
+    }
+
+
+class Child:
+    """A running process in a process group of its own, so that Ctrl-C reaches only us."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec, log: Path) -> "Child":
+        """Starts it with its output appended to `log`; it dies with us. Raises OSError."""
+        tether = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid())]
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *tether,
+                *spec.argv(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=child_environment(spec),
+                start_new_session=True,
+            )
+        return cls(process)
+
+    async def wait(self) -> int:
+        """Its exit status (negative: signal), once it and all it had started are gone."""
+        status = await self._process.wait()
+        # Ranks die with their front, but a wedged one must not outlive it by a second.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return status
+
+    def terminate(self) -> None:
+        """Asks it to leave; what it started is its own business."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends it and everything in its process group, now."""
+        if self._process.returncode is not None:
+            return  # `wait` has seen to the group, and its number may be another's by now
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

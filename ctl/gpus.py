@@ -1,0 +1,41 @@
+"""GPUs of this machine, counted without torch, and who gets which."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+_ASK_SECONDS = 20.0
+
+
+def count_gpus(environment: Mapping[str, str] | None = None) -> int:
+    """Number of GPUs that a process of ours would see; 0 without a driver."""
+    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def assign_devices(num_ranks: Sequence[int], num_gpus: int) -> list[str]:
+    """Device of rank 0 of each worker, round robin; rank r of a worker uses the r-th behind it.
+
+    Workers may share GPUs, ranks of one worker may not. Raises ValueError when a worker has
+    more ranks than there are GPUs.
+    """
+    devices = []
+    following = 0
+    for count in num_ranks:
+        if count > num_gpus:
+            raise ValueError(
+                f"a worker of {count} ranks needs {count} GPUs, this machine has {num_gpus}"
+            )
+        if following + count > num_gpus:
+            following = 0
+        devices.append(f"cuda:{following}")
+        following = (following + count) % num_gpus
+    return devices

@@ -1,0 +1,21 @@
+"""The operator's command line: `ctl up`, `ctl status`, `ctl bench`.
+
+Data goes to stdout, words about trouble to stderr; exit status 0 is success, 1 failure, 2 usage.
+"""
+
+import typer
+
+from ctl.bench import bench
+from ctl.status import status
+from ctl.up import up
+
+app = typer.Typer(
+    name="ctl",
+    help="Operates epserve: disaggregated serving of DeepSeek-V3-architecture models.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    add_completion=False,
+)
+app.command()(up)
+app.command()(status)
+app.command()(bench)

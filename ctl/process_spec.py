@@ -1,0 +1,42 @@
+"""What is needed to start one process of the cluster and to see that it serves."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Role = Literal["gateway", "router", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """`python -m module --flag value ...`; stays the same over restarts.
+
+    name     of the process, and of its log file
+    probe    how readiness is asked: gRPC health of the whole server, or GET /health
+    flags    without dashes in front
+    command  instead of `python -m module`, for tests
+    """
+
+    name: str
+    role: Role
+    module: str
+    address: str
+    metrics_address: str = ""
+    probe: Literal["grpc", "http"] = "grpc"
+    flags: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    num_ranks: int = 0
+    device: str = ""
+    command: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        """The whole command line, program first."""
+        program = list(self.command) or [sys.executable, "-m", self.module]
+        for name, value in self.flags.items():
+            program += [f"--{name}", value]
+        return program
+
+    def with_environment(self, **variables: str) -> "ProcessSpec":
+        """The same process with more environment variables."""
+        return replace(self, environment={**self.environment, **variables})

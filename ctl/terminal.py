@@ -1,0 +1,147 @@
+"""What `ctl up` tells the operator: a spinner and tables on a terminal, plain lines elsewhere."""
+
+import signal
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from ctl.layout import ClusterOptions
+from ctl.process_spec import ProcessSpec
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+_LOG_TAIL_LINES = 15
+_PLAIN_WIDTH = 160
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that does not fold lines where nobody reads them on a terminal."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+    return console
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+class Terminal:
+    """The `Reporter` of `ctl up`."""
+
+    def __init__(
+        self,
+        console: Console,
+        specs: Sequence[ProcessSpec],
+        options: ClusterOptions,
+        log_folder: Path,
+    ) -> None:
+        self._console = console
+        self._specs = {spec.name: spec for spec in specs}
+        self._options = options
+        self._log_folder = log_folder
+        self._status: Status | None = None
+        self._waiting: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        options = self._options
+        self._say(
+            f"epserve: starting gateway, router, "
+            f"{_count(options.prefill_workers, 'prefill worker')} of "
+            f"{_count(options.prefill_ranks, 'rank')}, "
+            f"{_count(options.decode_workers, 'decode worker')} of "
+            f"{_count(options.decode_ranks, 'rank')} on {options.device}"
+        )
+        self._say(f"model: {options.model} as [bold]{options.served_model_name}[/]")
+
+    def waiting_for(self, names: Sequence[str]) -> None:
+        if not self._console.is_terminal or tuple(names) == self._waiting:
+            return
+        self._waiting = tuple(names)
+        self._stop_spinner()
+        if names:
+            self._status = self._console.status(f"waiting for {', '.join(names)}")
+            self._status.start()
+
+    def ready(self, name: str, seconds: float, again: bool) -> None:
+        word = "ready again" if again else "ready"
+        self._say(f"  [green]{name}[/] {word} after {seconds:.1f} s")
+
+    def all_ready(self, seconds: float, pids: dict[str, int]) -> None:
+        self._stop_spinner()
+        self._say(f"[bold green]ready[/] in {seconds:.1f} s")
+        self._console.print(self._table(pids))
+        self._say("Try:")
+        self._console.print(self._curl(), markup=False, soft_wrap=True)
+        self._say(f"Status: ctl status --router 127.0.0.1:{self._options.router_port}")
+        self._say(f"Logs:   {self._log_folder}/NAME.log")
+        self._say("Ctrl-C stops everything.")
+
+    def died(self, name: str, status: int, backoff_seconds: float) -> None:
+        self._say(
+            f"[yellow]{name}[/] died: {describe_exit(status)}; "
+            f"starting it again in {backoff_seconds:g} s"
+        )
+
+    def gave_up(self, name: str, status: int, log: Path) -> None:
+        self._say(f"[bold red]{name}[/] cannot be started: {describe_exit(status)}; end of {log}:")
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            for line in deque(lines, maxlen=_LOG_TAIL_LINES):
+                self._console.print("  | " + line.rstrip(), markup=False, soft_wrap=True)
+
+    def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None:
+        self._say(f"[bold red]not ready after {seconds:g} s[/]: {', '.join(names)}")
+
+    def stopping(self, names: Sequence[str]) -> None:
+        self._stop_spinner()
+        self._say(f"stopping {', '.join(names)} (Ctrl-C again: at once)")
+
+    def stopped(self, seconds: float) -> None:
+        self._stop_spinner()
+        self._say(f"all stopped after {seconds:.1f} s")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _stop_spinner(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _table(self, pids: dict[str, int]) -> Table:
+        table = Table(box=None, pad_edge=True, header_style="bold")
+        for title in ("process", "address", "metrics", "pid", "ranks", "device"):
+            table.add_column(title, no_wrap=True)
+        for spec in self._specs.values():
+            table.add_row(
+                spec.name,
+                spec.address,
+                f"http://{spec.metrics_address}/metrics",
+                str(pids.get(spec.name, "")),
+                str(spec.num_ranks or ""),
+                spec.device,
+            )
+        return table
+
+    def _curl(self) -> str:
+        return (
+            f"  curl http://127.0.0.1:{self._options.port}/v1/chat/completions "
+            "-H 'content-type: application/json' "
+            f'-d \'{{"model": "{self._options.served_model_name}", "max_tokens": 200, '
+            '"messages": [{"role": "user", "content": "What is 37 + 48?"}]}\''
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
