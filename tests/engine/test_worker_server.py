@@ -59,6 +59,7 @@ async def running(
     tmp_path: Path, behaviour: str, **values: object
 ) -> AsyncIterator[tuple[WorkerServer, "asyncio.Task[int]", grpc.aio.Channel]]:
     (tmp_path / "config.json").write_text("{}")
+    values = {"stop_grace_seconds": 0.1, **values}
     settings = WorkerSettings.model_validate({"model": tmp_path, **values})
     role = RoleService(
         "decode", Books, generate_pb2_grpc.add_DecodeServicer_to_server, generate_pb2, "Decode"
@@ -126,7 +127,7 @@ async def test_status_is_streamed_on_change_and_at_least_each_second(tmp_path: P
 
 
 async def test_health_follows_readiness_and_draining(tmp_path: Path) -> None:
-    async with running(tmp_path, "serve") as (server, run, peer):
+    async with running(tmp_path, "serve", stop_grace_seconds=9) as (server, run, peer):
         assert await health(peer, "") == health_pb2.HealthCheckResponse.NOT_SERVING
         await ready(peer)
         async with asyncio.timeout(2):
@@ -146,7 +147,7 @@ async def test_health_follows_readiness_and_draining(tmp_path: Path) -> None:
 
 
 async def test_what_outlives_the_grace_is_failed(tmp_path: Path) -> None:
-    async with running(tmp_path, "serve", stop_grace_seconds=0.1) as (server, run, peer):
+    async with running(tmp_path, "serve") as (server, run, peer):
         await ready(peer)
         server.stop_asked.set()
         assert await asyncio.wait_for(run, 3) == 0
