@@ -1,0 +1,173 @@
+"""Multi-head latent attention of one layer, in both forms, with one projection for q_a and kv_a."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.linear import linear
+from kernels.mla_decode import mla_decode
+from kernels.mla_prefill import mla_prefill
+from kernels.paged_rows import Row, RowGroup, group_rows, split_rows
+from kernels.rms_norm import rms_norm
+from kernels.rope import rope
+from kernels.write_latent import write_latent
+from model.batch import AttentionForm, ForwardBatch
+from model.config import ModelConfig
+from model.weights import Weights
+
+# NOTE: the two inner norms do not follow `rms_norm_eps`: DeepSeek's code leaves their default.
+LATENT_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """What all layers share in one pass: `rows` in plain form, `groups` in absorbed form.
+
+    rotation  [T, R / 2] complex64, of each token's position
+    slots     [T] int64
+    """
+
+    rotation: torch.Tensor
+    slots: torch.Tensor
+    rows: tuple[Row, ...] = ()
+    groups: tuple[RowGroup, ...] = ()
+
+    @classmethod
+    def build(
+        cls, batch: ForwardBatch, rotation_table: torch.Tensor, page_tokens: int
+    ) -> "AttentionPlan":
+        ragged = (batch.query_start, batch.kv_lengths, batch.block_table, page_tokens)
+        plain = batch.form is AttentionForm.PLAIN
+        return cls(
+            rotation=rotation_table.index_select(0, batch.positions),
+            slots=batch.slots,
+            rows=split_rows(*ragged) if plain else (),
+            groups=() if plain else group_rows(*ragged),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Weights of one layer; D = qk_nope_head_dim, R = qk_rope_head_dim, C = kv_lora_rank.
+
+    q_kv_a       [q_lora_rank + C + R, H]; without q_lora_rank [heads * (D + R) + C + R, H]
+    q_kv_a_bias  [same] or None
+    q_a_norm     [q_lora_rank] or None, q_b [heads * (D + R), q_lora_rank] or None
+    kv_a_norm    [C]
+    kv_b         [heads, D + V, C]
+    out          [H, heads * V], out_bias [H] or None
+    """
+
+    config: ModelConfig
+    q_kv_a: torch.Tensor
+    q_kv_a_bias: torch.Tensor | None
+    q_a_norm: torch.Tensor | None
+    q_b: torch.Tensor | None
+    kv_a_norm: torch.Tensor
+    kv_b: torch.Tensor
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+
+    @classmethod
+    def load(cls, weights: Weights, config: ModelConfig, prefix: str) -> "Attention":
+        lora = config.q_lora_rank is not None
+        q_a = "q_a_proj" if lora else "q_proj"
+        q_kv_a = weights.stacked_rows(
+            [f"{prefix}.{q_a}.weight", f"{prefix}.kv_a_proj_with_mqa.weight"]
+        )
+        q_b = weights.get(f"{prefix}.q_b_proj.weight") if lora else None
+        bias = load_bias(weights, config, prefix) if config.attention_bias else None
+        if not config.rope_interleave:
+            interleave_keys(q_kv_a, config)
+            interleave_queries(q_kv_a if q_b is None else q_b, config)
+            if bias is not None:
+                interleave_keys(bias, config)  # a query's bias is in front of its norm, or zero
+        return cls(
+            config=config,
+            q_kv_a=q_kv_a,
+            q_kv_a_bias=bias,
+            q_a_norm=weights.get(f"{prefix}.q_a_layernorm.weight") if lora else None,
+            q_b=q_b,
+            kv_a_norm=weights.get(f"{prefix}.kv_a_layernorm.weight"),
+            kv_b=weights.get(f"{prefix}.kv_b_proj.weight").view(
+                config.num_heads, -1, config.kv_lora_rank
+            ),
+            out=weights.get(f"{prefix}.o_proj.weight"),
+            out_bias=weights.get(f"{prefix}.o_proj.bias") if config.attention_bias else None,
+        )
+
+    def write(self, x: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
+        """Puts the latents of x [T, H] into the layer's cache [pages, page_tokens, C + R];
+        returns the query [T, heads, D + R], rotated."""
+        config = self.config
+        widths = (-1, config.kv_lora_rank, config.qk_rope_head_dim)
+        projected = linear(x, self.q_kv_a, self.q_kv_a_bias)
+        query, latent, key_rope = projected.split(
+            (projected.shape[1] - config.kv_dim, *widths[1:]), dim=-1
+        )
+        latent = rms_norm(latent, self.kv_a_norm, LATENT_NORM_EPS)
+        key_rope = rope(key_rope.unsqueeze(1), plan.rotation).squeeze(1)
+        write_latent(cache, plan.slots, latent, key_rope)
+        if self.q_b is not None:
+            assert self.q_a_norm is not None
+            query = linear(rms_norm(query, self.q_a_norm, LATENT_NORM_EPS), self.q_b)
+        query = query.unflatten(-1, (config.num_heads, config.qk_head_dim))
+        rotated = rope(query[..., config.qk_nope_head_dim :], plan.rotation)
+        return torch.cat((query[..., : config.qk_nope_head_dim], rotated), dim=-1)
+
+    def attend(self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
+        """[T, H] from the query that `write` gave, in the form that the plan was built for."""
+        scale = self.config.softmax_scale
+        if plan.groups:
+            values = self.attend_absorbed(query, plan, cache)
+        else:
+            values = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale).flatten(1)
+        return linear(values, self.out, self.out_bias)
+
+    def attend_absorbed(
+        self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, heads * V]: kv_b's key half goes into the query, its value half into the result."""
+        nope_dim = self.config.qk_nope_head_dim
+        key_half, value_half = self.kv_b[:, :nope_dim], self.kv_b[:, nope_dim:]
+        folded = torch.bmm(query[..., :nope_dim].transpose(0, 1), key_half).transpose(0, 1)
+        latents = mla_decode(
+            torch.cat((folded, query[..., nope_dim:]), dim=-1),
+            cache,
+            plan.groups,
+            value_dim=self.config.kv_lora_rank,
+            scale=self.config.softmax_scale,
+        )
+        values = torch.bmm(latents.transpose(0, 1), value_half.transpose(1, 2))
+        return values.transpose(0, 1).flatten(1)
+
+
+def load_bias(weights: Weights, config: ModelConfig, prefix: str) -> torch.Tensor:
+    """[rows of q_kv_a]; a direct q_proj has no bias."""
+    kv_a = weights.get(f"{prefix}.kv_a_proj_with_mqa.bias")
+    if config.q_lora_rank is not None:
+        return torch.cat((weights.get(f"{prefix}.q_a_proj.bias"), kv_a))
+    return torch.cat((kv_a.new_zeros(config.num_heads * config.qk_head_dim), kv_a))
+
+
+def interleaved_order(config: ModelConfig, device: torch.device) -> torch.Tensor:
+    """[R] int64: element i, then i + R / 2, for each i.
+
+    Checkpoints without `rope_interleave` rotate these two as a pair; the kernels want pairs side
+    by side. A product of a query and a key does not depend on the order of their elements, so
+    only the weights have to change.
+    """
+    return torch.arange(config.qk_rope_head_dim, device=device).view(2, -1).t().flatten()
+
+
+def interleave_keys(q_kv_a: torch.Tensor, config: ModelConfig) -> None:
+    """Reorders, in place, the last R rows."""
+    rotated = q_kv_a[-config.qk_rope_head_dim :]
+    rotated.copy_(rotated[interleaved_order(config, q_kv_a.device)])
+
+
+def interleave_queries(query: torch.Tensor, config: ModelConfig) -> None:
+    """Reorders, in place, the last R of each head's D + R rows; rows behind the heads stay."""
+    heads = query[: config.num_heads * config.qk_head_dim].unflatten(0, (config.num_heads, -1))
+    rotated = heads[:, config.qk_nope_head_dim :]
+    rotated.copy_(rotated[:, interleaved_order(config, query.device)])

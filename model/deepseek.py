@@ -1,0 +1,156 @@
+"""DeepSeek-V3: the whole model of one rank, over a paged KV cache."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ep.dispatcher import Dispatcher
+from ep.local import LocalDispatcher
+from kernels.linear import linear
+from kernels.rms_norm import rms_norm
+from model.attention import AttentionPlan
+from model.batch import ForwardBatch
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.layer import Layer
+from model.moe import ExpertPlan
+from model.rotation import rotation_table
+from model.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekV3:
+    """embedding and head [vocab, H], final_norm [H], rotation_table [positions, R / 2]."""
+
+    config: ModelConfig
+    embedding: torch.Tensor
+    layers: tuple[Layer, ...]
+    final_norm: torch.Tensor
+    head: torch.Tensor
+    rotation_table: torch.Tensor
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        dispatcher: Dispatcher | None,
+        local_experts: Sequence[int] | None,
+        logical_to_physical: torch.Tensor | None,
+    ) -> "DeepseekV3":
+        """Reads a folder; of the routed experts only `local_experts` (logical ids in order of
+        local slots; None for all). Without a dispatcher all experts must be here.
+
+        CheckpointError for a folder that does not fit, before any weight is read.
+        """
+        config = ModelConfig.from_folder(folder)
+        experts = expert_plan(config, device, dispatcher, local_experts, logical_to_physical)
+        table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
+        with Checkpoint(folder) as checkpoint:
+            checkpoint.check(config)
+            weights = Weights(checkpoint=checkpoint, device=torch.device(device), dtype=dtype)
+            embedding = weights.get(EMBEDDING)
+            layers = [
+                Layer.load(
+                    weights, config, layer_prefix(layer), experts, dense=config.is_dense(layer)
+                )
+                for layer in range(config.num_layers)
+            ]
+            return cls(
+                config=config,
+                embedding=embedding,
+                layers=tuple(layers),
+                final_norm=weights.get(FINAL_NORM),
+                head=embedding if config.tie_word_embeddings else weights.get(HEAD),
+                rotation_table=table.to(device),
+            )
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> torch.Tensor:
+        """Logits [S, vocab] float32 of `batch.logit_rows`.
+
+        kv_cache  [layers, pages, page_tokens, kv_dim]; zeros at first (unused slots are
+                  multiplied by zero, so they have to be finite)
+        on_layer  called with l once layer l's latents of this batch are in the cache; on a GPU
+                  once the writes are enqueued on the current stream
+        """
+        # Behind the last layer's attention nobody needs the other rows. With several ranks the
+        # row counts are agreed beforehand, so there all rows go on.
+        rows = batch.logit_rows if len(batch.tokens_per_rank) == 1 else None
+        hidden = self.run_layers(batch, kv_cache, on_layer, rows)
+        return self.logits(hidden if rows is not None else hidden[batch.logit_rows])
+
+    def hidden_states(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> torch.Tensor:
+        """[T, H] of all tokens behind the final norm: what an MTP layer starts from."""
+        hidden = self.run_layers(batch, kv_cache, on_layer, None)
+        return rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, vocab] float32 from [S, H] in front of the final norm."""
+        normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
+        return linear(normed, self.head).float()
+
+    def run_layers(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        on_layer: Callable[[int], None] | None,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The residual stream behind the last layer: [T, H], or [S, H] of `rows`."""
+        plan = None
+        if batch.token_ids.numel():
+            plan = AttentionPlan.build(batch, self.rotation_table, kv_cache.shape[2])
+        hidden = self.embedding[batch.token_ids]
+        last = len(self.layers) - 1
+        for index, (layer, cache) in enumerate(zip(self.layers, kv_cache.unbind(0), strict=True)):
+            hidden = layer.forward(
+                hidden,
+                plan,
+                cache,
+                batch.tokens_per_rank,
+                written=None if on_layer is None else lambda index=index: on_layer(index),
+                rows=rows if index == last else None,
+            )
+        return hidden
+
+
+def expert_plan(
+    config: ModelConfig,
+    device: str | torch.device,
+    dispatcher: Dispatcher | None,
+    local_experts: Sequence[int] | None,
+    logical_to_physical: torch.Tensor | None,
+) -> ExpertPlan:
+    """Fills in what was left out; ValueError for arguments that contradict each other."""
+    everything = tuple(range(config.num_experts))
+    local = everything if local_experts is None else tuple(local_experts)
+    if dispatcher is None and (local != everything or logical_to_physical is not None):
+        raise ValueError("a part of the experts, or their placement, needs a dispatcher")
+    if not set(local) <= set(everything):
+        raise ValueError(f"local_experts {local} are not all below {config.num_experts}")
+    if logical_to_physical is not None and logical_to_physical.shape != (config.num_experts,):
+        raise ValueError(
+            f"logical_to_physical is {list(logical_to_physical.shape)}, not [{config.num_experts}]"
+        )
+    return ExpertPlan(
+        dispatcher=dispatcher or LocalDispatcher(config.num_experts),
+        local_experts=local,
+        logical_to_physical=(
+            None if logical_to_physical is None else logical_to_physical.to(device)
+        ),
+    )

@@ -1,0 +1,81 @@
+"""One decoder layer: attention and MLP, each behind a norm and beside the residual stream."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.rms_norm import add_rms_norm, rms_norm
+from model.attention import Attention, AttentionPlan
+from model.config import ModelConfig
+from model.mlp import Mlp
+from model.moe import ExpertPlan, Moe
+from model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Norm weights are [H]."""
+
+    eps: float
+    input_norm: torch.Tensor
+    attention: Attention
+    post_attention_norm: torch.Tensor
+    mlp: Mlp | Moe
+
+    @classmethod
+    def load(
+        cls, weights: Weights, config: ModelConfig, prefix: str, experts: ExpertPlan, *, dense: bool
+    ) -> "Layer":
+        mlp_prefix = f"{prefix}.mlp"
+        return cls(
+            eps=config.rms_norm_eps,
+            input_norm=weights.get(f"{prefix}.input_layernorm.weight"),
+            attention=Attention.load(weights, config, f"{prefix}.self_attn"),
+            post_attention_norm=weights.get(f"{prefix}.post_attention_layernorm.weight"),
+            mlp=(
+                Mlp.load(weights, mlp_prefix)
+                if dense
+                else Moe.load(weights, config, mlp_prefix, experts)
+            ),
+        )
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        plan: AttentionPlan | None,
+        cache: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        *,
+        written: Callable[[], None] | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H], or [S, H] when only `rows` [S] int64 are wanted behind attention.
+
+        `plan` is None when T is 0. `written` is called as soon as the latents are in `cache`
+        [pages, page_tokens, kv_dim] (on a GPU: as soon as the writes are enqueued).
+        """
+        query = None
+        if plan is not None:
+            x = rms_norm(hidden, self.input_norm, self.eps)
+            query = self.attention.write(x, plan, cache)
+        if written is not None:
+            written()
+        if rows is not None and not len(rows):
+            return hidden[:0]
+        if query is None or plan is None:
+            return self.take_part(hidden, tokens_per_rank)
+        attended = self.attention.attend(query, plan, cache)
+        if rows is not None:
+            attended, hidden = attended[rows], hidden[rows]
+            tokens_per_rank = (len(rows),)
+        x, hidden = add_rms_norm(attended, hidden, self.post_attention_norm, self.eps)
+        if isinstance(self.mlp, Moe):
+            return hidden + self.mlp.forward(x, tokens_per_rank)
+        return hidden + self.mlp.forward(x)
+
+    def take_part(self, nothing: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
+        """A pass with no tokens of our own ([0, H]): our experts still serve other ranks."""
+        if isinstance(self.mlp, Moe):
+            return self.mlp.forward(nothing, tokens_per_rank)
+        return nothing
