@@ -52,9 +52,7 @@ class Placement:
             for rank in range(num_ranks)
             for slot in range(fewest + (rank < num_fuller))
         ]
-        return cls(
-            num_ranks=num_ranks, slots_per_rank=slots, logical_to_physical=tuple(physical)
-        )
+        return cls(num_ranks=num_ranks, slots_per_rank=slots, logical_to_physical=tuple(physical))
 
     @property
     def num_experts(self) -> int:

@@ -1,6 +1,6 @@
 """Moving bytes between registered buffers of two processes: five verbs, no requests, no layers.
 
-    register -> describe ... (descriptor travels to the peer) ... submit -> poll -> release
+register -> describe ... (descriptor travels to the peer) ... submit -> poll -> release
 """
 
 from collections.abc import Sequence
@@ -68,12 +68,11 @@ class Transfer(Protocol):
 
     def describe(self) -> AgentDescriptor: ...
 
-    def submit(
-        self, peer: AgentDescriptor, copies: Sequence[Copy], message: bytes
-    ) -> TransferId:
+    def submit(self, peer: AgentDescriptor, copies: Sequence[Copy], message: bytes) -> TransferId:
         """Starts writing; `message` is delivered at the peer after the bytes. Adjacent copies
         are merged. Never blocks on the peer. Raises TransferError for a peer that cannot be
-        reached and ValueError for a range outside either buffer."""
+        reached and ValueError for a range outside either buffer, no copies or no message.
+        The source bytes must not change before the transfer is over."""
 
     def poll(self) -> list[Completion]:
         """Transfers of ours that ended since the last call, failed ones included."""
@@ -82,6 +81,7 @@ class Transfer(Protocol):
         """Messages that arrived since the last call, in order of arrival per sender."""
 
     def release(self, peer_name: str) -> None:
-        """Forgets a peer; its outstanding transfers are reported FAILED."""
+        """Forgets a peer, known or not; its outstanding transfers are reported FAILED. Meant
+        for a peer that is gone or hangs: see the backend on bytes already on their way."""
 
     def close(self) -> None: ...
