@@ -1,0 +1,78 @@
+"""What happens to a decode rank: the events of `decode_worker.state`, and fixed facts.
+
+Events from the front are messages of `engine.messages`, those from the transfer KV notices;
+the rest are the rank's own and are here.
+"""
+
+from dataclasses import dataclass
+
+from engine.kv_notice import KvNotice
+from engine.messages import Abort, Failed, Prefilled, PrefillStopped, Submit, TokenOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What does not change while a rank lives. `agent` is the encoded descriptor of its KV
+    pool, `attempt_prefix` makes attempt ids unique over all ranks of all workers."""
+
+    num_layers: int
+    page_tokens: int
+    max_model_len: int
+    max_running: int
+    eos_token_ids: tuple[int, ...]
+    kv_arrival_seconds: float
+    agent: bytes
+    kv_fingerprint: str
+    attempt_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    request_id: str
+    token: TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    Submit
+    | Prefilled
+    | Failed
+    | Abort
+    | PrefillStopped
+    | KvNotice
+    | Admit
+    | Grow
+    | Preempt
+    | Sampled
+    | Tick
+)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since start; meanings as in `engine.messages.RankStats`."""
+
+    tokens_transferred: int = 0
+    tokens_generated: int = 0
+    kv_bytes: int = 0
+    kv_seconds: float = 0.0
+    preemptions: int = 0

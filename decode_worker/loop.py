@@ -1,0 +1,198 @@
+"""Continuous batching on one decode rank: performs what `state` and `plan` decide.
+
+    turn:  hear the front and the transfer, plan, preempt, grow, admit
+    step:  turn -> exchange facts with the EP group -> forward and sample -> tell the front
+
+Every rank of the group takes part in every step, with an empty batch if it has nothing to do.
+When nobody has anything to do, ranks wait, each on its own link, until one wakes the others.
+"""
+
+from collections import deque
+
+import msgspec
+
+from core.clock import Clock, SystemClock
+from core.log import get_logger
+from decode_worker.events import Admit, Event, Grow, Preempt, RankFacts, Sampled, Tick
+from decode_worker.plan import plan
+from decode_worker.request import Phase, Request
+from decode_worker.state import RankState
+from engine.kv_notice import decode_notices
+from engine.messages import FrontMessage, RankMessage, RankStats, Shutdown, TokenOut
+from engine.rank import RankContext
+from engine.runner import Piece
+from engine.sampler import SampleRow
+from engine.sequence_end import suppressed_token_ids
+
+log = get_logger("decode_worker.loop")
+
+# Idle, the front is told of this rank's state this often.
+IDLE_SECONDS = 1.0
+# KV lands without waking anybody; who waits for nothing else looks this often.
+KV_POLL_SECONDS = 0.0002
+
+
+class DecodeLoop:
+    """One rank's loop; `run` returns when the whole EP group leaves."""
+
+    def __init__(self, context: RankContext, clock: Clock | None = None) -> None:
+        self._link = context.link
+        self._group = context.group
+        self._transfer = context.transfer
+        self._runner = context.runner
+        self._clock = clock or SystemClock()
+        self._state = RankState(_facts(context), context.pool)
+        self._outbox: list[RankMessage] = []
+        self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
+        self._num_steps = 0
+        self._reported_at = self._clock.now()
+        self._stop = False
+
+    def run(self) -> None:
+        """Steps until a front of the group has said Shutdown."""
+        while self._step():
+            pass
+        self._report()
+
+    def _step(self) -> bool:
+        """One step of the whole group; False when it leaves."""
+        batch = self._turn()
+        if self._outbox:
+            self._report()  # Reserved and ends do not wait for the forward pass
+        began = self._clock.now()
+        facts = self._group.exchange((len(batch), int(self._stop)))
+        if any(stop for _, stop in facts):
+            return False
+        tokens_per_rank = tuple(num_tokens for num_tokens, _ in facts)
+        if not any(tokens_per_rank):
+            self._idle()
+            return True
+        pieces = [self._piece(request) for request in batch]
+        tokens = self._runner.step(pieces, tokens_per_rank)
+        self._take(batch, tokens)
+        now = self._clock.now()
+        self._num_steps += 1
+        self._steps.append((now - began, len(batch)))
+        if self._outbox or now - self._reported_at >= IDLE_SECONDS:
+            self._report()
+        return True
+
+    def _turn(self) -> list[Request]:
+        """Brings the books up to date; the requests that step next."""
+        events = self._link.drain()
+        self._apply(*self._arrived(), *self._heard(events), Tick())
+        decided = plan(self._state.snapshot())
+        self._apply(
+            *(Preempt(request_id) for request_id in decided.preempt),
+            *(Grow(request_id) for request_id in decided.grow),
+            *(Admit(request_id) for request_id in decided.admit),
+        )
+        return [self._state.requests[request_id] for request_id in decided.step]
+
+    def _idle(self) -> None:
+        """Returns when this rank or a peer has work, or the group is to leave."""
+        while True:
+            if self._clock.now() - self._reported_at >= IDLE_SECONDS or self._outbox:
+                self._report()
+            self._group.idle_wait(
+                self._link.socket, KV_POLL_SECONDS if self._state.awaits_kv else IDLE_SECONDS
+            )
+            if self._group.peer_woke():
+                return
+            if self._turn() or self._stop:
+                self._group.wake()
+                return
+
+    def _arrived(self) -> list[Event]:
+        """What the transfer has to tell: pages that have landed.
+
+        Asked after the link was drained, and applied before its messages: a peer that is said
+        to have gone may have delivered everything before.
+        """
+        events: list[Event] = []
+        for notification in self._transfer.notifications():
+            try:
+                events.extend(decode_notices(notification.message))
+            except ValueError as error:
+                log.warning("notice refused", sender=notification.sender, reason=str(error))
+        return events
+
+    def _heard(self, messages: list[FrontMessage]) -> list[Event]:
+        events: list[Event] = []
+        for message in messages:
+            if isinstance(message, Shutdown):
+                self._stop = True
+            else:
+                events.append(message)
+        return events
+
+    def _apply(self, *events: Event) -> None:
+        now = self._clock.now()
+        for event in events:
+            self._outbox.extend(self._state.step(event, now))
+
+    def _piece(self, request: Request) -> Piece:
+        """The last token, whose KV is missing yet, and how to sample the one behind it."""
+        position = len(request.tokens)
+        suppressed = suppressed_token_ids(
+            num_tokens=position,
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            eos_token_ids=self._state.facts.eos_token_ids,
+        )
+        return Piece(
+            token_ids=request.tokens[-1:],
+            start=position - 1,
+            pages=request.pages,
+            sample=SampleRow(sampling=request.sampling, position=position, suppressed=suppressed),
+        )
+
+    def _take(self, batch: list[Request], tokens: list[TokenOut | None]) -> None:
+        for request, token in zip(batch, tokens, strict=True):
+            assert token is not None
+            self._apply(Sampled(request.request_id, token))
+
+    def _report(self) -> None:
+        """Sends what there is to say, and the statistics."""
+        self._link.send(self._outbox, self._statistics())
+        self._outbox.clear()
+        self._steps.clear()
+        self._reported_at = self._clock.now()
+
+    def _statistics(self) -> RankStats:
+        state, totals, counts = self._state, self._state.totals, self._state.pool.counts()
+        waiting = state.of_phase(Phase.WAITING)
+        num_running = len(state.of_phase(Phase.RUNNING))
+        return RankStats(
+            num_running=num_running,
+            num_waiting=len(state.requests) - num_running,
+            num_waiting_tokens=sum(len(request.tokens) for request in waiting),
+            pages_total=counts.total,
+            pages_free=counts.free,
+            pages_owned=counts.owned,
+            pages_cached=counts.cached,
+            pages_quarantined=counts.quarantined,
+            num_steps=self._num_steps,
+            step_seconds=tuple(seconds for seconds, _ in self._steps),
+            batch_sizes=tuple(size for _, size in self._steps),
+            tokens_transferred_total=totals.tokens_transferred,
+            tokens_generated_total=totals.tokens_generated,
+            kv_bytes_total=totals.kv_bytes,
+            kv_seconds_total=totals.kv_seconds,
+            preemptions_total=totals.preemptions,
+        )
+
+
+def _facts(context: RankContext) -> RankFacts:
+    ready = context.ready
+    return RankFacts(
+        num_layers=context.config.num_layers,
+        page_tokens=ready.page_tokens,
+        max_model_len=ready.max_model_len,
+        max_running=ready.max_running,
+        eos_token_ids=ready.eos_token_ids,
+        kv_arrival_seconds=context.settings.kv_arrival_seconds,
+        agent=msgspec.msgpack.encode(context.transfer.describe()),
+        kv_fingerprint=ready.kv_fingerprint,
+        attempt_prefix=f"{context.start.epoch}-{context.start.rank}",
+    )

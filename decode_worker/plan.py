@@ -1,0 +1,97 @@
+"""What a decode rank does next: who steps, who gets a page, who is put back, who is let in.
+
+    1. Running requests are served oldest first. One that needs a page and finds none free
+       takes those of the youngest running request, which is preempted. One that finds nobody
+       younger stalls: it sits this step out and keeps its pages.
+    2. Waiting requests are let in by age, the oldest first and no later one before it, while
+       there are pages for all their tokens and a headroom for those that grow. Not in a step
+       in which somebody was preempted or stalled.
+
+The oldest request thus always progresses, or waits only for pages that come back within a
+bound (of prefills under way, or in quarantine): nobody starves, nobody is stuck.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Headroom: one page for each request that is in, but never more than this part of the pool.
+HEADROOM_DIVISOR = 16
+
+
+class RequestView(NamedTuple):
+    """A request as the planner sees it."""
+
+    request_id: str
+    num_tokens: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """`running` and `waiting` oldest first. `num_prefilling` requests hold pages and places."""
+
+    running: Sequence[RequestView]
+    waiting: Sequence[RequestView]
+    num_prefilling: int
+    pages_free: int
+    pages_total: int
+    page_tokens: int
+    max_running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Request ids. To be carried out in this order: preempt, grow, admit, step."""
+
+    preempt: tuple[str, ...] = ()
+    grow: tuple[str, ...] = ()
+    admit: tuple[str, ...] = ()
+    step: tuple[str, ...] = ()
+
+
+def pages_for(num_tokens: int, page_tokens: int) -> int:
+    """Pages that hold the KV of so many tokens."""
+    return -(-num_tokens // page_tokens)
+
+
+def plan(snapshot: Snapshot) -> Plan:
+    """The next step, see above. Depends on nothing but the snapshot."""
+    free = snapshot.pages_free
+    kept = list(snapshot.running)  # shrinks from the young end
+    preempt: list[str] = []
+    grow: list[str] = []
+    step: list[str] = []
+    index = 0
+    while index < len(kept):
+        request = kept[index]
+        if pages_for(request.num_tokens, snapshot.page_tokens) > request.num_pages:
+            while free == 0 and len(kept) > index + 1:
+                victim = kept.pop()
+                preempt.append(victim.request_id)
+                free += victim.num_pages
+            if free == 0:
+                break  # stalled, and with it nobody younger is left
+            free -= 1
+            grow.append(request.request_id)
+        step.append(request.request_id)
+        index += 1
+    stalled = index < len(kept)
+    admit = [] if preempt or stalled else _admitted(snapshot, free)
+    return Plan(preempt=tuple(preempt), grow=tuple(grow), admit=tuple(admit), step=tuple(step))
+
+
+def _admitted(snapshot: Snapshot, free: int) -> list[str]:
+    num_in = len(snapshot.running) + snapshot.num_prefilling
+    most_headroom = max(1, snapshot.pages_total // HEADROOM_DIVISOR)
+    admit: list[str] = []
+    for request in snapshot.waiting:
+        need = pages_for(request.num_tokens, snapshot.page_tokens)
+        # The first one in needs none: nobody else grows, and alone it fits (checked on entry).
+        headroom = min(num_in, most_headroom)
+        if num_in >= snapshot.max_running or need + headroom > free:
+            break
+        free -= need
+        num_in += 1
+        admit.append(request.request_id)
+    return admit

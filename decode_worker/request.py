@@ -1,0 +1,50 @@
+"""What a decode rank knows of one request.
+
+    phase        pages                      leaves by
+    WAITING      none                       admission, abort
+    PREFILLING   owned by the attempt,      KV complete and first token in; failure, abort:
+                 a peer writes into them    then into quarantine, unless the KV is complete
+    RUNNING      owned by the attempt       its end, abort: freed; preemption: freed, WAITING
+
+A request that is over is forgotten; only its pages may outlive it, in quarantine under the
+attempt id, until the prefill peer is known to have stopped.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from decode_worker.arrival import Arrival
+from engine.messages import Prefilled, Sampling
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One prefill of a request. `attempt_id` owns the pages in the pool, while running too."""
+
+    attempt_id: str
+    arrival: Arrival
+    prefilled: Prefilled | None = None
+    prefilled_at: float = 0.0  # seconds of the rank's clock
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """`age` orders requests by arrival: smaller is older; it outlives preemptions.
+
+    `tokens` is the prompt and all output; while running, the KV of all but the last is there.
+    """
+
+    request_id: str
+    age: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: Sampling
+    phase: Phase = Phase.WAITING
+    attempt: Attempt | None = None
+    pages: list[int] = field(default_factory=list)  # page ids in token order

@@ -1,0 +1,300 @@
+"""The books of one decode rank: a pure state machine over its requests and pages.
+
+No I/O, no torch, no clock: `step(event, now)` takes one event and returns what to tell the
+front. Phases are in `decode_worker.request`. Every event is legal in every phase; those that
+come late, twice or for an unknown request change nothing.
+
+    event            from      WAITING         PREFILLING                  RUNNING
+    -----            ----      -------         ----------                  -------
+    Submit           front     (new request -> WAITING)
+    Admit            planner   -> PREFILLING   .                           .
+    Prefilled        front     .               joins, once KV is complete  .
+    KvNotice         transfer  .               joins, once Prefilled is in .
+    Failed           front     .               over                        .
+    Tick             clock     .               over, if KV is overdue      .
+    Grow             planner   .               .                           one page more
+    Preempt          planner   .               .                           -> WAITING
+    Sampled          model     .               .                           next token; may be over
+    Abort            front     over            over                        over
+    PrefillStopped   front     (releases a quarantine; touches no request)
+"""
+
+from decode_worker.arrival import Arrival
+from decode_worker.events import Admit, Event, Grow, Preempt, RankFacts, Sampled, Tick, Totals
+from decode_worker.plan import RequestView, Snapshot, pages_for
+from decode_worker.request import Attempt, Phase, Request
+from engine.kv_notice import KvNotice
+from engine.messages import (
+    Abort,
+    Ended,
+    Failed,
+    Finish,
+    Prefilled,
+    PrefillStopped,
+    Produced,
+    Quarantined,
+    RankMessage,
+    Reserved,
+    Sink,
+    Submit,
+    TokenOut,
+)
+from engine.pages import PagePool, pages_of
+from engine.sequence_end import finish_after
+
+
+class RankState:
+    """`pool` is this object's alone."""
+
+    def __init__(self, facts: RankFacts, pool: PagePool) -> None:
+        self.facts = facts
+        self.pool = pool
+        self.totals = Totals()
+        self.requests: dict[str, Request] = {}
+        self._by_attempt: dict[str, Request] = {}  # attempts in PREFILLING and RUNNING
+        self._num_submitted = 0
+        self._num_attempts = 0
+
+    # ---- views
+
+    def of_phase(self, phase: Phase) -> list[Request]:
+        """Requests in `phase`, oldest first."""
+        return sorted(
+            (request for request in self.requests.values() if request.phase is phase),
+            key=lambda request: request.age,
+        )
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Some request has its first token and lacks only KV, which arrives without a sound."""
+        return any(
+            request.attempt is not None
+            and request.phase is Phase.PREFILLING
+            and request.attempt.prefilled is not None
+            for request in self.requests.values()
+        )
+
+    def snapshot(self) -> Snapshot:
+        """What the planner needs to know."""
+        running = self.of_phase(Phase.RUNNING)
+        waiting = self.of_phase(Phase.WAITING)
+        counts = self.pool.counts()
+        return Snapshot(
+            running=[_view(request) for request in running],
+            waiting=[_view(request) for request in waiting],
+            num_prefilling=len(self.requests) - len(running) - len(waiting),
+            pages_free=counts.free,
+            pages_total=counts.total,
+            page_tokens=self.facts.page_tokens,
+            max_running=self.facts.max_running,
+        )
+
+    # ---- events
+
+    def step(self, event: Event, now: float) -> list[RankMessage]:
+        """Takes one event at `now`, in seconds; returns messages for the front, in order."""
+        match event:
+            case Submit():
+                return self._submit(event)
+            case Prefilled():
+                return self._prefilled(event, now)
+            case KvNotice():
+                return self._notice(event)
+            case Failed():
+                return self._failed(event)
+            case Abort():
+                return self._abort(event.request_id)
+            case PrefillStopped():
+                self.pool.release(event.attempt_id)
+                return []
+            case Admit():
+                return self._admit(event.request_id)
+            case Grow():
+                return self._grow(event.request_id)
+            case Preempt():
+                return self._preempt(event.request_id)
+            case Sampled():
+                return self._sampled(event)
+            case Tick():
+                return self._tick(now)
+
+    def _submit(self, event: Submit) -> list[RankMessage]:
+        most = self.pool.counts().total * self.facts.page_tokens
+        assert 0 < len(event.token_ids) <= most, "the front lets only requests in that can fit"
+        if event.request_id in self.requests:
+            return []
+        self._num_submitted += 1
+        self.requests[event.request_id] = Request(
+            request_id=event.request_id,
+            age=self._num_submitted,
+            tokens=list(event.token_ids),
+            num_prompt_tokens=event.num_prompt_tokens,
+            sampling=event.sampling,
+        )
+        return []
+
+    def _admit(self, request_id: str) -> list[RankMessage]:
+        request = self._in_phase(request_id, Phase.WAITING)
+        if request is None:
+            return []
+        self._num_attempts += 1
+        attempt_id = f"{self.facts.attempt_prefix}-{self._num_attempts}"
+        num_pages = pages_for(len(request.tokens), self.facts.page_tokens)
+        runs = self.pool.allocate(attempt_id, num_pages)
+        request.pages = pages_of(runs)
+        request.phase = Phase.PREFILLING
+        request.attempt = Attempt(
+            attempt_id=attempt_id, arrival=Arrival(self.facts.num_layers, num_pages)
+        )
+        self._by_attempt[attempt_id] = request
+        sink = Sink(
+            agent=self.facts.agent, runs=tuple(runs), kv_fingerprint=self.facts.kv_fingerprint
+        )
+        return [
+            Reserved(
+                request_id=request_id,
+                attempt_id=attempt_id,
+                sink=sink,
+                token_ids=tuple(request.tokens),
+            )
+        ]
+
+    def _prefilled(self, event: Prefilled, now: float) -> list[RankMessage]:
+        request = self._prefilling(event.attempt_id)
+        if request is None or request.request_id != event.request_id:
+            return []
+        assert request.attempt is not None
+        if request.attempt.prefilled is None:
+            request.attempt.prefilled = event
+            request.attempt.prefilled_at = now
+        return self._join_if_complete(request)
+
+    def _notice(self, event: KvNotice) -> list[RankMessage]:
+        request = self._prefilling(event.attempt_id)
+        if request is None:
+            return []
+        assert request.attempt is not None
+        try:
+            request.attempt.arrival.add(event)
+        except ValueError as error:
+            return self._give_up(request, "UNAVAILABLE", f"prefill announced wrong pages: {error}")
+        return self._join_if_complete(request)
+
+    def _join_if_complete(self, request: Request) -> list[RankMessage]:
+        """Both proofs are needed: the first token says that prefill was right, the notices
+        that every page is here."""
+        attempt = request.attempt
+        assert attempt is not None
+        if attempt.prefilled is None or not attempt.arrival.complete:
+            return []
+        request.phase = Phase.RUNNING
+        self.totals.tokens_transferred += len(request.tokens)
+        self.totals.kv_bytes += attempt.prefilled.kv_bytes
+        self.totals.kv_seconds += attempt.prefilled.transfer_seconds
+        return self._append(request, attempt.prefilled.token)
+
+    def _sampled(self, event: Sampled) -> list[RankMessage]:
+        request = self._in_phase(event.request_id, Phase.RUNNING)
+        return [] if request is None else self._append(request, event.token)
+
+    def _append(self, request: Request, token: TokenOut) -> list[RankMessage]:
+        request.tokens.append(token.token_id)
+        self.totals.tokens_generated += 1
+        finish = finish_after(
+            token.token_id,
+            num_tokens=len(request.tokens),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            eos_token_ids=self.facts.eos_token_ids,
+            max_model_len=self.facts.max_model_len,
+        )
+        if finish is not Finish.NONE:
+            self._forget(request)
+        return [Produced(request_id=request.request_id, tokens=(token,), finish=finish)]
+
+    def _grow(self, request_id: str) -> list[RankMessage]:
+        request = self._in_phase(request_id, Phase.RUNNING)
+        if request is not None:
+            assert request.attempt is not None
+            request.pages.append(self.pool.grow(request.attempt.attempt_id))
+        return []
+
+    def _preempt(self, request_id: str) -> list[RankMessage]:
+        request = self._in_phase(request_id, Phase.RUNNING)
+        if request is not None:
+            self._free_pages(request)
+            request.phase = Phase.WAITING
+            self.totals.preemptions += 1
+        return []
+
+    # ---- ends
+
+    def _failed(self, event: Failed) -> list[RankMessage]:
+        request = self._prefilling(event.attempt_id)
+        if request is None:
+            return []
+        return self._give_up(request, event.code, event.message)
+
+    def _tick(self, now: float) -> list[RankMessage]:
+        messages: list[RankMessage] = []
+        for request in list(self._by_attempt.values()):
+            attempt = request.attempt
+            assert attempt is not None
+            if request.phase is not Phase.PREFILLING or attempt.prefilled is None:
+                continue
+            if now - attempt.prefilled_at > self.facts.kv_arrival_seconds:
+                text = (
+                    f"KV of the prompt has not arrived {self.facts.kv_arrival_seconds:g} s"
+                    " after the end of prefill"
+                )
+                messages += self._give_up(request, "UNAVAILABLE", text)
+        return messages
+
+    def _give_up(self, request: Request, code: str, text: str) -> list[RankMessage]:
+        assert request.attempt is not None
+        failed = Failed(
+            request_id=request.request_id,
+            attempt_id=request.attempt.attempt_id,
+            code=code,
+            message=text,
+        )
+        return [*self._forget(request), failed]
+
+    def _abort(self, request_id: str) -> list[RankMessage]:
+        """Ended is the answer for unknown requests, too: there is nothing more to come."""
+        request = self.requests.get(request_id)
+        messages = [] if request is None else self._forget(request)
+        return [*messages, Ended(request_id=request_id)]
+
+    def _forget(self, request: Request) -> list[RankMessage]:
+        """Ends a request: pages that may still be written to go into quarantine."""
+        del self.requests[request.request_id]
+        attempt = request.attempt
+        written = request.phase is Phase.PREFILLING and attempt is not None
+        if attempt is None or not written or attempt.arrival.complete:
+            self._free_pages(request)
+            return []
+        del self._by_attempt[attempt.attempt_id]
+        self.pool.quarantine(attempt.attempt_id, attempt.attempt_id)
+        return [Quarantined(request_id=request.request_id, attempt_id=attempt.attempt_id)]
+
+    def _free_pages(self, request: Request) -> None:
+        if request.attempt is not None:
+            self.pool.free(request.attempt.attempt_id)
+            del self._by_attempt[request.attempt.attempt_id]
+        request.attempt = None
+        request.pages = []
+
+    def _in_phase(self, request_id: str, phase: Phase) -> Request | None:
+        request = self.requests.get(request_id)
+        return request if request is not None and request.phase is phase else None
+
+    def _prefilling(self, attempt_id: str) -> Request | None:
+        request = self._by_attempt.get(attempt_id)
+        return request if request is not None and request.phase is Phase.PREFILLING else None
+
+
+def _view(request: Request) -> RequestView:
+    return RequestView(
+        request_id=request.request_id, num_tokens=len(request.tokens), num_pages=len(request.pages)
+    )
