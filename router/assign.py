@@ -1,0 +1,183 @@
+"""Assignment with a bounded, first-come-first-served wait for room."""
+
+import asyncio
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.errors import EpserveError, Overloaded, Unavailable
+from router.choose import Pair, Weights, choose
+from router.demand import Demand
+from router.prefix_index import PrefixIndex
+from router.table import Assigned, Released, WorkerTable
+from router.worker import Pending, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAddress:
+    address: str
+    epoch: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    prefill: WorkerAddress
+    decode: WorkerAddress
+    queue_seconds: float
+    num_matched_pages: int
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    demand: Demand
+    since: float
+    placed: "asyncio.Future[_Placed]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    assignment: Assignment
+    released: tuple[Released, Released]
+
+
+class Assigner:
+    """Every Assign call joins the queue; `wake` goes through it in order of arrival and takes
+    out each call that has a pair or can have none. Call `wake` after every change of the
+    table: nothing here polls."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        index: PrefixIndex,
+        clock: Clock,
+        weights: Weights,
+        *,
+        max_waiting: int,
+        max_wait_seconds: float,
+    ) -> None:
+        self._table = table
+        self._index = index
+        self._clock = clock
+        self._weights = weights
+        self._max_waiting = max_waiting
+        self._max_wait_seconds = max_wait_seconds
+        self._queue: OrderedDict[_Waiting, None] = OrderedDict()
+        self._closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    async def assign(self, demand: Demand) -> Assignment:
+        """A pair for `demand`, as soon as one has room.
+
+        Raises Overloaded when the queue is full or the wait too long, and what `choose`
+        raises. A cancelled call gives its place, or its room, back.
+        """
+        if self._closed:
+            raise Unavailable("the router is stopping")
+        waiting = _Waiting(demand, self._clock.now(), asyncio.get_running_loop().create_future())
+        self._queue[waiting] = None
+        self.wake()
+        try:
+            if not waiting.placed.done() and len(self._queue) > self._max_waiting:
+                raise self._overloaded(f"{len(self._queue) - 1} requests wait for room already")
+            async with asyncio.timeout(self._max_wait_seconds):
+                return (await waiting.placed).assignment
+        except TimeoutError:
+            if _is_placed(waiting):
+                return waiting.placed.result().assignment
+            raise self._overloaded(f"no room within {self._max_wait_seconds:g} s") from None
+        except asyncio.CancelledError:
+            if _is_placed(waiting):
+                self._release(waiting.placed.result())
+            raise
+        finally:
+            self._queue.pop(waiting, None)
+
+    def wake(self) -> None:
+        """Gives waiting calls what there is by now."""
+        if not self._queue:
+            return
+        now = self._clock.now()
+        self._table.expire(now)
+        workers = self._table.workers
+        capacities = sorted({worker.capacity_tokens for worker in workers})
+        # Calls that the same workers could take: if one found no room, neither will the next.
+        full: set[tuple[str, frozenset[str], int]] = set()
+        for waiting in list(self._queue):
+            demand = waiting.demand
+            kind = (
+                demand.model,
+                demand.excluded,
+                bisect_left(capacities, demand.num_prompt_tokens),
+            )
+            if kind in full or waiting.placed.done():
+                continue
+            try:
+                pair = choose(demand, workers, self._index, self._weights)
+            except EpserveError as error:
+                self._queue.pop(waiting)
+                waiting.placed.set_exception(error)
+                continue
+            if pair is None:
+                full.add(kind)
+                continue
+            self._queue.pop(waiting)
+            waiting.placed.set_result(self._place(waiting, pair, now))
+
+    def close(self) -> None:
+        """Ends all waiting calls with Unavailable, and all later ones."""
+        self._closed = True
+        for waiting in list(self._queue):
+            if not waiting.placed.done():
+                waiting.placed.set_exception(Unavailable("the router is stopping"))
+        self._queue.clear()
+
+    def _place(self, waiting: _Waiting, pair: Pair, now: float) -> _Placed:
+        demand, page_tokens = waiting.demand, pair.decode.worker.status.page_tokens
+        matched_tokens = pair.prefill.num_matched_pages * page_tokens
+        prefill = Pending(
+            assigned_at=now,
+            num_tokens=max(1, demand.num_prompt_tokens - matched_tokens),
+            num_pages=0,
+        )
+        decode = Pending(
+            assigned_at=now,
+            num_tokens=0,
+            num_pages=demand.num_prompt_tokens // page_tokens + 1,
+        )
+        prefill_epoch, decode_epoch = pair.prefill.worker.epoch, pair.decode.worker.epoch
+        self._table.step(Assigned(prefill_epoch, prefill), now)
+        self._table.step(Assigned(decode_epoch, decode), now)
+        self._index.record(prefill_epoch, demand.prefix_hashes)
+        assignment = Assignment(
+            prefill=_address(pair.prefill.worker),
+            decode=_address(pair.decode.worker),
+            queue_seconds=now - waiting.since,
+            num_matched_pages=pair.prefill.num_matched_pages,
+        )
+        released = (Released(prefill_epoch, prefill), Released(decode_epoch, decode))
+        return _Placed(assignment, released)
+
+    def _release(self, placed: _Placed) -> None:
+        for event in placed.released:
+            self._table.step(event, self._clock.now())
+        self.wake()
+
+    def _overloaded(self, why: str) -> Overloaded:
+        seconds = self._table.completions.retry_after_seconds(
+            len(self._queue) - 1, self._clock.now()
+        )
+        return Overloaded(f"all decode workers are full: {why}", retry_after_seconds=seconds)
+
+
+def _is_placed(waiting: _Waiting) -> bool:
+    placed = waiting.placed
+    return placed.done() and not placed.cancelled() and placed.exception() is None
+
+
+def _address(worker: Worker) -> WorkerAddress:
+    return WorkerAddress(address=worker.address, epoch=worker.epoch, name=worker.name)

@@ -1,0 +1,78 @@
+"""The parts of a router put together: events go into the table, its actions are performed."""
+
+from core.clock import Clock
+from core.log import get_logger
+from router.assign import Assigner
+from router.choose import Weights
+from router.metrics import RouterMetrics
+from router.pairing import rejections
+from router.prefix_index import PrefixIndex
+from router.settings import RouterSettings
+from router.table import Forget, StatusArrived, StreamBroken, Transition, WorkerTable
+from router.worker import WorkerState
+
+log = get_logger("router.cluster")
+
+
+class Cluster:
+    """What the router knows of its workers, and who waits for them."""
+
+    def __init__(self, settings: RouterSettings, clock: Clock, metrics: RouterMetrics) -> None:
+        self.table = WorkerTable(pending_seconds=settings.pending_seconds)
+        self.index = PrefixIndex(settings.prefix_index_pages)
+        self.assigner = Assigner(
+            self.table,
+            self.index,
+            clock,
+            Weights(prefill=settings.prefill_weights, decode=settings.decode_weights),
+            max_waiting=settings.max_waiting,
+            max_wait_seconds=settings.max_wait_seconds,
+        )
+        self._clock = clock
+        self._metrics = metrics
+        metrics.num_waiting.set_function(lambda: self.assigner.num_waiting)
+        self._rejected: dict[str, str] = {}
+
+    def apply(self, event: StatusArrived | StreamBroken) -> None:
+        """Takes in what a worker said; whoever waits for room may find some."""
+        actions = self.table.step(event, self._clock.now())
+        for action in actions:
+            match action:
+                case Forget():
+                    self.index.forget(action.epoch)
+                case Transition():
+                    _log_transition(action)
+        if actions:
+            self._metrics.show_workers(self.table.workers)
+            self._log_rejections()
+        self.assigner.wake()
+
+    def _log_rejections(self) -> None:
+        """Once for each worker and reason: nothing else tells why it gets no requests."""
+        found = {
+            rejection.worker.epoch: (rejection.worker, rejection.reason)
+            for rejection in rejections(self.table.workers)
+        }
+        for epoch, (worker, reason) in found.items():
+            if self._rejected.get(epoch) != reason:
+                log.warning(
+                    "worker gets no requests",
+                    worker=worker.name,
+                    worker_role=worker.role_name,
+                    address=worker.address,
+                    reason=reason,
+                )
+        self._rejected = {epoch: reason for epoch, (_worker, reason) in found.items()}
+
+
+def _log_transition(action: Transition) -> None:
+    write = log.warning if action.after is WorkerState.LOST else log.info
+    write(
+        f"worker is {action.after.value}",
+        worker=action.name,
+        worker_role=action.role,
+        address=action.address,
+        epoch=action.epoch,
+        before=action.before.value if action.before is not None else "unknown",
+        reason=action.reason,
+    )

@@ -1,0 +1,15 @@
+"""What one Assign call asks for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """`prefix_hashes[i]` covers the first i + 1 full pages of the prompt; `excluded` holds
+    epochs of workers that have failed this request."""
+
+    request_id: str
+    model: str
+    num_prompt_tokens: int
+    prefix_hashes: tuple[int, ...] = ()
+    excluded: frozenset[str] = frozenset()

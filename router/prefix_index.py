@@ -1,0 +1,40 @@
+"""Which prompt pages each prefill worker probably has in its prefix tree.
+
+Approximate: the router remembers what it sent where, and forgets the least recently used
+beyond a bound. A wrong guess costs time, never correctness.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class PrefixIndex:
+    """At most `max_pages` page hashes for each worker, named by its epoch."""
+
+    def __init__(self, max_pages: int) -> None:
+        self._max_pages = max_pages
+        self._pages: dict[str, OrderedDict[int, None]] = {}
+
+    def num_matched(self, epoch: str, prefix_hashes: Sequence[int]) -> int:
+        """Leading pages of the prompt that this worker probably has."""
+        pages = self._pages.get(epoch)
+        if not pages:
+            return 0
+        for index, prefix_hash in enumerate(prefix_hashes):
+            if prefix_hash not in pages:
+                return index
+        return len(prefix_hashes)
+
+    def record(self, epoch: str, prefix_hashes: Sequence[int]) -> None:
+        """This worker was given a prompt with these pages."""
+        pages = self._pages.setdefault(epoch, OrderedDict())
+        # Backwards, so that a prefix is never forgotten before what hangs on it.
+        for prefix_hash in reversed(prefix_hashes[: self._max_pages]):
+            pages[prefix_hash] = None
+            pages.move_to_end(prefix_hash)
+        while len(pages) > self._max_pages:
+            pages.popitem(last=False)
+
+    def forget(self, epoch: str) -> None:
+        """The worker is gone for good; unknown ones are not an error."""
+        self._pages.pop(epoch, None)

@@ -1,0 +1,93 @@
+"""The router process: server, one watcher a worker, metrics, stop."""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from core.address import parse_address
+from core.clock import SystemClock
+from core.log import get_logger
+from core.metrics import serve
+from core.process import Identity
+from core.signals import stop_event
+from proto import router_pb2
+from proto.router_pb2_grpc import add_AdminServicer_to_server, add_RouterServicer_to_server
+from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from router.cluster import Cluster
+from router.gateways import GatewayTable
+from router.metrics import RouterMetrics
+from router.service import AdminService, RouterService
+from router.settings import RouterSettings
+from router.watch import WatchLimits, watch_worker
+from rpc.identity import identity_message
+from rpc.server import RpcServer
+
+log = get_logger("router")
+
+
+class RouterProcess:
+    """Create it inside the running loop; `address` is known at once. Raises OSError when the
+    port is taken."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._clock = SystemClock()
+        self._registry = CollectorRegistry()
+        self._server = RpcServer(settings.listen)
+        self.address = self._server.address
+        identity = Identity(role="router", name=settings.name or "router", address=self.address)
+        metrics = RouterMetrics(self._registry)
+        self.cluster = Cluster(settings, self._clock, metrics)
+        gateways = GatewayTable()
+        self._server.add(
+            add_RouterServicer_to_server,
+            RouterService(self.cluster, gateways, self._clock, metrics),
+            router_pb2,
+            "Router",
+        )
+        self._server.add(
+            add_AdminServicer_to_server,
+            AdminService(self.cluster, gateways, self._clock, identity_message(identity)),
+            router_pb2,
+            "Admin",
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until `stop` is set, then ends waiting calls and itself, in bounded time."""
+        settings = self._settings
+        metrics_server = serve(
+            settings.metrics_port, self._registry, parse_address(settings.listen).host
+        )
+        limits = WatchLimits(
+            status_interval_ms=settings.status_interval_ms,
+            silence_seconds=settings.silence_seconds,
+            max_backoff_seconds=settings.max_backoff_seconds,
+        )
+        try:
+            async with asyncio.TaskGroup() as watchers:
+                tasks = [
+                    watchers.create_task(
+                        watch_worker(address, role, self.cluster.apply, limits),
+                        name=f"watch {address}",
+                    )
+                    for role, addresses in (
+                        (ROLE_PREFILL, settings.prefill),
+                        (ROLE_DECODE, settings.decode),
+                    )
+                    for address in dict.fromkeys(addresses)
+                ]
+                await self._server.start()
+                log.info("router serves", address=self.address, metrics_port=metrics_server.port)
+                await stop.wait()
+                log.info("router stops")
+                self.cluster.assigner.close()
+                await self._server.stop(settings.stop_seconds)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            metrics_server.close()
+
+
+async def run_router(settings: RouterSettings) -> None:
+    """Runs the router until SIGTERM or SIGINT."""
+    await RouterProcess(settings).run(stop_event())

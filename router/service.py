@@ -1,0 +1,164 @@
+"""The gRPC services of the router: Router for gateways, Admin for operators."""
+
+from asyncio import CancelledError
+from typing import Any
+
+import grpc
+
+from core.clock import Clock
+from core.errors import (
+    EpserveError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unavailable,
+)
+from proto import router_pb2
+from proto.router_pb2_grpc import AdminServicer, RouterServicer
+from proto.worker_pb2 import ProcessIdentity
+from router.assign import WorkerAddress
+from router.choose import capacity_tokens
+from router.cluster import Cluster
+from router.demand import Demand
+from router.gateways import GatewayTable
+from router.metrics import RouterMetrics
+from router.pairing import Pool, complete, pools, rejections
+from router.worker import WorkerState
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_EXCLUDED = 256
+
+
+class RouterService(RouterServicer):
+    def __init__(
+        self, cluster: Cluster, gateways: GatewayTable, clock: Clock, metrics: RouterMetrics
+    ) -> None:
+        self._cluster = cluster
+        self._gateways = gateways
+        self._clock = clock
+        self._metrics = metrics
+
+    async def Assign(
+        self, request: router_pb2.AssignRequest, context: Context
+    ) -> router_pb2.AssignResponse:
+        began = self._clock.now()
+        outcome = "error"
+        try:
+            assignment = await self._cluster.assigner.assign(_demand(request))
+            outcome = "ok"
+        except CancelledError:
+            outcome = "cancelled"
+            raise
+        except EpserveError as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            self._metrics.count_assign(outcome)
+        self._metrics.assign_seconds.observe(self._clock.now() - began)
+        self._metrics.count_prefix(
+            num_matched=assignment.num_matched_pages, num_pages=len(request.prefix_hashes)
+        )
+        return router_pb2.AssignResponse(
+            prefill=_reference(assignment.prefill),
+            decode=_reference(assignment.decode),
+            queue_seconds=assignment.queue_seconds,
+        )
+
+    async def Announce(
+        self, request: router_pb2.AnnounceRequest, context: Context
+    ) -> router_pb2.AnnounceResponse:
+        self._gateways.announce(request.identity, self._clock.now())
+        registered = [
+            worker
+            for worker in self._cluster.table.workers
+            if worker.state in (WorkerState.READY, WorkerState.DRAINING)
+        ]
+        ready = complete(
+            pools(worker for worker in registered if worker.state is WorkerState.READY)
+        )
+        # One model a cluster; should there be several, the pool with most decode workers.
+        best = max(
+            (ready or pools(registered)).items(),
+            key=lambda item: (len(item[1].decode), item[0]),
+            default=None,
+        )
+        if best is None:
+            return router_pb2.AnnounceResponse()
+        key, pool = best
+        return router_pb2.AnnounceResponse(
+            model=key.model,
+            page_tokens=key.page_tokens,
+            max_model_len=_max_model_len(pool),
+            ready=bool(ready),
+        )
+
+
+class AdminService(AdminServicer):
+    """`identity` is the router's own."""
+
+    def __init__(
+        self, cluster: Cluster, gateways: GatewayTable, clock: Clock, identity: ProcessIdentity
+    ) -> None:
+        self._cluster = cluster
+        self._gateways = gateways
+        self._clock = clock
+        self._identity = identity
+
+    async def GetStatus(
+        self, request: router_pb2.GetStatusRequest, context: Context
+    ) -> router_pb2.GetStatusResponse:
+        workers = self._cluster.table.workers
+        present = [worker for worker in workers if worker.state is not WorkerState.LOST]
+        return router_pb2.GetStatusResponse(
+            processes=[self._identity, *self._gateways.alive(self._clock.now())],
+            workers=[worker.status for worker in present],
+            rejected=[
+                router_pb2.RejectedWorker(
+                    identity=rejection.worker.status.identity, reason=rejection.reason
+                )
+                for rejection in rejections(present)
+            ],
+            num_waiting=self._cluster.assigner.num_waiting,
+        )
+
+
+def _demand(request: router_pb2.AssignRequest) -> Demand:
+    if request.num_prompt_tokens == 0:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if len(request.prefix_hashes) > request.num_prompt_tokens:
+        raise InvalidRequest("more prefix_hashes than prompt tokens", param="prefix_hashes")
+    if len(request.exclude_epochs) > MAX_EXCLUDED:
+        raise InvalidRequest(f"more than {MAX_EXCLUDED} epochs excluded", param="exclude_epochs")
+    return Demand(
+        request_id=request.request_id,
+        model=request.model,
+        num_prompt_tokens=request.num_prompt_tokens,
+        prefix_hashes=tuple(request.prefix_hashes),
+        excluded=frozenset(request.exclude_epochs),
+    )
+
+
+def _reference(worker: WorkerAddress) -> router_pb2.WorkerRef:
+    return router_pb2.WorkerRef(address=worker.address, epoch=worker.epoch, name=worker.name)
+
+
+def _max_model_len(pool: Pool) -> int:
+    """Tokens, prompt plus output, that the pool's most capable pair can hold."""
+    if not (pool.prefill and pool.decode):
+        return max(worker.status.max_model_len for worker in (*pool.prefill, *pool.decode))
+    lengths = [
+        max(worker.status.max_model_len for worker in workers)
+        for workers in (pool.prefill, pool.decode)
+    ]
+    return min(*lengths, capacity_tokens(pool) + 1)
+
+
+def _outcome(error: EpserveError) -> str:
+    outcomes: dict[type[EpserveError], str] = {
+        InvalidRequest: "invalid",
+        ModelNotFound: "not_found",
+        Overloaded: "overloaded",
+        Unavailable: "unavailable",
+    }
+    return next((name for cls, name in outcomes.items() if isinstance(error, cls)), "error")
