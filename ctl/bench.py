@@ -65,7 +65,7 @@ def bench(
         run = Run.begin("ctl bench")
         outcomes, seconds = _run(options, errors)
     except OSError as error:
-        errors.print(f"error: no answer from {url}: {error}", markup=False)
+        errors.print(f"error: no answer from {url}: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -74,7 +74,7 @@ def bench(
     if save is not None:
         append(save, records(run, options, summary))
     for reason, count in summary.errors.most_common(5):
-        errors.print(f"{count} x {reason}", markup=False)
+        errors.print(f"{count} x {reason}", markup=False, soft_wrap=True)
     if summary.num_errors:
         raise typer.Exit(1)
 

@@ -29,7 +29,9 @@ def status(
         raise typer.BadParameter(str(error), param_hint="--router") from error
     except EpserveError as error:
         make_console(stderr=True).print(
-            f"error: no answer from the router at {router}: {error.message}", markup=False
+            f"error: no answer from the router at {router}: {error.message}",
+            markup=False,
+            soft_wrap=True,
         )
         raise typer.Exit(1) from error
     report = describe(reply, time.time())

@@ -23,7 +23,10 @@ def main(argv: list[str]) -> None:
             raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
         if os.getppid() != parent_pid:
             raise SystemExit(f"parent process {parent_pid} is gone")
-    os.execv(command[0], command)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        raise SystemExit(f"cannot start {command[0]}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""The state machine of supervision, without processes and without waiting."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctl.supervision import (
+    Elapsed,
+    Event,
+    Exited,
+    Finish,
+    GiveUp,
+    Kill,
+    Limits,
+    Phase,
+    Ready,
+    SayAllReady,
+    SayDied,
+    SayReady,
+    Start,
+    StopRequested,
+    Supervision,
+    Terminate,
+)
+
+NAMES = ["router", "decode-0"]
+
+
+def running() -> Supervision:
+    """Both processes up since second 1."""
+    machine = Supervision(NAMES, Limits())
+    machine.start(0.0)
+    for name in NAMES:
+        machine.step(Ready(name), 1.0)
+    assert machine.names(Phase.RUNNING) == NAMES
+    return machine
+
+
+def test_all_start_at_once_and_the_last_one_completes_the_cluster() -> None:
+    machine = Supervision(NAMES, Limits())
+    assert machine.start(0.0) == [Start("router"), Start("decode-0")]
+    assert machine.step(Ready("decode-0"), 1.0) == [SayReady("decode-0", again=False)]
+    assert machine.step(Ready("router"), 2.0) == [SayReady("router", again=False), SayAllReady()]
+
+
+def test_two_processes_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="one name"):
+        Supervision(["router", "router"], Limits())
+
+
+def test_a_dead_process_comes_back_after_its_backoff() -> None:
+    machine = running()
+    assert machine.step(Exited("decode-0", -9), 100.0) == [SayDied("decode-0", -9, 0.5)]
+    assert machine.deadline() == 100.5
+    assert machine.step(Elapsed(), 100.4) == []
+    assert machine.step(Elapsed(), 100.5) == [Start("decode-0")]
+    assert machine.deadline() is None
+    # Not SayAllReady: the table is shown once.
+    assert machine.step(Ready("decode-0"), 102.0) == [SayReady("decode-0", again=True)]
+
+
+def test_backoff_doubles_up_to_its_bound_and_forgets_after_a_stable_time() -> None:
+    machine = running()
+    now, seen = 100.0, []
+    for _ in range(7):
+        (died,) = machine.step(Exited("router", 1), now)
+        assert isinstance(died, SayDied)
+        seen.append(died.backoff_seconds)
+        now += died.backoff_seconds
+        machine.step(Elapsed(), now)
+    assert seen == [0.5, 1, 2, 4, 8, 10, 10]
+    assert machine.step(Exited("router", 1), now + 30) == [SayDied("router", 1, 0.5)]
+
+
+def test_each_process_has_its_own_backoff() -> None:
+    machine = running()
+    machine.step(Exited("router", 1), 100.0)
+    machine.step(Exited("decode-0", 1), 100.2)
+    assert machine.deadline() == 100.5
+    assert machine.step(Elapsed(), 100.5) == [Start("router")]
+    assert machine.deadline() == 100.7
+
+
+def test_a_usage_error_before_the_first_success_ends_the_cluster() -> None:
+    machine = Supervision(NAMES, Limits())
+    machine.start(0.0)
+    assert machine.step(Exited("decode-0", 2), 0.3) == [
+        GiveUp("decode-0", 2),
+        Terminate("router"),
+    ]
+    assert machine.step(Exited("router", 0), 0.4) == [Finish()]
+
+
+def test_three_deaths_before_the_first_success_end_the_cluster() -> None:
+    machine = Supervision(NAMES, Limits())
+    machine.start(0.0)
+    for now in (1.0, 2.0):
+        assert isinstance(machine.step(Exited("decode-0", 1), now)[0], SayDied)
+        machine.step(Elapsed(), now + 1)
+    assert machine.step(Exited("decode-0", 1), 5.0)[0] == GiveUp("decode-0", 1)
+
+
+def test_a_cluster_that_was_up_is_never_given_up() -> None:
+    machine = running()
+    for now in range(100, 1000, 100):
+        assert isinstance(machine.step(Exited("decode-0", 2), float(now))[0], SayDied)
+        assert machine.step(Elapsed(), now + 50.0) == [Start("decode-0")]
+
+
+def test_stop_terminates_then_kills_then_abandons() -> None:
+    machine = running()
+    assert machine.step(StopRequested(), 50.0) == [Terminate("router"), Terminate("decode-0")]
+    assert machine.step(Exited("router", 0), 50.1) == []
+    assert machine.deadline() == 53.5
+    assert machine.step(Elapsed(), 53.5) == [Kill("decode-0")]
+    assert machine.deadline() == 54.5
+    assert machine.step(Elapsed(), 54.5) == [Finish()]
+    assert machine.deadline() is None
+
+
+def test_a_second_stop_kills_at_once() -> None:
+    machine = running()
+    machine.step(StopRequested(), 50.0)
+    assert machine.step(StopRequested(), 50.2) == [Kill("router"), Kill("decode-0")]
+    assert machine.step(Exited("router", -9), 50.3) == []
+    assert machine.step(Exited("decode-0", -9), 50.3) == [Finish()]
+
+
+def test_stop_while_a_process_waits_for_its_restart() -> None:
+    machine = running()
+    machine.step(Exited("decode-0", 1), 50.0)
+    assert machine.step(StopRequested(), 50.1) == [Terminate("router")]
+    assert machine.step(Exited("router", 0), 50.2) == [Finish()]
+
+
+def test_stop_with_nothing_alive_ends_at_once() -> None:
+    machine = running()
+    for name in NAMES:
+        machine.step(Exited(name, 1), 50.0)
+    assert machine.step(StopRequested(), 50.1) == [Finish()]
+
+
+def test_readiness_that_comes_too_late_means_nothing() -> None:
+    machine = running()
+    machine.step(Exited("decode-0", 1), 50.0)
+    assert machine.step(Ready("decode-0"), 50.1) == []
+    assert machine.names(Phase.WAITING) == ["decode-0"]
+
+
+EVENTS = st.one_of(
+    st.builds(Ready, st.sampled_from(NAMES)),
+    st.builds(Exited, st.sampled_from(NAMES), st.sampled_from([0, 1, 2, -9])),
+    st.just(Elapsed()),
+    st.just(StopRequested()),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.floats(0.0, 20.0)), max_size=60))
+def test_processes_are_started_only_when_dead_and_never_after_a_stop(
+    history: list[tuple[Event, float]],
+) -> None:
+    machine = Supervision(NAMES, Limits())
+    now = 0.0
+    alive = {action.name for action in machine.start(now) if isinstance(action, Start)}
+    finished = False
+    for event, seconds in history:
+        now += seconds
+        if finished or (isinstance(event, Exited | Ready) and event.name not in alive):
+            continue  # cannot happen
+        if isinstance(event, Exited):
+            alive.discard(event.name)
+        for action in machine.step(event, now):
+            if isinstance(action, Start):
+                assert not machine.stopping
+                assert action.name not in alive
+                alive.add(action.name)
+            elif isinstance(action, Terminate):
+                assert action.name in alive
+            elif isinstance(action, Finish):
+                finished = True
+        if not finished:
+            waits = machine.deadline() is not None
+            assert alive or waits, "nothing alive, and nothing to wait for"
