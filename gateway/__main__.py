@@ -1,0 +1,24 @@
+"""`python -m gateway --router host:port --model FOLDER ...`"""
+
+import sys
+
+from core.log import configure
+from gateway.server import run
+from gateway.settings import GatewaySettings
+
+
+def main() -> int:
+    """Exit status 0 after a stop by signal, 1 when the process could not start, 2 for wrong
+    flags."""
+    settings = GatewaySettings.parse(sys.argv[1:])
+    configure("gateway", settings.name or "gateway", settings.log_level, settings.log_format)
+    try:
+        run(settings)
+    except (OSError, ValueError) as error:  # the address, the model folder
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

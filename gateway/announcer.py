@@ -1,0 +1,85 @@
+"""Telling the router that this gateway lives, and hearing what the cluster can do."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from core.clock import Clock
+from core.log import get_logger
+from core.process import Identity
+from proto.router_pb2 import AnnounceRequest, AnnounceResponse
+from rpc.client import to_error
+from rpc.identity import identity_message
+
+if TYPE_CHECKING:  # only the stubs of the type checker have it
+    from proto.router_pb2_grpc import RouterAsyncStub
+
+log = get_logger("gateway.announcer")
+
+INTERVAL_SECONDS = 1.0
+# While the cluster is not ready yet: a start is noticed sooner.
+IMPATIENT_INTERVAL_SECONDS = 0.2
+CALL_TIMEOUT_SECONDS = 1.0
+# A router that has not answered for this long is not there.
+FRESH_SECONDS = 3.0
+
+
+class Announcer:
+    """Calls Router.Announce once a second and keeps the answer."""
+
+    def __init__(
+        self, router: "RouterAsyncStub", identity: Identity, clock: Clock, *, model: str
+    ) -> None:
+        self._router = router
+        self._request = AnnounceRequest(identity=identity_message(identity))
+        self._clock = clock
+        self._model = model
+        self._answer = AnnounceResponse()
+        self._answered_at: float | None = None
+        self._was_ready = False
+
+    @property
+    def is_ready(self) -> bool:
+        """The router answers, and says that at least one pair takes requests."""
+        return self._is_fresh() and self._answer.ready
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens a KV page; 0 while no worker has registered."""
+        return self._answer.page_tokens
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt plus output that workers take; 0 while no worker has registered."""
+        return self._answer.max_model_len
+
+    async def run(self) -> None:
+        """Announces until cancelled."""
+        while True:
+            await self.announce()
+            self._log_change()
+            await asyncio.sleep(INTERVAL_SECONDS if self.is_ready else IMPATIENT_INTERVAL_SECONDS)
+
+    async def announce(self) -> None:
+        """One call; a failed one leaves the last answer in place."""
+        try:
+            answer = await self._router.Announce(self._request, timeout=CALL_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as failure:
+            log.debug("router does not answer", reason=to_error(failure).message)
+            return
+        if answer.model not in ("", self._model, self._answer.model):
+            log.warning("workers serve another model", model=answer.model, ours=self._model)
+        self._answer = answer
+        self._answered_at = self._clock.now()
+
+    def _is_fresh(self) -> bool:
+        return (
+            self._answered_at is not None
+            and self._clock.now() - self._answered_at < FRESH_SECONDS
+        )
+
+    def _log_change(self) -> None:
+        if self.is_ready != self._was_ready:
+            self._was_ready = self.is_ready
+            log.info("ready" if self.is_ready else "not ready: no router, or no pair of workers")

@@ -1,0 +1,114 @@
+"""The ASGI application: routes, error handlers, middleware."""
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from core.errors import EpserveError, ModelNotFound, Unavailable
+from gateway.body_limit import BodyLimit
+from gateway.chat_request import ChatRequest
+from gateway.completion_request import CompletionRequest
+from gateway.frontend import Frontend
+from gateway.openai_error import on_epserve_error, on_http_exception
+from gateway.request_body import RequestModel
+from gateway.request_scope import RequestScope
+
+
+def create_app(frontend: Frontend) -> ASGIApp:
+    """The whole application around one frontend."""
+    app = FastAPI(title="epserve", version=_version(), docs_url=None, redoc_url=None)
+    app.add_exception_handler(EpserveError, on_epserve_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    _add_generation(app, frontend)
+    _add_models(app, frontend)
+    _add_operation(app, frontend)
+    settings = frontend.settings
+    paths = frozenset(app.openapi()["paths"])
+    limited = BodyLimit(
+        app, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds
+    )
+    return RequestScope(limited, frontend.serving.metrics, paths)
+
+
+def _add_generation(app: FastAPI, frontend: Frontend) -> None:
+    # The bodies are read by our own stricter code; the document still describes them.
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        """A reply to a conversation, whole or as server-sent events."""
+        return await frontend.chat(request)
+
+    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        """A continuation of one or several prompts, whole or as server-sent events."""
+        return await frontend.complete(request)
+
+
+def _add_models(app: FastAPI, frontend: Frontend) -> None:
+    created = int(time.time())
+
+    def model_object() -> dict[str, Any]:
+        return {
+            "id": frontend.model.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "epserve",
+            "max_model_len": frontend.max_model_len,
+        }
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        """The models served here: one."""
+        return {"object": "list", "data": [model_object()]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def retrieve_model(model_id: str) -> dict[str, Any]:
+        """One model by its name, which may contain slashes."""
+        if model_id != frontend.model.name:
+            raise ModelNotFound(f"The model {model_id[:256]!r} does not exist.")
+        return model_object()
+
+
+def _add_operation(app: FastAPI, frontend: Frontend) -> None:
+    admission = frontend.serving.admission
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """200 while the cluster behind this gateway takes requests."""
+        if not frontend.announcer.is_ready:
+            raise Unavailable("no router, or no pair of workers that takes requests")
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        """As /health, but 503 from the moment on that this process is asked to stop."""
+        if admission.is_draining:
+            raise Unavailable("the gateway is shutting down")
+        return await health()
+
+    @app.get("/version")
+    async def get_version() -> dict[str, str]:
+        """The version of this software."""
+        return {"version": app.version}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus exposition of this process."""
+        content = generate_latest(frontend.serving.metrics.registry)
+        return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _body_schema(model: type[RequestModel]) -> dict[str, Any]:
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
+
+
+def _version() -> str:
+    try:
+        return version("epserve")
+    except PackageNotFoundError:  # a source tree that was not installed
+        return "unknown"

@@ -1,0 +1,90 @@
+"""The checkpoint's chat template, rendered in a sandbox as transformers renders it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from core.errors import CheckpointError, InvalidRequest
+from model.config import Fields
+
+
+class ChatTemplate:
+    """Turns messages into the text that the model was trained on."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises CheckpointError when `source` is not a template."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template: Template = _environment().from_string(source)
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template does not compile: {error}") from error
+
+    @classmethod
+    def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
+        """From chat_template.jinja or tokenizer_config.json; None when the folder has none.
+
+        Raises CheckpointError for a template that is of the wrong type or does not compile.
+        """
+        source = _source(folder)
+        return None if source is None else cls(source, special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The whole prompt, up to where the assistant's turn begins.
+
+        Raises InvalidRequest when the template refuses the messages.
+        """
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, tools=None, **self._special_tokens
+            )
+        # Templates are programs: one that meets a message it was not made for may raise these.
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def _source(folder: Path) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    config_path = folder / "tokenizer_config.json"
+    if not config_path.is_file():
+        return None
+    fields = Fields.read(config_path)
+    value = fields.values.get("chat_template")
+    if isinstance(value, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in value}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise fields.wrong("chat_template", "a template")
+    return value
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    # Unlike jinja's own filter: not escaped for HTML.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,277 @@
+"""The way of one choice through the cluster: assigned, generated, moved when a worker fails.
+
+    leg = Leg(cluster, request_id, prompt, sampling, deadline)
+    async with aclosing(leg.batches()) as batches:
+        async for batch in batches: ...          # each token exactly once, in order
+
+What a failure means:
+
+    from Assign     UNAVAILABLE          ask again for `failover_seconds`, then give up
+                    anything else        give up
+    from Generate   RESOURCE_EXHAUSTED   another decode worker once, then give up
+                    UNAVAILABLE, FAILED_PRECONDITION, CANCELLED, end without a finish reason,
+                    answer that makes no sense
+                                         another pair, carrying on behind the tokens received;
+                                         `max_attempts` in a row without a new token: give up
+                    anything else        give up
+
+Closing `batches()` cancels the call in progress, and with it the request on both workers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc
+
+from core.clock import Clock
+from core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EpserveError,
+    Mismatch,
+    Overloaded,
+    Unavailable,
+)
+from core.hashing import prefix_hashes
+from core.log import get_logger
+from gateway.channels import ChannelPool
+from gateway.job import Prompt
+from gateway.metrics import GatewayMetrics
+from proto.generate_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FINISH_REASON_UNSPECIFIED,
+    FinishReason,
+    GenerateRequest,
+    GenerateResponse,
+    SamplingParams,
+    Token,
+)
+from proto.generate_pb2_grpc import DecodeStub
+from proto.router_pb2 import AssignRequest, AssignResponse
+from rpc.client import request_metadata, to_error
+
+if TYPE_CHECKING:  # only the stubs of the type checker have these
+    from proto.generate_pb2_grpc import DecodeAsyncStub
+    from proto.router_pb2_grpc import RouterAsyncStub
+
+log = get_logger("gateway.client")
+
+FIRST_WAIT_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 0.4
+
+
+class TokenBatch(NamedTuple):
+    """Tokens that arrived together; the last batch has a finish reason."""
+
+    tokens: Sequence[Token]
+    finish: "FinishReason.ValueType"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What all legs share; bounds as in the settings of the same names."""
+
+    router: "RouterAsyncStub"
+    channels: ChannelPool
+    metrics: GatewayMetrics
+    clock: Clock
+    model: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_attempts: int
+    failover_seconds: float
+
+
+class Leg:
+    """One choice. `num_cached_tokens` and `queue_seconds` are known with the first batch.
+
+    `page_tokens` (0: not known yet) is the size of the pages whose hashes the router wants.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        deadline: float,
+        page_tokens: int,
+    ) -> None:
+        self.output_token_ids: list[int] = []
+        self.num_cached_tokens = 0
+        self.queue_seconds = 0.0
+        self.num_moves = 0
+        self._cluster = cluster
+        self._request_id = request_id
+        self._prompt = prompt
+        self._sampling = sampling
+        self._deadline = deadline
+        self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
+        self._num_calls = 0
+        self._begin_search()
+
+    async def batches(self) -> AsyncIterator[TokenBatch]:
+        """All tokens of the choice, over however many pairs it takes.
+
+        Raises the EpserveError for which no pair could finish it.
+        """
+        while True:
+            pair = await self._assign()
+            async with self._cluster.channels.lease(pair.decode) as channel:
+                call = self._generate(DecodeStub(channel), pair)
+                try:
+                    async for response in call:
+                        batch = self._accept(response, pair)
+                        yield batch
+                        if batch.finish != FINISH_REASON_UNSPECIFIED:
+                            return
+                    error: EpserveError = Unavailable("the decode worker ended without a reason")
+                except grpc.aio.AioRpcError as failure:
+                    error = to_error(failure, peer_epoch=pair.decode.epoch)
+                except Unavailable as failure:  # from _accept
+                    error = failure
+                finally:
+                    call.cancel()
+            self._note_failure(pair, error)
+            finish = self._finish_reached()
+            if finish != FINISH_REASON_UNSPECIFIED:
+                yield TokenBatch((), finish)
+                return
+
+    def _generate(
+        self, decode: "DecodeAsyncStub", pair: AssignResponse
+    ) -> grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]:
+        # An id of its own for each call: the one before may still be ending on that worker.
+        suffix = f".{self._num_calls}" if self._num_calls else ""
+        self._num_calls += 1
+        request = GenerateRequest(
+            request_id=self._request_id + suffix,
+            model=self._cluster.model,
+            prompt_token_ids=self._prompt.token_ids,
+            output_token_ids=self.output_token_ids,
+            sampling=self._sampling,
+            prefill=pair.prefill,
+            decode_epoch=pair.decode.epoch,
+        )
+        return decode.Generate(
+            request, timeout=self._remaining_seconds(), metadata=request_metadata()
+        )
+
+    # ---- assignment
+
+    async def _assign(self) -> AssignResponse:
+        """A pair, waiting for one for `failover_seconds` from the first time there is none."""
+        while True:
+            try:
+                pair: AssignResponse = await self._cluster.router.Assign(
+                    self._assign_request(),
+                    timeout=self._remaining_seconds(),
+                    metadata=request_metadata(),
+                )
+            except grpc.aio.AioRpcError as failure:
+                error = to_error(failure)
+            else:
+                self.queue_seconds += pair.queue_seconds
+                return pair
+            if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
+                raise self._refusal  # nobody else is there: the pair is not gone, it is full
+            if not isinstance(error, Unavailable):
+                raise error
+            now = self._cluster.clock.now()
+            if self._search_until is None:
+                self._search_until = now + self._cluster.failover_seconds
+            if now >= self._search_until:
+                raise error
+            await asyncio.sleep(min(self._wait_seconds, self._search_until - now))
+            self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+            # Blame fades: a worker that failed this request may be the only one there is.
+            self._excluded_epochs.clear()
+
+    def _assign_request(self) -> AssignRequest:
+        num_output = len(self.output_token_ids)
+        return AssignRequest(
+            request_id=self._request_id,
+            model=self._cluster.model,
+            num_prompt_tokens=len(self._prompt.token_ids) + num_output,
+            max_new_tokens=self._prompt.max_tokens - num_output,
+            prefix_hashes=self._prefix_hashes,
+            exclude_epochs=self._excluded_epochs,
+        )
+
+    # ---- answers and failures
+
+    def _accept(self, response: GenerateResponse, pair: AssignResponse) -> TokenBatch:
+        """Counts the tokens as received. Raises Unavailable when they make no sense."""
+        token_ids = [token.token_id for token in response.tokens]
+        too_many = len(self.output_token_ids) + len(token_ids) > self._prompt.max_tokens
+        if too_many or (token_ids and max(token_ids) >= self._cluster.vocab_size):
+            raise Unavailable(
+                "the decode worker sent tokens that cannot be", failed_epoch=pair.decode.epoch
+            )
+        if not self.output_token_ids:
+            self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
+        if token_ids:
+            self.output_token_ids += token_ids
+            self._begin_search()
+        return TokenBatch(response.tokens, response.finish_reason)
+
+    def _begin_search(self) -> None:
+        """Nobody is to blame for anything: at the start, and after each token."""
+        self._num_attempts = 0
+        self._excluded_epochs: list[str] = []
+        self._refusal: Overloaded | None = None
+        self._search_until: float | None = None
+        self._wait_seconds = FIRST_WAIT_SECONDS
+
+    def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
+        """Remembers whom to leave out; raises `error` when it is time to give up."""
+        if not isinstance(error, Unavailable | Mismatch | Cancelled | Overloaded):
+            raise error
+        self._num_attempts += 1
+        if isinstance(error, Overloaded):
+            if self._refusal is not None:
+                raise error
+            self._refusal = error
+        elif self._num_attempts >= self._cluster.max_attempts:
+            raise _given_up(error)
+        elif self._search_until is None:
+            self._search_until = self._cluster.clock.now() + self._cluster.failover_seconds
+        self._excluded_epochs.append(error.failed_epoch or pair.decode.epoch)
+        self.num_moves += 1
+        self._cluster.metrics.count_move(error.status.code)
+        log.warning(
+            "request moves to other workers",
+            choice=self._request_id,
+            reason=error.status.code,
+            message=error.message,
+            prefill=pair.prefill.name,
+            decode=pair.decode.name,
+            num_tokens=len(self.output_token_ids),
+        )
+
+    def _finish_reached(self) -> "FinishReason.ValueType":
+        """Whether the tokens received are all there will be, though nobody said so."""
+        if len(self.output_token_ids) >= self._prompt.max_tokens:
+            return FINISH_REASON_LENGTH
+        if len(self.output_token_ids) < max(1, self._sampling.min_tokens):
+            return FINISH_REASON_UNSPECIFIED
+        last = self.output_token_ids[-1]
+        is_eos = last in self._cluster.eos_token_ids and not self._sampling.ignore_eos
+        ended = is_eos or last in self._sampling.stop_token_ids
+        return FINISH_REASON_STOP if ended else FINISH_REASON_UNSPECIFIED
+
+    def _remaining_seconds(self) -> float:
+        """Until the deadline. Raises DeadlineExceeded behind it."""
+        seconds = self._deadline - self._cluster.clock.now()
+        if seconds <= 0:
+            raise DeadlineExceeded("the request's deadline is over")
+        return seconds
+
+
+def _given_up(error: EpserveError) -> EpserveError:
+    """What the client is told: a peer that cancelled or did not fit was unavailable to it."""
+    return error if isinstance(error, Unavailable) else Unavailable(error.message)

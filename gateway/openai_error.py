@@ -1,0 +1,82 @@
+"""OpenAI's error object, for our own errors and for those of the framework.
+
+    {"error": {"message": ..., "type": ..., "param": ... or null, "code": ...}}
+"""
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+
+from core.errors import EpserveError, InternalError
+from core.log import get_logger
+
+log = get_logger("gateway.openai_error")
+
+# Codes of errors that only HTTP knows.
+HTTP_CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+}
+
+
+def error_object(message: str, type_: str, param: str | None, code: str) -> bytes:
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": type_, "param": param, "code": code}}
+    )
+
+
+def error_body(error: EpserveError) -> bytes:
+    """The object for one of our errors; also the payload of an error event in a stream."""
+    return error_object(error.message, error.status.type, error.param, error.status.code)
+
+
+def error_response(error: EpserveError) -> Response:
+    """With Retry-After (whole seconds) where coming back later makes sense."""
+    headers = {}
+    if error.status.http in (429, 503):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds or 1)))
+    return _json_response(error.status.http, error_body(error), headers)
+
+
+def http_error_response(
+    status: int, message: str = "", headers: Mapping[str, str] | None = None
+) -> Response:
+    """For what went wrong before or beside our own code, by HTTP status."""
+    type_ = "server_error" if status >= 500 else "invalid_request_error"
+    code = HTTP_CODES.get(status, "internal" if status >= 500 else "invalid_value")
+    body = error_object(message or HTTPStatus(status).phrase, type_, None, code)
+    return _json_response(status, body, headers)
+
+
+async def on_epserve_error(request: Request, error: Exception) -> Response:
+    """Handler of our own errors."""
+    assert isinstance(error, EpserveError)
+    if error.status.http >= 500:
+        log.warning("request failed", code=error.status.code, message=error.message)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Handler of the framework's: unknown paths, wrong methods, bodies too large."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path[:200]}"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed here"
+    else:
+        message = error.detail
+    return http_error_response(error.status_code, message, error.headers)
+
+
+def internal_error_response() -> Response:
+    return error_response(InternalError("internal error"))
+
+
+def _json_response(status: int, body: bytes, headers: Mapping[str, str] | None) -> Response:
+    return Response(body, status, headers=headers, media_type="application/json")

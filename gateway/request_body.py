@@ -1,0 +1,77 @@
+"""Request bodies: strict JSON, then a pydantic model; every fault is the client's and named."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from core.errors import InvalidRequest
+from gateway.unsupported import refuse_unsupported
+
+MAX_PROBLEMS_SHOWN = 3
+
+
+class RequestModel(BaseModel):
+    """Base of what clients send: no conversions ("5" is not a number), unknown fields kept
+    aside so that `refuse_unsupported` can look at them."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+Body = TypeVar("Body", bound=RequestModel)
+
+
+async def read_body(request: Request, model: type[Body]) -> Body:
+    """The request's body as `model`. Raises InvalidRequest that names the field to blame."""
+    body = parse_json(await request.body())
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    try:
+        parsed = model.model_validate(body)
+    except ValidationError as error:
+        raise _named(error, body) from error
+    refuse_unsupported(parsed.model_extra or {})
+    return parsed
+
+
+def parse_json(content: bytes) -> Any:  # noqa: ANN401 - JSON is anything
+    """Strict JSON: no NaN, no infinities, valid UTF-8, bounded depth."""
+    try:
+        return msgspec.json.decode(content)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _named(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
+    """One error for pydantic's many: the first field at fault and what it should have been."""
+    problems = error.errors(include_url=False, include_input=False)
+    param = _path(problems[0]["loc"], body, is_missing=problems[0]["type"] == "missing")
+    messages = []
+    for problem in problems:
+        if _path(problem["loc"], body, is_missing=problem["type"] == "missing") == param:
+            text = problem["msg"].removeprefix("Value error, ")
+            if text not in messages:
+                messages.append(text)
+    shown = "; or: ".join(messages[:MAX_PROBLEMS_SHOWN])
+    return InvalidRequest(f"{param}: {shown}" if param else shown, param=param or None)
+
+
+def _path(location: Sequence[str | int], body: dict[str, Any], *, is_missing: bool) -> str:
+    """`messages[0].content`. Pydantic's location also names the branches of unions that it
+    tried: what does not lead anywhere in the body is left out."""
+    path = ""
+    here: Any = body
+    for depth, part in enumerate(location):
+        if isinstance(here, dict) and isinstance(part, str):
+            is_last = depth == len(location) - 1
+            if part in here or (is_missing and is_last):
+                path += f".{part}" if path else part
+                here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            path += f"[{part}]"
+            here = here[part]
+    return path

@@ -1,0 +1,83 @@
+"""ASGI middleware around everything: request id, access log, and the last word on exceptions."""
+
+import re
+import secrets
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from core.log import get_logger, request_context
+from gateway.metrics import GatewayMetrics
+from gateway.openai_error import internal_error_response
+
+log = get_logger("gateway.http")
+
+SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# Asked for all the time by probes and scrapers.
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+
+class RequestScope:
+    """Gives each request an id: the client's `x-request-id` when it is safe to repeat, a new
+    one otherwise. It is on the response, in every log line and, through the context, in the
+    metadata of every call made on the request's behalf.
+
+    NOTE: a plain ASGI middleware; Starlette's BaseHTTPMiddleware loses count of streams
+    that clients cancel.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, paths: frozenset[str]) -> None:
+        """`paths` are those that metrics may name; all others count as one."""
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        started = time.monotonic()
+        with request_context(request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception:
+                log.exception("unexpected exception")
+                if status:
+                    raise  # the server cuts the connection: the client must not see an end
+                await internal_error_response()(scope, receive, send_with_id)
+            finally:
+                self._record(scope, status, time.monotonic() - started)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"]
+        known = path if path in self._paths else "other"
+        # No status: the client went away before there was any.
+        self._metrics.http_responses.labels(path=known, code=str(status or 499)).inc()
+        if path not in QUIET_PATHS:
+            log.info(
+                "answered",
+                method=scope["method"],
+                path=path[:200],
+                status=status or 499,
+                seconds=round(seconds, 6),
+            )
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text: str = value.decode("latin-1")
+            if SAFE_REQUEST_ID.fullmatch(text):
+                return text
+    return f"req-{secrets.token_hex(12)}"

@@ -1,0 +1,173 @@
+"""All choices of one request at work: their legs started, their pieces merged, their tokens
+counted.
+
+    async with Run(job, ...) as run:
+        async for pieces in run: ...      # [(choice, Piece), ...], all that is there by now
+        run.usage()
+
+Leaving the block cancels whatever still runs, on this machine and on the workers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from core.clock import Clock
+from core.errors import EpserveError
+from gateway.client import Cluster, Leg, TokenBatch
+from gateway.job import Job
+from gateway.metrics import GatewayMetrics
+from gateway.output_text import OutputText, Piece
+from gateway.sampling_fields import choice_seed
+from gateway.tokenizer import Tokenizer
+from proto.generate_pb2 import SamplingParams
+
+# Pieces that wait for a slow client; past it nothing more is read from the workers.
+MAX_PIECES = 256
+
+
+class Usage(NamedTuple):
+    """Tokens of the whole request: each prompt counts once, the output of every choice."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class _Choice(NamedTuple):
+    index: int
+    leg: Leg
+    text: OutputText
+
+
+class Run:
+    """One request in progress."""
+
+    def __init__(
+        self, job: Job, cluster: Cluster, tokenizer: Tokenizer, *, page_tokens: int
+    ) -> None:
+        self._job = job
+        self._clock: Clock = cluster.clock
+        self._metrics: GatewayMetrics = cluster.metrics
+        self._choices = [
+            _make_choice(index, job, cluster, tokenizer, page_tokens)
+            for index in range(job.num_choices)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pieces: list[tuple[int, Piece]] = []
+        self._changed = asyncio.Event()  # there is something for the reader
+        self._room = asyncio.Event()  # there is room for another piece
+        self._room.set()
+        self._stop_error: EpserveError | None = None
+
+    async def __aenter__(self) -> Self:
+        for choice in self._choices:
+            task = asyncio.create_task(self._drive(choice))
+            task.add_done_callback(lambda _task: self._changed.set())
+            self._tasks.append(task)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def __aiter__(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Piece]]:
+        """Everything new, at least one piece. Raises the first choice's error there is, once
+        the pieces before it are out."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._pieces:
+                pieces, self._pieces = self._pieces, []
+                self._room.set()
+                self._changed.set()  # an error may wait behind them
+                return pieces
+            if self._stop_error is not None:
+                raise self._stop_error
+            for task in self._tasks:
+                if task.done() and not task.cancelled() and (error := task.exception()):
+                    raise error
+            if all(task.done() for task in self._tasks):
+                raise StopAsyncIteration
+
+    def stop(self, error: EpserveError) -> None:
+        """Ends the run early: its reader gets `error`."""
+        self._stop_error = error
+        self._changed.set()
+
+    def usage(self) -> Usage:
+        """Cached tokens are those that the first choice of each prompt found."""
+        first_of_prompt = self._choices[:: self._job.num_per_prompt]
+        return Usage(
+            prompt_tokens=sum(len(prompt.token_ids) for prompt in self._job.prompts),
+            cached_tokens=sum(choice.leg.num_cached_tokens for choice in first_of_prompt),
+            completion_tokens=sum(choice.text.num_tokens for choice in self._choices),
+        )
+
+    @property
+    def num_moves(self) -> int:
+        return sum(choice.leg.num_moves for choice in self._choices)
+
+    async def _drive(self, choice: _Choice) -> None:
+        """Reads one leg until the choice has ended: by the worker, or by a stop string."""
+        last_at: float | None = None
+        async with aclosing(choice.leg.batches()) as batches:
+            async for batch in batches:
+                if batch.tokens:
+                    last_at = self._observe(choice, batch, last_at)
+                piece = choice.text.feed(batch.tokens, batch.finish)
+                if piece:
+                    await self._room.wait()
+                    self._pieces.append((choice.index, piece))
+                    self._changed.set()
+                    if len(self._pieces) >= MAX_PIECES:
+                        self._room.clear()
+                if choice.text.finish_reason is not None:
+                    return
+
+    def _observe(self, choice: _Choice, batch: TokenBatch, last_at: float | None) -> float:
+        now = self._clock.now()
+        num_tokens = len(batch.tokens)
+        self._metrics.output_tokens.inc(num_tokens)
+        if last_at is None:
+            self._metrics.time_to_first_token.observe(now - self._job.arrived_at)
+            self._metrics.queue_time.observe(choice.leg.queue_seconds)
+        else:
+            self._metrics.observe_tokens(num_tokens, now - last_at)
+        return now
+
+
+def _make_choice(
+    index: int, job: Job, cluster: Cluster, tokenizer: Tokenizer, page_tokens: int
+) -> _Choice:
+    prompt = job.prompts[index // job.num_per_prompt]
+    sampling = SamplingParams()
+    sampling.CopyFrom(job.sampling)
+    sampling.max_tokens = prompt.max_tokens
+    sampling.seed = choice_seed(job.sampling.seed, index % job.num_per_prompt)
+    leg = Leg(
+        cluster,
+        request_id=f"{job.id}-{index}",
+        prompt=prompt,
+        sampling=sampling,
+        deadline=job.deadline,
+        page_tokens=page_tokens,
+    )
+    text = OutputText(
+        tokenizer,
+        stops=job.stop_strings,
+        min_tokens=sampling.min_tokens,
+        logprobs=sampling.logprobs,
+    )
+    return _Choice(index, leg, text)

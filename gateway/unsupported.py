@@ -1,0 +1,80 @@
+"""Fields of OpenAI's API and its usual extensions that are known here but not supported.
+
+They are accepted with the values that change nothing and refused by name with any other, so
+that nobody believes that they took effect. Fields that nobody knows are ignored.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from core.errors import InvalidRequest
+from core.log import get_logger
+
+log = get_logger("gateway.unsupported")
+
+# Field -> values that change nothing; JSON null is always among them.
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+# Part of the API, without any effect on the reply: not worth a line in the log.
+WITHOUT_EFFECT = frozenset(
+    {
+        "include_reasoning", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key",
+        "reasoning_effort", "safety_identifier", "service_tier", "user", "verbosity",
+    }
+)  # fmt: skip
+
+MAX_NAMES_LOGGED = 10
+MAX_NAME_CHARACTERS = 40
+
+
+def refuse_unsupported(extra: Mapping[str, Any]) -> None:
+    """Looks at the fields that the request model does not have.
+
+    Raises InvalidRequest for one that is known and set to something that would matter.
+    """
+    unknown = []
+    for name, value in extra.items():
+        neutral = NEUTRAL_VALUES.get(name)
+        if neutral is None:
+            if name not in WITHOUT_EFFECT:
+                unknown.append(name[:MAX_NAME_CHARACTERS])
+        elif value is not None and not _is_one_of(value, neutral):
+            raise InvalidRequest(f"{name} is not supported", param=name)
+    if unknown:
+        log.info("unknown fields ignored", fields=sorted(unknown)[:MAX_NAMES_LOGGED])
+
+
+def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+    # True == 1 and False == 0 in Python, not in JSON.
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
