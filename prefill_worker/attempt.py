@@ -1,0 +1,37 @@
+"""One prefill attempt and the phases of its life; `state` has the diagram."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.messages import Failed, Submit
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # queued, holds nothing
+    RUNNING = "running"  # holds pages; is computed and pushed
+    PUSHING = "pushing"  # computed and answered; transfers are in flight
+    STOPPING = "stopping"  # aborted or failed; transfers are in flight
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One attempt; times in seconds of the caller's clock. Only `PrefillState` writes to it."""
+
+    submit: Submit
+    arrived_at: float
+    phase: Phase = Phase.WAITING
+    started_at: float = 0.0
+    num_cached_tokens: int = 0
+    num_done_tokens: int = 0  # cached ones included
+    compute_seconds: float = 0.0
+    num_in_flight: int = 0  # transfers
+    first_push_at: float | None = None
+    progress_at: float = 0.0  # last time a transfer began or ended
+    kv_bytes: int = 0
+    peer_released: bool = False
+    stop_asked: bool = False
+    failure: Failed | None = None
+
+    @property
+    def num_left_tokens(self) -> int:
+        return len(self.submit.token_ids) - self.num_done_tokens

@@ -1,0 +1,308 @@
+"""Prefill on one rank: performs what `state` and `plan` decide.
+
+    turn:  hear the front and the transfer, plan, reserve pages, push known prefixes
+    step:  turn -> exchange facts with the EP group -> forward, pushing layer by layer -> tell
+
+Every rank of the group takes part in every step, with an empty batch if it has nothing to do.
+When nobody has anything to compute, ranks wait, each on its own link, until one wakes the
+others; a rank with transfers in flight looks after them meanwhile.
+"""
+
+from collections import deque
+
+import msgspec
+
+from core.clock import Clock, SystemClock
+from core.errors import EpserveError, InvalidRequest
+from core.log import get_logger
+from engine.messages import Abort, Failed, RankMessage, RankStats, Shutdown, Submit
+from engine.rank import RankContext
+from engine.runner import Piece
+from engine.sampler import SampleRow
+from engine.sequence_end import suppressed_token_ids
+from prefill_worker.attempt import Attempt, Phase
+from prefill_worker.events import (
+    AbortAsked,
+    Action,
+    Advanced,
+    Arrived,
+    Die,
+    Event,
+    Release,
+    ReleasePeer,
+    Sampled,
+    Send,
+    Started,
+    Ticked,
+)
+from prefill_worker.ledger import Ledger
+from prefill_worker.plan import Candidate, Chunk, plan_chunks
+from prefill_worker.push import PageRange, Pusher
+from prefill_worker.sink import KvGeometry, SinkPages, unpack_sink
+from prefill_worker.state import PrefillState, failed
+
+log = get_logger("prefill_worker.loop")
+
+# Idle, the front is told of this rank's state this often.
+IDLE_SECONDS = 1.0
+# Ends of transfers wake nobody; who waits for nothing else looks this often.
+TRANSFER_POLL_SECONDS = 0.0003
+# So many of the oldest requests are looked at in a step.
+PLAN_WINDOW = 64
+
+
+class PrefillLoop:
+    """One rank's loop; `run` returns when the whole EP group leaves."""
+
+    def __init__(self, context: RankContext, clock: Clock | None = None) -> None:
+        self._context = context
+        self._link = context.link
+        self._group = context.group
+        self._runner = context.runner
+        self._clock = clock or SystemClock()
+        self._geometry = _geometry(context)
+        self._state = PrefillState(context.settings.max_waiting)
+        self._ledger = Ledger(context.pool, context.settings.page_tokens)
+        self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
+        self._sinks: dict[str, SinkPages] = {}
+        self._outbox: list[RankMessage] = []
+        self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
+        self._num_steps = 0
+        self._num_computed_tokens = 0
+        self._num_cached_tokens = 0
+        self._reported_at = self._clock.now()
+        self._stop = False
+
+    def run(self) -> None:
+        """Steps until a front of the group has said Shutdown."""
+        while self._step():
+            pass
+        self._report()
+
+    def _step(self) -> bool:
+        """One step of the whole group; False when it leaves."""
+        chunks = self._turn()
+        if self._outbox:
+            self._report()  # refusals and ends do not wait for the forward pass
+        num_tokens = sum(chunk.end - chunk.begin for chunk in chunks)
+        facts = self._group.exchange((num_tokens, int(self._stop)))
+        if any(stop for _, stop in facts):
+            return False
+        tokens_per_rank = tuple(num_tokens for num_tokens, _ in facts)
+        if any(tokens_per_rank):
+            self._compute(chunks, tokens_per_rank)
+        else:
+            self._idle()
+        if self._outbox or self._clock.now() - self._reported_at >= IDLE_SECONDS:
+            self._report()
+        return True
+
+    def _turn(self) -> tuple[Chunk, ...]:
+        """Brings the books up to date; what this rank computes next."""
+        for message in self._link.drain():
+            match message:
+                case Submit():
+                    self._accept(message)
+                case Abort():
+                    self._apply(AbortAsked(message.attempt_id))
+                case Shutdown():
+                    self._stop = True
+                case _:
+                    raise AssertionError(f"{type(message).__name__} is not for a prefill rank")
+        self._apply(*self._pusher.poll(), Ticked())
+        chunks = self._plan()
+        self._begin([self._state[chunk.attempt_id] for chunk in chunks])
+        # A peer that could not be reached has ended its attempts just now.
+        return tuple(chunk for chunk in chunks if self._is_running(chunk.attempt_id))
+
+    def _idle(self) -> None:
+        """Returns when this rank or a peer has work, or the group is to leave."""
+        while True:
+            if self._outbox or self._clock.now() - self._reported_at >= IDLE_SECONDS:
+                self._report()
+            busy = self._pusher.num_outstanding
+            self._group.idle_wait(
+                self._link.socket, TRANSFER_POLL_SECONDS if busy else IDLE_SECONDS
+            )
+            if self._group.peer_woke():
+                return
+            if self._has_work():
+                self._group.wake()
+                return
+
+    def _has_work(self) -> bool:
+        """Whether a step would do something here; the step itself plans again."""
+        chunks = self._turn()
+        return bool(chunks) or self._stop
+
+    def _accept(self, submit: Submit) -> None:
+        assert submit.sink is not None, "prefill without a sink"
+        num_tokens, pool_pages = len(submit.token_ids), self._context.kv_plan.num_pages
+        try:
+            if not 0 < self._ledger.num_pages(num_tokens) <= pool_pages:
+                raise InvalidRequest(f"{num_tokens} tokens do not fit into {pool_pages} pages")
+            sink = unpack_sink(submit.sink, num_tokens, self._geometry)
+        except EpserveError as error:
+            self._tell(failed(submit, error.status.grpc, error.message))
+            return
+        self._apply(Arrived(submit))
+        if submit.attempt_id in self._state:
+            self._sinks.setdefault(submit.attempt_id, sink)
+
+    def _plan(self) -> tuple[Chunk, ...]:
+        candidates: list[Candidate] = []
+        for attempt in self._state:
+            submit = attempt.submit
+            if attempt.phase is Phase.WAITING:
+                num_done = self._ledger.num_known_tokens(submit.token_ids)
+                num_pages = self._ledger.num_pages(len(submit.token_ids))
+            elif attempt.phase is Phase.RUNNING:
+                num_done, num_pages = attempt.num_done_tokens, 0
+            else:
+                continue
+            candidates.append(
+                Candidate(
+                    attempt_id=submit.attempt_id,
+                    num_tokens=len(submit.token_ids),
+                    num_done_tokens=num_done,
+                    num_pages_needed=num_pages,
+                )
+            )
+            if len(candidates) == PLAN_WINDOW:
+                break
+        return plan_chunks(
+            candidates,
+            budget_tokens=self._context.settings.chunk_tokens,
+            page_tokens=self._geometry.page_tokens,
+            num_available_pages=self._ledger.num_available,
+        )
+
+    def _begin(self, attempts: list[Attempt]) -> None:
+        """Pages for those that start; what is known of them is pushed at once.
+
+        All leases are taken before the first page is: a reservation may forget known pages,
+        but then none that the plan has counted on.
+        """
+        known: dict[str, int] = {}
+        for attempt in attempts:
+            if attempt.phase is Phase.WAITING:
+                submit = attempt.submit
+                known[submit.attempt_id] = self._ledger.hold(submit.attempt_id, submit.token_ids)
+        for attempt_id, num_tokens in known.items():
+            pages = self._ledger.reserve(attempt_id)
+            self._pusher.open(attempt_id, self._sinks[attempt_id], pages)
+            self._apply(Started(attempt_id, num_tokens))
+            self._num_cached_tokens += num_tokens
+        for attempt_id, num_tokens in known.items():
+            if num_tokens:
+                num_pages = num_tokens // self._geometry.page_tokens
+                self._apply(*self._pusher.push_known(attempt_id, num_pages))
+
+    def _compute(self, chunks: tuple[Chunk, ...], tokens_per_rank: tuple[int, ...]) -> None:
+        """One forward pass of the group, and what follows for the attempts in it."""
+        began = self._clock.now()
+        push = self._pusher.begin_step([self._page_range(chunk) for chunk in chunks])
+        pieces = [self._piece(chunk) for chunk in chunks]
+        tokens = self._runner.step(pieces, tokens_per_rank, push.on_layer)
+        for event, at in push.finish():
+            self._perform(self._state.step(event, at))
+        step_seconds = self._clock.now() - began
+        for chunk, token in zip(chunks, tokens, strict=True):
+            self._num_computed_tokens += chunk.end - chunk.begin
+            if not self._is_running(chunk.attempt_id):
+                continue  # its peer is gone
+            self._ledger.learn(chunk.attempt_id, chunk.end)
+            self._apply(Advanced(chunk.attempt_id, chunk.end, step_seconds))
+            if token is not None:
+                self._apply(Sampled(chunk.attempt_id, token))
+        self._num_steps += 1
+        self._steps.append((step_seconds, len(chunks)))
+
+    def _page_range(self, chunk: Chunk) -> PageRange:
+        first = chunk.begin // self._geometry.page_tokens
+        return PageRange(chunk.attempt_id, first, self._ledger.num_pages(chunk.end))
+
+    def _piece(self, chunk: Chunk) -> Piece:
+        submit = self._state[chunk.attempt_id].submit
+        row = None
+        if chunk.is_last:
+            suppressed = suppressed_token_ids(
+                num_tokens=chunk.end,
+                num_prompt_tokens=submit.num_prompt_tokens,
+                sampling=submit.sampling,
+                eos_token_ids=self._context.config.eos_token_ids,
+            )
+            row = SampleRow(sampling=submit.sampling, position=chunk.end, suppressed=suppressed)
+        return Piece(
+            token_ids=submit.token_ids[chunk.begin : chunk.end],
+            start=chunk.begin,
+            pages=self._ledger.pages(chunk.attempt_id),
+            sample=row,
+        )
+
+    def _is_running(self, attempt_id: str) -> bool:
+        return attempt_id in self._state and self._state[attempt_id].phase is Phase.RUNNING
+
+    def _apply(self, *events: Event) -> None:
+        for event in events:
+            self._perform(self._state.step(event, self._clock.now()))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(message):
+                    self._tell(message)
+                case Release(attempt_id):
+                    self._ledger.close(attempt_id)
+                    self._pusher.close(attempt_id)
+                    self._sinks.pop(attempt_id, None)
+                case ReleasePeer(attempt_id):
+                    log.warning("a peer takes no KV, given up", attempt_id=attempt_id)
+                    self._pusher.release_peer(attempt_id)
+                case Die(message):
+                    raise RuntimeError(message)
+
+    def _tell(self, message: RankMessage) -> None:
+        if isinstance(message, Failed):
+            log.warning(
+                "prefill failed",
+                request_id=message.request_id,
+                attempt_id=message.attempt_id,
+                code=message.code,
+                reason=message.message,
+            )
+        self._outbox.append(message)
+
+    def _report(self) -> None:
+        """Sends what there is to say, and the statistics."""
+        self._link.send(self._outbox, self._statistics())
+        self._outbox.clear()
+        self._steps.clear()
+        self._reported_at = self._clock.now()
+
+    def _statistics(self) -> RankStats:
+        running = [attempt for attempt in self._state if attempt.phase is Phase.RUNNING]
+        waiting = [attempt for attempt in self._state if attempt.phase is Phase.WAITING]
+        return msgspec.structs.replace(
+            self._ledger.page_stats(),
+            num_running=len(running),
+            num_waiting=len(waiting),
+            num_waiting_tokens=sum(a.num_left_tokens for a in (*running, *waiting)),
+            num_steps=self._num_steps,
+            step_seconds=tuple(seconds for seconds, _ in self._steps),
+            batch_sizes=tuple(size for _, size in self._steps),
+            tokens_computed_total=self._num_computed_tokens,
+            tokens_cached_total=self._num_cached_tokens,
+            kv_bytes_total=self._pusher.bytes_total,
+            kv_seconds_total=self._pusher.seconds_total,
+        )
+
+
+def _geometry(context: RankContext) -> KvGeometry:
+    num_layers, _, page_tokens, kv_dim = context.kv_cache.shape
+    return KvGeometry(
+        num_layers=num_layers,
+        page_tokens=page_tokens,
+        page_bytes=page_tokens * kv_dim * context.kv_cache.element_size(),
+        kv_fingerprint=context.kv_fingerprint,
+    )

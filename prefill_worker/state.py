@@ -1,0 +1,201 @@
+"""What becomes of each prefill attempt: events in, actions out. No I/O, no clock, no torch.
+
+              Arrived          Started            Sampled           last transfer ended
+    (unknown) ------> WAITING --------> RUNNING ----------> PUSHING -------------------> (over)
+                         |                |  \\-- Aborted, failed --\\    |
+                         | Aborted        |                         v    v Aborted, failed
+                         v                \\------------------------> STOPPING --> (over)
+                       (over)              nothing in flight: over at once
+
+An attempt is over only when none of its transfers is in flight; its pages are released then,
+not earlier. `Stopped` and `Failed` leave at that point too, so that both mean: no write of this
+attempt is in flight or ever will be.
+"""
+
+from collections.abc import Iterator
+
+from engine.messages import Failed, Prefilled, Stopped, Submit, TokenOut
+from prefill_worker.attempt import Attempt, Phase
+from prefill_worker.events import (
+    AbortAsked,
+    Action,
+    Advanced,
+    Arrived,
+    Die,
+    Event,
+    PushBegan,
+    PushEnded,
+    PushFailed,
+    Release,
+    ReleasePeer,
+    Sampled,
+    Send,
+    Started,
+    Ticked,
+)
+
+# A transfer that makes no progress for so long is given up together with its peer. The sink's
+# owner keeps its pages in quarantine for longer than both bounds together.
+TRANSFER_STALL_SECONDS = 4.0
+RELEASE_STALL_SECONDS = 2.0
+
+
+class PrefillState:
+    """All attempts of one rank, in order of arrival."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._attempts: dict[str, Attempt] = {}
+        self._num_waiting = 0
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._attempts.values())
+
+    def __getitem__(self, attempt_id: str) -> Attempt:
+        return self._attempts[attempt_id]
+
+    def __contains__(self, attempt_id: object) -> bool:
+        return attempt_id in self._attempts
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """What to do about `event`, in this order."""
+        match event:
+            case Arrived(submit):
+                return self._arrive(submit, now)
+            case AbortAsked(attempt_id):
+                return self._abort(attempt_id)
+            case Started(attempt_id, num_cached_tokens):
+                self._start(self._attempts[attempt_id], num_cached_tokens, now)
+            case PushBegan(attempt_id, num_bytes):
+                self._begin_push(self._attempts[attempt_id], num_bytes, now)
+            case PushFailed(attempt_id, message):
+                return self._fail(self._attempts[attempt_id], message)
+            case PushEnded(attempt_id, error):
+                return self._end_push(self._attempts[attempt_id], error, now)
+            case Advanced(attempt_id, num_done_tokens, step_seconds):
+                self._advance(attempt_id, num_done_tokens, step_seconds)
+            case Sampled(attempt_id, token):
+                return self._answer(attempt_id, token, now)
+            case Ticked():
+                return self._tick(now)
+        return []
+
+    def _arrive(self, submit: Submit, now: float) -> list[Action]:
+        if submit.attempt_id in self._attempts:
+            message = f"attempt {submit.attempt_id} is being worked on already"
+            return [Send(failed(submit, "INVALID_ARGUMENT", message))]
+        if self._num_waiting >= self._max_waiting:
+            message = f"{self._num_waiting} requests are waiting for prefill already"
+            return [Send(failed(submit, "RESOURCE_EXHAUSTED", message))]
+        self._num_waiting += 1
+        self._attempts[submit.attempt_id] = Attempt(submit=submit, arrived_at=now)
+        return []
+
+    def _abort(self, attempt_id: str) -> list[Action]:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None:
+            return [Send(Stopped(attempt_id=attempt_id, was_known=False))]
+        attempt.stop_asked = True
+        return self._stop(attempt)
+
+    def _start(self, attempt: Attempt, num_cached_tokens: int, now: float) -> None:
+        assert attempt.phase is Phase.WAITING
+        self._num_waiting -= 1
+        attempt.phase = Phase.RUNNING
+        attempt.started_at = now
+        attempt.num_cached_tokens = attempt.num_done_tokens = num_cached_tokens
+
+    def _begin_push(self, attempt: Attempt, num_bytes: int, now: float) -> None:
+        attempt.num_in_flight += 1
+        attempt.kv_bytes += num_bytes
+        attempt.progress_at = now
+        if attempt.first_push_at is None:
+            attempt.first_push_at = now
+
+    def _end_push(self, attempt: Attempt, error: str, now: float) -> list[Action]:
+        attempt.num_in_flight -= 1
+        attempt.progress_at = now
+        assert attempt.num_in_flight >= 0
+        if error:
+            return self._fail(attempt, f"KV transfer failed: {error}")
+        if attempt.num_in_flight or attempt.phase is Phase.RUNNING:
+            return []
+        return self._end(attempt)
+
+    def _advance(self, attempt_id: str, num_done_tokens: int, step_seconds: float) -> None:
+        """The attempt may have failed during the step."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None and attempt.phase is Phase.RUNNING:
+            attempt.num_done_tokens = num_done_tokens
+            attempt.compute_seconds += step_seconds
+
+    def _answer(self, attempt_id: str, token: TokenOut, now: float) -> list[Action]:
+        """As `_advance`: a failed attempt gives no token."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.phase is not Phase.RUNNING:
+            return []
+        assert not attempt.num_left_tokens
+        attempt.phase = Phase.PUSHING
+        first_push_at = now if attempt.first_push_at is None else attempt.first_push_at
+        prefilled = Prefilled(
+            request_id=attempt.submit.request_id,
+            attempt_id=attempt_id,
+            token=token,
+            num_cached_tokens=attempt.num_cached_tokens,
+            num_computed_tokens=len(attempt.submit.token_ids) - attempt.num_cached_tokens,
+            kv_bytes=attempt.kv_bytes,
+            queue_seconds=attempt.started_at - attempt.arrived_at,
+            compute_seconds=attempt.compute_seconds,
+            transfer_seconds=now - first_push_at,
+        )
+        answer: list[Action] = [Send(prefilled)]
+        return answer if attempt.num_in_flight else answer + self._end(attempt)
+
+    def _fail(self, attempt: Attempt, message: str) -> list[Action]:
+        if attempt.failure is None:
+            attempt.failure = failed(attempt.submit, "UNAVAILABLE", message)
+        return self._stop(attempt)
+
+    def _stop(self, attempt: Attempt) -> list[Action]:
+        if attempt.phase is Phase.WAITING:
+            self._num_waiting -= 1
+        attempt.phase = Phase.STOPPING
+        return [] if attempt.num_in_flight else self._end(attempt)
+
+    def _end(self, attempt: Attempt) -> list[Action]:
+        attempt_id = attempt.submit.attempt_id
+        del self._attempts[attempt_id]
+        actions: list[Action] = [Release(attempt_id)]
+        if attempt.failure is not None:
+            actions.append(Send(attempt.failure))
+        if attempt.stop_asked:
+            actions.append(Send(Stopped(attempt_id=attempt_id, was_known=True)))
+        return actions
+
+    def _tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for attempt in self._attempts.values():
+            if not attempt.num_in_flight:
+                continue
+            stalled_seconds = now - attempt.progress_at
+            if attempt.peer_released and stalled_seconds > RELEASE_STALL_SECONDS:
+                actions.append(Die(f"transfers of {attempt.submit.attempt_id} do not end"))
+            elif not attempt.peer_released and stalled_seconds > TRANSFER_STALL_SECONDS:
+                attempt.peer_released = True
+                attempt.progress_at = now
+                actions.append(ReleasePeer(attempt.submit.attempt_id))
+        return actions
+
+
+def failed(submit: Submit, code: str, message: str) -> Failed:
+    """The end of an attempt; `code` is a gRPC status name."""
+    return Failed(
+        request_id=submit.request_id, attempt_id=submit.attempt_id, code=code, message=message
+    )
