@@ -8,6 +8,7 @@ so by themselves) and every line logged beneath carries it, also from libraries.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ from typing import Literal, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+# gRPC's core remarks on each lost connection, past our format. It reads this when it is
+# imported: a process's __main__ imports this module first.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 

@@ -200,7 +200,7 @@ async def test_request_id_and_deadline_travel(served: Served) -> None:
     call.cancel()
     assert served.decode.request_id == "req-?-1"
     assert served.decode.seconds is not None
-    assert 25 < served.decode.seconds <= 30
+    assert 25 < served.decode.seconds < 31  # gRPC rounds a little
 
 
 async def test_no_deadline_is_none_and_no_id_no_metadata(served: Served) -> None:
