@@ -1,0 +1,81 @@
+"""A cluster on this machine for the time of a benchmark: `ctl up` in a process of its own."""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_READY_SECONDS = 120.0
+_STOP_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 0.1
+_FIRST_PORT, _LAST_PORT = 21000, 31000
+
+
+class ClusterError(Exception):
+    """The cluster could not be started; the message has what it said."""
+
+
+@contextmanager
+def local_cluster(options: Sequence[str] = ()) -> Iterator[str]:
+    """Base URL of a cluster that takes requests; `options` are those of `ctl up`.
+
+    Raises ClusterError when it does not come up.
+    """
+    port = _free_port_pair()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="epserve-bench-") as folder:
+        output = Path(folder) / "terminal.txt"
+        command = [sys.executable, "-m", "ctl", "up", "--port", str(port), "--log-dir", folder]
+        with output.open("wb") as stream:
+            process = subprocess.Popen([*command, *options], stdout=stream, stderr=stream)
+        try:
+            _wait_until_ready(url, process, output)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", output: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while not _is_healthy(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ClusterError(f"ctl up failed: {output.read_text(errors='replace')}")
+        time.sleep(_ASK_AGAIN_SECONDS)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port_pair() -> int:
+    """A port that is free, like the one above it: the router's."""
+    for port in range(_FIRST_PORT, _LAST_PORT, 20):
+        if _is_free(port) and _is_free(port + 1):
+            return port
+    raise ClusterError(f"no two free ports between {_FIRST_PORT} and {_LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,86 @@
+"""The performance table of a README, from recorded results: `python -m bench.table README.md`.
+
+Between the two marker lines stands, for each measured case, the newest number that was
+compared with a peer. `--check` fails when the file is not what would be written.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.records import RESULTS, Record, read
+
+BEGIN = "<!-- bench.table: begin -->"
+END = "<!-- bench.table: end -->"
+_HEADER = (
+    "| measured | on | epserve | peer | ratio |",
+    "|---|---|---:|---:|---:|",
+)
+# For these units more is better.
+_RATES = ("tokens/s", "requests/s", "GB/s", "TFLOP/s")
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """The last record of each case, metric, peer and hardware, in order of first appearance."""
+    latest: dict[tuple[str, ...], Record] = {}
+    for record in records:
+        key = (record.bench, record.case, record.metric, record.gpu, record.peer or "")
+        if key not in latest or record.date >= latest[key].date:
+            latest[key] = record
+    return list(latest.values())
+
+
+def table(records: Iterable[Record]) -> str:
+    """Markdown. The ratio says how many times better than the peer, whatever the unit."""
+    rows = [_row(record) for record in newest(records) if record.peer_value]
+    return "\n".join([*_HEADER, *rows])
+
+
+def _row(record: Record) -> str:
+    assert record.peer_value
+    ratio = record.value / record.peer_value
+    if record.unit not in _RATES:
+        ratio = 1 / ratio
+    return (
+        f"| {record.case}: {record.metric} | {record.gpu} ({record.commit}) "
+        f"| {_amount(record.value, record.unit)} "
+        f"| {record.peer}: {_amount(record.peer_value, record.unit)} | {ratio:.2f}x |"
+    )
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "s" and value < 1:
+        return f"{1000 * value:.3g} ms"
+    return f"{value:.4g} {unit}"
+
+
+def with_table(text: str, markdown: str) -> str:
+    """`text` with the part between the markers replaced. Raises ValueError without markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _old, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no line {BEGIN} followed by {END}")
+    return f"{before}{BEGIN}\n{markdown}\n{END}{after}"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench.table", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args(argv)
+    records = [
+        record for file in sorted(arguments.results.glob("*.jsonl")) for record in read(file)
+    ]
+    old = arguments.file.read_text(encoding="utf-8")
+    new = with_table(old, table(records))
+    if arguments.check and new != old:
+        sys.stderr.write(f"{arguments.file} is stale: python -m bench.table {arguments.file}\n")
+        return 1
+    arguments.file.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""transformers on the same checkpoint and the same cores, one request after another.
+
+A process of its own (`python -m bench.transformers_reference`): a `Work` as JSON on stdin, a
+`Measured` as JSON on stdout. The only module of bench that needs torch and transformers.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DeepseekV3ForCausalLM
+
+from bench.work import Measured, Prefilled, Work
+
+
+def main() -> None:
+    work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    # Whatever libraries print must not get between the lines of the answer.
+    answer, sys.stdout = sys.stdout, sys.stderr
+    with torch.inference_mode():
+        measured = measure(load(Path(work.model)), work)
+    answer.write(msgspec.json.encode(measured).decode())
+
+
+def load(folder: Path) -> DeepseekV3ForCausalLM:
+    """The checkpoint in FP32, block-FP8 weights dequantised first: CPUs have no FP8 kernels."""
+    with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
+        plain = Path(name)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        quantization = config.pop("quantization_config", None)
+        block = quantization["weight_block_size"] if quantization else [1, 1]
+        (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for extra in folder.glob("generation_config.json"):
+            shutil.copy(extra, plain)
+        save_file(_plain_weights(folder, block), plain / "model.safetensors")
+        model = DeepseekV3ForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    return model.eval()
+
+
+def _plain_weights(folder: Path, block: Sequence[int]) -> dict[str, torch.Tensor]:
+    """All tensors in FP32, each scaled block by block where a scale lies beside it."""
+    stored: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        stored |= load_file(file)
+    plain = {}
+    for name, tensor in stored.items():
+        if name.endswith("_scale_inv"):
+            continue
+        weight = tensor.float()
+        if (scale := stored.get(f"{name}_scale_inv")) is not None:
+            rows, columns = weight.shape
+            spread = scale.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+            weight = weight * spread[:rows, :columns]
+        plain[name] = weight
+    return plain
+
+
+def measure(model: DeepseekV3ForCausalLM, work: Work) -> Measured:
+    """Times everything once warm."""
+    _generate(model, (work.generate or work.prefill)[0], 2)
+    began = time.perf_counter()
+    token_ids = [_generate(model, prompt, work.output_tokens) for prompt in work.generate]
+    seconds = time.perf_counter() - began
+    return Measured(
+        generate_seconds=seconds,
+        token_ids=token_ids,
+        prefill=[_prefill(model, prompt) for prompt in work.prefill],
+    )
+
+
+def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+    """Greedy tokens behind the prompt, exactly so many."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def _prefill(model: DeepseekV3ForCausalLM, prompt: list[int], repeats: int = 3) -> Prefilled:
+    """Medians of the times of the prompt's forward pass and of one step behind it."""
+    prefill_seconds, step_seconds = [], []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        output = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
+        first = output.logits[:, -1:].argmax(-1)
+        between = time.perf_counter()
+        model(first, past_key_values=output.past_key_values, use_cache=True)
+        step_seconds.append(time.perf_counter() - between)
+        prefill_seconds.append(between - began)
+    return Prefilled(
+        num_tokens=len(prompt),
+        prefill_seconds=statistics.median(prefill_seconds),
+        step_seconds=statistics.median(step_seconds),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Records of measurements, and the table made from them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import table
+from bench.records import Record, Run, append, read
+
+RECORD = Record(
+    date="2026-01-01T00:00:00+00:00", commit="abc", gpu="cpu: 2 x X", bench="b", case="a case",
+    metric="output_throughput", unit="tokens/s", value=300.0, peer="peer", peer_value=100.0,
+)
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "r.jsonl"
+    append(file, [RECORD])
+    append(file, [replace(RECORD, peer=None, peer_value=None)])
+    assert list(read(file)) == [RECORD, replace(RECORD, peer=None, peer_value=None)]
+    assert set(json.loads(file.read_text().splitlines()[0])) == {
+        "date", "commit", "gpu", "bench", "case", "metric", "unit", "value", "peer", "peer_value",
+    }
+
+
+@pytest.mark.parametrize("line", ['{"date": 1}', "[]", "nonsense"])
+def test_other_lines_are_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "r.jsonl"
+    append(file, [RECORD])
+    file.write_text(file.read_text() + line + "\n")
+    with pytest.raises(ValueError):
+        list(read(file))
+
+
+def test_a_run_stamps_its_records_and_rounds() -> None:
+    run = Run.begin("b")
+    record = run.record("c", "ttft_p50", "s", 0.0123456, peer="p", peer_value=12345.6)
+    assert (record.value, record.peer_value) == (0.01235, 12350.0)
+    assert record.date == run.date
+    assert record.commit
+    assert "x" in record.gpu
+
+
+def test_the_newest_record_of_a_case_wins() -> None:
+    newer = replace(RECORD, date="2026-02-01T00:00:00+00:00", value=400.0)
+    other = replace(RECORD, case="another case")
+    assert table.newest([newer, other, RECORD]) == [newer, other]
+
+
+def test_ratios_say_how_much_better() -> None:
+    slower = replace(
+        RECORD, case="lone", metric="ttft_p50", unit="s", value=0.05, peer_value=0.02
+    )
+    alone = replace(RECORD, case="alone", peer=None, peer_value=None)
+    rows = table.table([RECORD, slower, alone]).splitlines()[2:]
+    assert rows == [
+        "| a case: output_throughput | cpu: 2 x X (abc) | 300 tokens/s | peer: 100 tokens/s "
+        "| 3.00x |",
+        "| lone: ttft_p50 | cpu: 2 x X (abc) | 50 ms | peer: 20 ms | 0.40x |",
+    ]
+
+
+def test_the_table_goes_between_the_markers(tmp_path: Path) -> None:
+    append(tmp_path / "r.jsonl", [RECORD])
+    readme = tmp_path / "README.md"
+    readme.write_text(f"above\n{table.BEGIN}\nold\n{table.END}\nbelow\n")
+    arguments = [str(readme), "--results", str(tmp_path)]
+    assert table.main([*arguments, "--check"]) == 1
+    assert table.main(arguments) == 0
+    assert table.main([*arguments, "--check"]) == 0
+    lines = readme.read_text().splitlines()
+    assert lines[0] == "above"
+    assert lines[-1] == "below"
+    assert "old" not in lines
+    assert any("3.00x" in line for line in lines)
+    readme.write_text("nothing")
+    with pytest.raises(ValueError, match="no line"):
+        table.main(arguments)
