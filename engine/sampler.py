@@ -52,7 +52,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
 
 
 def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    pairs = [(index, token) for index, row in enumerate(rows) for token in row.suppressed]
+    pairs = [
+        (index, token)
+        for index, row in enumerate(rows)
+        for token in row.suppressed
+        if token < logits.shape[1]  # a stop token may be one that the model never says
+    ]
     if not pairs:
         return logits
     at_row, at_token = torch.tensor(pairs, device=logits.device).t()

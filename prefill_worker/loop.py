@@ -8,8 +8,6 @@ When nobody has anything to compute, ranks wait, each on its own link, until one
 others; a rank with transfers in flight looks after them meanwhile.
 """
 
-from collections import deque
-
 import msgspec
 
 from core.clock import Clock, SystemClock
@@ -66,11 +64,12 @@ class PrefillLoop:
         self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
         self._sinks: dict[str, SinkPages] = {}
         self._outbox: list[RankMessage] = []
-        self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
+        self._steps: list[tuple[float, int]] = []  # seconds, requests; not reported yet
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_cached_tokens = 0
         self._reported_at = self._clock.now()
+        self._news = False  # something that the front should hear of soon
         self._stop = False
 
     def run(self) -> None:
@@ -82,8 +81,7 @@ class PrefillLoop:
     def _step(self) -> bool:
         """One step of the whole group; False when it leaves."""
         chunks = self._turn()
-        if self._outbox:
-            self._report()  # refusals and ends do not wait for the forward pass
+        self._report_news()  # refusals and ends do not wait for the forward pass
         num_tokens = sum(chunk.end - chunk.begin for chunk in chunks)
         facts = self._group.exchange((num_tokens, int(self._stop)))
         if any(stop for _, stop in facts):
@@ -93,8 +91,7 @@ class PrefillLoop:
             self._compute(chunks, tokens_per_rank)
         else:
             self._idle()
-        if self._outbox or self._clock.now() - self._reported_at >= IDLE_SECONDS:
-            self._report()
+        self._report_news()
         return True
 
     def _turn(self) -> tuple[Chunk, ...]:
@@ -118,8 +115,7 @@ class PrefillLoop:
     def _idle(self) -> None:
         """Returns when this rank or a peer has work, or the group is to leave."""
         while True:
-            if self._outbox or self._clock.now() - self._reported_at >= IDLE_SECONDS:
-                self._report()
+            self._report_news()
             busy = self._pusher.num_outstanding
             self._group.idle_wait(
                 self._link.socket, TRANSFER_POLL_SECONDS if busy else IDLE_SECONDS
@@ -256,6 +252,7 @@ class PrefillLoop:
                     self._ledger.close(attempt_id)
                     self._pusher.close(attempt_id)
                     self._sinks.pop(attempt_id, None)
+                    self._news = True
                 case ReleasePeer(attempt_id):
                     log.warning("a peer takes no KV, given up", attempt_id=attempt_id)
                     self._pusher.release_peer(attempt_id)
@@ -272,12 +269,18 @@ class PrefillLoop:
                 reason=message.message,
             )
         self._outbox.append(message)
+        self._news = True
+
+    def _report_news(self) -> None:
+        if self._news or self._clock.now() - self._reported_at >= IDLE_SECONDS:
+            self._report()
 
     def _report(self) -> None:
         """Sends what there is to say, and the statistics."""
         self._link.send(self._outbox, self._statistics())
         self._outbox.clear()
         self._steps.clear()
+        self._news = False
         self._reported_at = self._clock.now()
 
     def _statistics(self) -> RankStats:

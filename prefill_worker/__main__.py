@@ -1,0 +1,19 @@
+"""The front of a prefill worker: `python -m prefill_worker --model FOLDER`."""
+
+import sys
+
+from engine.settings import WorkerSettings
+from engine.worker_server import RoleService, run_worker
+from prefill_worker.service import PrefillService
+from proto import generate_pb2, generate_pb2_grpc
+
+ROLE = RoleService(
+    "prefill",
+    PrefillService,
+    generate_pb2_grpc.add_PrefillServicer_to_server,
+    generate_pb2,
+    "Prefill",
+)
+
+if __name__ == "__main__":
+    sys.exit(run_worker(WorkerSettings.parse(sys.argv[1:]), ROLE))

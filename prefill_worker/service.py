@@ -1,0 +1,264 @@
+"""The `Prefill` gRPC service on the worker's front. Torch-free; decides nothing but the rank.
+
+A call that ends early, because its client went away, cancelled or ran out of time, aborts its
+attempt: nobody is left who could want the KV.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from core.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    EpserveError,
+    InvalidRequest,
+    Mismatch,
+    ModelNotFound,
+    Unavailable,
+)
+from core.log import get_logger
+from engine.front import WorkerFront
+from engine.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
+from engine.wire import check_token_ids, sampling_of, sink_of, token_message
+from engine.worker_metrics import WorkerMetrics
+from engine.worker_service import Load
+from prefill_worker.rank_choice import RankChoice
+from proto import generate_pb2, generate_pb2_grpc
+
+log = get_logger("prefill_worker.service")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# Attempts whose Abort has overtaken their Prefill are remembered, so many at most.
+MAX_REFUSED = 10_000
+DRAIN_POLL_SECONDS = 0.01
+
+
+@dataclass(slots=True)
+class _Open:
+    """A Prefill call in progress."""
+
+    rank: int
+    num_tokens: int
+    outcome: "asyncio.Future[Prefilled]"
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Abort calls in progress for one attempt, and the ranks that have not confirmed yet."""
+
+    ranks: set[int]
+    confirmed: "asyncio.Future[bool]"
+    was_known: bool = field(default=False)
+
+
+class PrefillService(generate_pb2_grpc.PrefillServicer):
+    """Implements `engine.worker_service.WorkerService`."""
+
+    def __init__(self, front: WorkerFront, metrics: WorkerMetrics) -> None:
+        settings = front.settings
+        self.num_accepted_total = 0
+        self._front = front
+        self._metrics = metrics
+        self._choice = RankChoice(settings.ranks, settings.page_tokens)
+        self._open: dict[str, _Open] = {}
+        self._stops: dict[str, _Stop] = {}
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- gRPC
+
+    async def Prefill(  # noqa: N802 - the name is the contract's
+        self, request: generate_pb2.PrefillRequest, context: Context
+    ) -> generate_pb2.PrefillResponse:
+        began = time.monotonic()
+        try:
+            prefilled = await self._prefill(self._submit_of(request))
+        except asyncio.CancelledError:
+            self._metrics.requests.labels("cancelled").inc()
+            raise
+        except EpserveError as error:
+            self._metrics.requests.labels(error.status.code).inc()
+            raise
+        seconds = time.monotonic() - began
+        self._metrics.requests.labels("ok").inc()
+        self._metrics.queue_time.observe(prefilled.queue_seconds)
+        self._metrics.time_to_first_token.observe(seconds)
+        self._metrics.request_latency.observe(seconds)
+        log.info(
+            "prefilled",
+            attempt_id=prefilled.attempt_id,
+            num_cached_tokens=prefilled.num_cached_tokens,
+            num_computed_tokens=prefilled.num_computed_tokens,
+            queue_ms=round(prefilled.queue_seconds * 1e3, 2),
+            compute_ms=round(prefilled.compute_seconds * 1e3, 2),
+            total_ms=round(seconds * 1e3, 2),
+        )
+        return generate_pb2.PrefillResponse(
+            first_token=token_message(prefilled.token),
+            num_cached_tokens=prefilled.num_cached_tokens,
+            num_computed_tokens=prefilled.num_computed_tokens,
+            kv_bytes=prefilled.kv_bytes,
+            queue_seconds=prefilled.queue_seconds,
+            compute_seconds=prefilled.compute_seconds,
+            transfer_seconds=prefilled.transfer_seconds,
+        )
+
+    async def Abort(  # noqa: N802 - as above
+        self, request: generate_pb2.AbortRequest, context: Context
+    ) -> generate_pb2.AbortResponse:
+        attempt_id = request.attempt_id
+        if not attempt_id:
+            raise InvalidRequest("attempt_id is empty", param="attempt_id")
+        self._check_ready()
+        self._refuse(attempt_id)
+        stop = self._stops.get(attempt_id)
+        if stop is None:
+            opened = self._open.get(attempt_id)
+            # An attempt that was answered may still be pushing, on a rank that is not known
+            # here any more: all are asked.
+            ranks = range(self._front.settings.ranks) if opened is None else (opened.rank,)
+            stop = _Stop(set(ranks), asyncio.get_running_loop().create_future())
+            self._stops[attempt_id] = stop
+            for rank in ranks:
+                self._front.send(rank, Abort(attempt_id=attempt_id))
+        return generate_pb2.AbortResponse(was_known=await asyncio.shield(stop.confirmed))
+
+    # ---- WorkerService
+
+    def on_message(self, rank: int, message: RankMessage) -> None:
+        match message:
+            case Prefilled():
+                self._resolve(message.attempt_id, message)
+            case Failed():
+                error = EpserveError.from_status(message.code, message.message)
+                self._resolve(message.attempt_id, error)
+            case Stopped():
+                self._stopped(rank, message)
+            case _:
+                raise AssertionError(f"{type(message).__name__} is not from a prefill rank")
+
+    def load(self, rank: int) -> Load:
+        num_open = sum(opened.rank == rank for opened in self._open.values())
+        return Load(num_open=num_open, num_waiting_tokens=self._choice.open_tokens[rank])
+
+    def fail_all(self, error: EpserveError) -> None:
+        for attempt_id in list(self._open):
+            self._resolve(attempt_id, error)
+        for stop in self._stops.values():
+            if not stop.confirmed.done():
+                stop.confirmed.set_exception(error)
+                stop.confirmed.exception()  # nobody may be waiting any more
+        self._stops.clear()
+
+    async def drained(self) -> None:
+        """No call is open, and no rank holds pages that it may still be pushing."""
+        await self._idle.wait()
+        while any(stats.pages_owned for stats in self._front.stats):
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+    async def close(self) -> None:
+        self.fail_all(Unavailable("worker is shutting down", failed_epoch=self._front.epoch))
+
+    # ---- inside
+
+    def _check_ready(self) -> None:
+        if not self._front.ready:
+            raise Unavailable("worker is still starting")
+
+    def _submit_of(self, request: generate_pb2.PrefillRequest) -> Submit:
+        """The request, checked as far as the front can."""
+        self._check_ready()
+        if self._front.draining:
+            raise Unavailable("worker is draining", failed_epoch=self._front.epoch)
+        if request.prefill_epoch != self._front.epoch:
+            raise Mismatch(
+                f"this worker's epoch is {self._front.epoch}, not {request.prefill_epoch!r}",
+                failed_epoch=request.prefill_epoch,
+            )
+        name = self._front.settings.model_name
+        if request.model != name:
+            raise ModelNotFound(f"model {request.model!r} is not served here, but {name!r} is")
+        for param in ("request_id", "attempt_id"):
+            if not getattr(request, param):
+                raise InvalidRequest(f"{param} is empty", param=param)
+        ready, token_ids = self._front.ready[0], tuple(request.token_ids)
+        if not 0 < request.num_prompt_tokens <= len(token_ids):
+            raise InvalidRequest(
+                f"num_prompt_tokens is {request.num_prompt_tokens} of {len(token_ids)} tokens",
+                param="num_prompt_tokens",
+            )
+        if len(token_ids) > ready.max_model_len:
+            raise ContextLengthExceeded(
+                f"{len(token_ids)} tokens exceed the context of {ready.max_model_len}",
+                param="token_ids",
+            )
+        check_token_ids(token_ids, ready.vocab_size, "token_ids")
+        return Submit(
+            request_id=request.request_id,
+            attempt_id=request.attempt_id,
+            token_ids=token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=sampling_of(request.sampling),
+            sink=sink_of(request.sink),
+        )
+
+    async def _prefill(self, submit: Submit) -> Prefilled:
+        attempt_id = submit.attempt_id
+        if attempt_id in self._refused:
+            raise Cancelled(f"attempt {attempt_id} was aborted before it arrived")
+        if attempt_id in self._open:
+            raise InvalidRequest(f"attempt {attempt_id} is in progress", param="attempt_id")
+        num_tokens = len(submit.token_ids)
+        rank = self._choice.choose(submit.token_ids)
+        outcome: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
+        self._open[attempt_id] = _Open(rank, num_tokens, outcome)
+        self._idle.clear()
+        self.num_accepted_total += 1
+        self._front.send(rank, submit)
+        self._front.on_change()
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            self._front.send(rank, Abort(attempt_id=attempt_id))
+            raise
+        finally:
+            del self._open[attempt_id]
+            self._choice.done(rank, num_tokens)
+            if not self._open:
+                self._idle.set()
+            self._front.on_change()
+
+    def _resolve(self, attempt_id: str, result: Prefilled | EpserveError) -> None:
+        """Ends the attempt's call, if there still is one."""
+        opened = self._open.get(attempt_id)
+        if opened is None or opened.outcome.done():
+            return
+        if isinstance(result, Prefilled):
+            opened.outcome.set_result(result)
+        else:
+            opened.outcome.set_exception(result)
+
+    def _stopped(self, rank: int, message: Stopped) -> None:
+        attempt_id = message.attempt_id
+        self._resolve(attempt_id, Cancelled(f"attempt {attempt_id} was aborted"))
+        stop = self._stops.get(attempt_id)
+        if stop is None:
+            return
+        stop.ranks.discard(rank)
+        stop.was_known = stop.was_known or message.was_known
+        if not stop.ranks:
+            del self._stops[attempt_id]
+            if not stop.confirmed.done():
+                stop.confirmed.set_result(stop.was_known)
+
+    def _refuse(self, attempt_id: str) -> None:
+        self._refused[attempt_id] = None
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
