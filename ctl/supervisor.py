@@ -99,11 +99,11 @@ class Supervisor:
         try:
             for spec in self._specs.values():
                 self.log_of(spec.name).write_bytes(b"")
-            actions = self._machine.start(self._began)
-            while not await self._perform(actions):
+            finished = await self._perform(self._machine.start(self._began))
+            while not finished:
                 self._reporter.waiting_for(self._machine.names(Phase.STARTING))
                 event = await self._next_event()
-                actions = self._machine.step(event, time.monotonic())
+                finished = await self._perform(self._machine.step(event, time.monotonic()))
                 self._note_stop()
         finally:
             watchdog.cancel()
