@@ -109,7 +109,10 @@ class AdminService(AdminServicer):
         self, request: router_pb2.GetStatusRequest, context: Context
     ) -> router_pb2.GetStatusResponse:
         workers = self._cluster.table.workers
-        present = [worker for worker in workers if worker.state is not WorkerState.LOST]
+        present = sorted(
+            (worker for worker in workers if worker.state is not WorkerState.LOST),
+            key=lambda worker: (worker.role, worker.address),
+        )
         return router_pb2.GetStatusResponse(
             processes=[self._identity, *self._gateways.alive(self._clock.now())],
             workers=[worker.status for worker in present],
