@@ -75,8 +75,7 @@ class Announcer:
 
     def _is_fresh(self) -> bool:
         return (
-            self._answered_at is not None
-            and self._clock.now() - self._answered_at < FRESH_SECONDS
+            self._answered_at is not None and self._clock.now() - self._answered_at < FRESH_SECONDS
         )
 
     def _log_change(self) -> None:

@@ -53,10 +53,10 @@ class ChannelPool:
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
-            await connection.channel.close()
+            await connection.channel.close(grace=None)
 
     async def _close_stale(self) -> None:
-        newest = {address: epoch for address, epoch in self._connections}
+        newest = dict(self._connections.keys())
         idle = [key for key, one in self._connections.items() if one.num_users == 0]
         num_surplus = len(idle) - self._max_idle
         stale = [
@@ -66,4 +66,4 @@ class ChannelPool:
         ]
         for key in stale:
             connection = self._connections.pop(key)
-            await connection.channel.close()
+            await connection.channel.close(grace=None)

@@ -19,8 +19,8 @@ Closing `batches()` cancels the call in progress, and with it the request on bot
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
@@ -85,6 +85,20 @@ class Cluster:
     failover_seconds: float
 
 
+@dataclass(slots=True)
+class _Search:
+    """The search for a pair that brings the choice a token further; a new one with each token.
+
+    `until` (on the clock) is known from the first time on that there was no pair.
+    """
+
+    num_attempts: int = 0
+    excluded_epochs: list[str] = field(default_factory=list)
+    refusal: Overloaded | None = None
+    until: float | None = None
+    wait_seconds: float = FIRST_WAIT_SECONDS
+
+
 class Leg:
     """One choice. `num_cached_tokens` and `queue_seconds` are known with the first batch.
 
@@ -112,9 +126,9 @@ class Leg:
         self._deadline = deadline
         self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
         self._num_calls = 0
-        self._begin_search()
+        self._search = _Search()
 
-    async def batches(self) -> AsyncIterator[TokenBatch]:
+    async def batches(self) -> AsyncGenerator[TokenBatch]:
         """All tokens of the choice, over however many pairs it takes.
 
         Raises the EpserveError for which no pair could finish it.
@@ -129,7 +143,7 @@ class Leg:
                         yield batch
                         if batch.finish != FINISH_REASON_UNSPECIFIED:
                             return
-                    error: EpserveError = Unavailable("the decode worker ended without a reason")
+                    error: EpserveError = Unavailable("the decode worker gave no finish reason")
                 except grpc.aio.AioRpcError as failure:
                     error = to_error(failure, peer_epoch=pair.decode.epoch)
                 except Unavailable as failure:  # from _accept
@@ -165,9 +179,10 @@ class Leg:
 
     async def _assign(self) -> AssignResponse:
         """A pair, waiting for one for `failover_seconds` from the first time there is none."""
+        search = self._search
         while True:
             try:
-                pair: AssignResponse = await self._cluster.router.Assign(
+                pair = await self._cluster.router.Assign(
                     self._assign_request(),
                     timeout=self._remaining_seconds(),
                     metadata=request_metadata(),
@@ -177,19 +192,19 @@ class Leg:
             else:
                 self.queue_seconds += pair.queue_seconds
                 return pair
-            if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
-                raise self._refusal  # nobody else is there: the pair is not gone, it is full
+            if search.refusal is not None and isinstance(error, Unavailable | Overloaded):
+                raise search.refusal  # nobody else is there: the pair is not gone, it is full
             if not isinstance(error, Unavailable):
                 raise error
             now = self._cluster.clock.now()
-            if self._search_until is None:
-                self._search_until = now + self._cluster.failover_seconds
-            if now >= self._search_until:
+            if search.until is None:
+                search.until = now + self._cluster.failover_seconds
+            if now >= search.until:
                 raise error
-            await asyncio.sleep(min(self._wait_seconds, self._search_until - now))
-            self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+            await asyncio.sleep(min(search.wait_seconds, search.until - now))
+            search.wait_seconds = min(2 * search.wait_seconds, LONGEST_WAIT_SECONDS)
             # Blame fades: a worker that failed this request may be the only one there is.
-            self._excluded_epochs.clear()
+            search.excluded_epochs.clear()
 
     def _assign_request(self) -> AssignRequest:
         num_output = len(self.output_token_ids)
@@ -199,7 +214,7 @@ class Leg:
             num_prompt_tokens=len(self._prompt.token_ids) + num_output,
             max_new_tokens=self._prompt.max_tokens - num_output,
             prefix_hashes=self._prefix_hashes,
-            exclude_epochs=self._excluded_epochs,
+            exclude_epochs=self._search.excluded_epochs,
         )
 
     # ---- answers and failures
@@ -216,31 +231,24 @@ class Leg:
             self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
         if token_ids:
             self.output_token_ids += token_ids
-            self._begin_search()
+            self._search = _Search()
         return TokenBatch(response.tokens, response.finish_reason)
-
-    def _begin_search(self) -> None:
-        """Nobody is to blame for anything: at the start, and after each token."""
-        self._num_attempts = 0
-        self._excluded_epochs: list[str] = []
-        self._refusal: Overloaded | None = None
-        self._search_until: float | None = None
-        self._wait_seconds = FIRST_WAIT_SECONDS
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
         """Remembers whom to leave out; raises `error` when it is time to give up."""
         if not isinstance(error, Unavailable | Mismatch | Cancelled | Overloaded):
             raise error
-        self._num_attempts += 1
+        search = self._search
+        search.num_attempts += 1
         if isinstance(error, Overloaded):
-            if self._refusal is not None:
+            if search.refusal is not None:
                 raise error
-            self._refusal = error
-        elif self._num_attempts >= self._cluster.max_attempts:
+            search.refusal = error
+        elif search.num_attempts >= self._cluster.max_attempts:
             raise _given_up(error)
-        elif self._search_until is None:
-            self._search_until = self._cluster.clock.now() + self._cluster.failover_seconds
-        self._excluded_epochs.append(error.failed_epoch or pair.decode.epoch)
+        elif search.until is None:
+            search.until = self._cluster.clock.now() + self._cluster.failover_seconds
+        search.excluded_epochs.append(error.failed_epoch or pair.decode.epoch)
         self.num_moves += 1
         self._cluster.metrics.count_move(error.status.code)
         log.warning(

@@ -1,9 +1,9 @@
 """The response to a generation request: runs it, streams or collects it, ends it with the client.
 
-    nothing sent yet   an error becomes an HTTP status with OpenAI's error object
-    stream has begun   an error becomes one event with that object, and the stream ends
-    client gone        everything that was started for it is cancelled at once
-    client not reading the same, a moment behind the request's deadline
+nothing sent yet   an error becomes an HTTP status with OpenAI's error object
+stream has begun   an error becomes one event with that object, and the stream ends
+client gone        everything that was started for it is cancelled at once
+client not reading the same, a moment behind the request's deadline
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """OpenAI's error object, for our own errors and for those of the framework.
 
-    {"error": {"message": ..., "type": ..., "param": ... or null, "code": ...}}
+{"error": {"message": ..., "type": ..., "param": ... or null, "code": ...}}
 """
 
 import math

@@ -11,14 +11,13 @@ Leaving the block cancels whatever still runs, on this machine and on the worker
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from core.clock import Clock
 from core.errors import EpserveError
 from gateway.client import Cluster, Leg, TokenBatch
 from gateway.job import Job
-from gateway.metrics import GatewayMetrics
 from gateway.output_text import OutputText, Piece
 from gateway.sampling_fields import choice_seed
 from gateway.tokenizer import Tokenizer
@@ -36,7 +35,8 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
-class _Choice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Choice:
     index: int
     leg: Leg
     text: OutputText
@@ -49,8 +49,8 @@ class Run:
         self, job: Job, cluster: Cluster, tokenizer: Tokenizer, *, page_tokens: int
     ) -> None:
         self._job = job
-        self._clock: Clock = cluster.clock
-        self._metrics: GatewayMetrics = cluster.metrics
+        self._clock = cluster.clock
+        self._metrics = cluster.metrics
         self._choices = [
             _make_choice(index, job, cluster, tokenizer, page_tokens)
             for index in range(job.num_choices)

@@ -27,7 +27,9 @@ class ServedModel:
         folder = settings.model
         config = ModelConfig.from_folder(folder)
         tokenizer = Tokenizer.load(folder)
-        use_model = settings.sampling_defaults == "model"
+        defaults = SamplingDefaults()
+        if settings.sampling_defaults == "model":
+            defaults = SamplingDefaults.of_model(folder)
         return cls(
             name=settings.served_model_name or folder.name,
             max_position=config.max_position,
@@ -35,5 +37,5 @@ class ServedModel:
             eos_token_ids=config.eos_token_ids,
             tokenizer=tokenizer,
             chat_template=ChatTemplate.load(folder, tokenizer.special_tokens),
-            sampling_defaults=SamplingDefaults.of_model(folder) if use_model else SamplingDefaults(),
+            sampling_defaults=defaults,
         )

@@ -46,15 +46,23 @@ def run(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT. Raises CheckpointError for a bad model folder and OSError
     when the address is taken."""
     model = ServedModel.load(settings)
-    with _listen(settings.listen) as listener:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, model, listener))
+    with (
+        listen_on(settings.listen) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_serve_until_signal(settings, model, listener))
 
 
-async def _serve(
+async def _serve_until_signal(
     settings: GatewaySettings, model: ServedModel, listener: socket.socket
 ) -> None:
-    stop = stop_event()
+    await serve(settings, model, listener, stop_event())
+
+
+async def serve(
+    settings: GatewaySettings, model: ServedModel, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    """Serves on a bound socket until `stop` is set, then ends within bounds."""
     address = Address(parse_address(settings.listen).host, listener.getsockname()[1])
     identity = Identity(role="gateway", name=settings.name or "gateway", address=str(address))
     async with contextlib.AsyncExitStack() as stack:
@@ -86,11 +94,13 @@ async def _serve(
             serving=Serving(admission, metrics, clock),
         )
         log.info("listening", address=str(address), model=model.name, epoch=identity.epoch)
-        await _serve_until(stop, frontend, listener)
+        await _serve_frontend(frontend, listener, stop)
     log.info("stopped")
 
 
-async def _serve_until(stop: asyncio.Event, frontend: Frontend, listener: socket.socket) -> None:
+async def _serve_frontend(
+    frontend: Frontend, listener: socket.socket, stop: asyncio.Event
+) -> None:
     server = _HttpServer(
         uvicorn.Config(
             create_app(frontend),
@@ -126,7 +136,7 @@ async def _serve_until(stop: asyncio.Event, frontend: Frontend, listener: socket
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _listen(listen: str) -> socket.socket:
+def listen_on(listen: str) -> socket.socket:
     """A bound socket. Raises OSError that names the address."""
     host, port = parse_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,115 @@
+"""A real gateway on a real socket, in front of fake workers; shared by a module's tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.server import listen_on, serve
+from gateway.served_model import ServedModel
+from gateway.settings import GatewaySettings
+from proto.generate_pb2 import GenerateRequest
+from tests.gateway.fake_cluster import FakeCluster
+from tests.gateway.model_folder import EOS_ID, make_model_folder, make_tokenizer
+
+TOKENIZER = make_tokenizer()
+MODEL = "tiny/model"
+
+# What the fake workers answer, by what the prompt's text begins with.
+ANSWERS = {
+    "plain": "The cat and the dog sat in the sun, then they slept.",
+    "unicode": "naïve café — 日本語 🙂🙃 e\u0301 end",
+    "think": "<think>one and one</think>two",
+    "repeat": "ab" * 40,
+    "long": "word " * 80,
+    "empty": "",
+}
+
+
+def answer_text(text: str) -> str:
+    return next((a for start, a in ANSWERS.items() if start in text), ANSWERS["plain"])
+
+
+def tokens_of(request: GenerateRequest) -> list[int]:
+    """Sampled requests differ by seed in the first letter; everything ends with EOS."""
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids))
+    tokens: list[int] = TOKENIZER.encode(answer_text(prompt)).ids
+    if request.sampling.temperature > 0:
+        letter = chr(ord("A") + request.sampling.seed % 26)
+        tokens = [*TOKENIZER.encode(letter).ids, *tokens]
+    return [*tokens, EOS_ID]
+
+
+@dataclass
+class Gateway:
+    url: str
+    client: httpx.AsyncClient
+    cluster: FakeCluster
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.client.post(path, json={"model": MODEL, "temperature": 0} | body)
+
+    async def complete(self, prompt: Any = "plain", **body: Any) -> httpx.Response:
+        return await self.post("/v1/completions", prompt=prompt, **{"max_tokens": 200} | body)
+
+    async def chat(self, content: Any = "plain", **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": content}]
+        return await self.post("/v1/chat/completions", messages=messages, **body)
+
+
+@asynccontextmanager
+async def running_gateway(
+    cluster: FakeCluster, model_folder: Path, **fields: Any
+) -> AsyncIterator[Gateway]:
+    settings = GatewaySettings(
+        listen="127.0.0.1:0",
+        router=cluster.router.server.address,
+        model=model_folder,
+        served_model_name=MODEL,
+        **{"grace_seconds": 0.5} | fields,
+    )
+    listener = listen_on(settings.listen)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stop = asyncio.Event()
+    task = asyncio.create_task(serve(settings, ServedModel.load(settings), listener, stop))
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            await asyncio.wait_for(cluster.router.announced.wait(), 10)
+            while (await client.get("/health")).status_code != 200:
+                await asyncio.sleep(0.01)
+            yield Gateway(url, client, cluster)
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("gateway") / "model")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(tokens_of, EOS_ID) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_gateway(
+    shared_cluster: FakeCluster, model_folder: Path
+) -> AsyncIterator[Gateway]:
+    async with running_gateway(shared_cluster, model_folder) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(shared_gateway: Gateway) -> Iterator[Gateway]:
+    """The module's gateway, its fakes as new."""
+    shared_gateway.cluster.router.reset()
+    yield shared_gateway

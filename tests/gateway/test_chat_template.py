@@ -1,0 +1,84 @@
+"""Chat templates, against transformers' own renderer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from core.errors import CheckpointError, InvalidRequest
+from gateway.chat_template import ChatTemplate
+from tests.gateway.model_folder import TEMPLATE
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": 'Be "brief" & <kind>.'},
+    {"role": "user", "content": "Grüße\n  日本 "},
+    {"role": "assistant", "content": "a"},
+    {"role": "user", "content": "b"},
+]
+TEMPLATES = {
+    "tests": TEMPLATE,
+    "blocks and whitespace": (
+        "{%- set ns = namespace(n=0) -%}\n{% for m in messages %}\n"
+        "  {%- set ns.n = ns.n + 1 %}\n    {{ ns.n }}: {{ m.content | trim }}\n{% endfor %}\n"
+    ),
+    "tojson": "{{ messages | tojson }} {{ messages | tojson(indent=2) }}",
+    "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+    "{{ m['role'] }}{% endfor %}",
+    "date": "{{ strftime_now('%Y-%m-%d') }}",
+    "undefined": "[{{ nothing }}] {{ tools is none }} {{ add_generation_prompt }}",
+    "autoescape": "{{ messages[0]['content'] }}",
+}
+SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_as_transformers_renders_it(name: str) -> None:
+    source = TEMPLATES[name]
+    (expected,), _ = render_jinja_template(
+        [MESSAGES], chat_template=source, add_generation_prompt=True, **SPECIAL
+    )
+    assert ChatTemplate(source, SPECIAL).render(MESSAGES) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ messages + 1 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_what_a_template_refuses_is_the_clients_fault(source: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source, {}).render(MESSAGES)
+    assert caught.value.param == "messages"
+
+
+def test_sources(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    assert ChatTemplate.load(tmp_path, {}) is None
+    config.write_text("{}")
+    assert ChatTemplate.load(tmp_path, {}) is None
+
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    for value, expected in (("one", "one"), (named, "d")):
+        config.write_text(json.dumps({"chat_template": value}))
+        template = ChatTemplate.load(tmp_path, {})
+        assert template is not None
+        assert template.render([]) == expected
+
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    template = ChatTemplate.load(tmp_path, {})
+    assert template is not None
+    assert template.render([]) == "own file"
+
+
+@pytest.mark.parametrize("value", ["{% for %}", 5])
+def test_bad_templates_are_named(tmp_path: Path, value: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(CheckpointError, match="template"):
+        ChatTemplate.load(tmp_path, {})
