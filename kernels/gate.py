@@ -12,7 +12,8 @@ returns  topk_idx [T, K] int64 logical experts, best choice first; topk_weights 
 """
 
 import torch
-import torch.nn.functional as F
+
+from kernels.linear import linear
 
 
 def gate(
@@ -26,15 +27,15 @@ def gate(
     norm_topk: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = F.linear(hidden.float(), weight).sigmoid_()
+    scores = linear(hidden.float(), weight).sigmoid_()
     choice = scores + bias
     if groups_per_token < num_groups:
         drop_groups(choice.view(len(choice), num_groups, -1), groups_per_token)
     topk_idx = choice.topk(experts_per_token, dim=-1).indices
     topk_weights = scores.gather(1, topk_idx)
     if norm_topk:
-        topk_weights = topk_weights / (topk_weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return topk_idx, topk_weights * scaling
+        topk_weights.div_(topk_weights.sum(dim=-1, keepdim=True).add_(1e-20))
+    return topk_idx, topk_weights.mul_(scaling)
 
 
 def drop_groups(choice: torch.Tensor, groups_per_token: int) -> None:

@@ -41,7 +41,7 @@ def attend(
 ) -> torch.Tensor:
     num_heads, width = query.shape[1:]
     num_rows, num_queries, length = group.mask.shape
-    latents = cache.index_select(0, group.pages).view(num_rows, -1, width)[:, :length].float()
+    latents = cache.index_select(0, group.pages).view(num_rows, length, width).float()
     mask = group.mask
     if num_queries > 1:
         mask = mask.repeat_interleave(num_heads, dim=1)

@@ -26,7 +26,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows with Q new tokens each and similar lengths, padded to the longest (S tokens).
+    """Rows with Q new tokens each and similar lengths, padded to the pages of the longest: S
+    tokens. Whole pages, so that a row's bits rarely depend on what it is grouped with.
 
     tokens  [b * Q] int64, which tokens of the batch these are; None for all of them in order
     pages   [b * P] int32, P = pages of the longest row
@@ -90,8 +91,7 @@ def row_group(
     page_tokens: int,
 ) -> RowGroup:
     device = block_table.device
-    longest = max(lengths[row] for row in rows)
-    num_pages = -(-longest // page_tokens)
+    num_pages = -(-max(lengths[row] for row in rows) // page_tokens)
     num_queries = starts[rows[0] + 1] - starts[rows[0]]
     whole = rows == list(range(len(lengths)))
     pages, tokens = block_table[:, :num_pages], None
@@ -101,6 +101,7 @@ def row_group(
         tokens = torch.tensor(numbers, device=device)
     # The last query of a row sees all its tokens, the one before all but one, and so on.
     limits = [[lengths[row] - num_queries + q for q in range(1, num_queries + 1)] for row in rows]
-    hidden = torch.arange(longest, device=device) >= torch.tensor(limits, device=device)[..., None]
+    keys = torch.arange(num_pages * page_tokens, device=device)
+    hidden = keys >= torch.tensor(limits, device=device)[..., None]
     mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
     return RowGroup(len(rows), tokens, pages.reshape(-1), mask)

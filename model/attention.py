@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.head_linear import head_linear
 from kernels.linear import linear
 from kernels.mla_decode import mla_decode
 from kernels.mla_prefill import mla_prefill
@@ -72,10 +73,8 @@ class Attention:
     def load(cls, weights: Weights, config: ModelConfig, prefix: str) -> "Attention":
         lora = config.q_lora_rank is not None
         q_a = "q_a_proj" if lora else "q_proj"
-        q_kv_a = weights.stacked_rows(
-            [f"{prefix}.{q_a}.weight", f"{prefix}.kv_a_proj_with_mqa.weight"]
-        )
-        q_b = weights.get(f"{prefix}.q_b_proj.weight") if lora else None
+        q_kv_a = weights.projection(f"{prefix}.{q_a}.weight", f"{prefix}.kv_a_proj_with_mqa.weight")
+        q_b = weights.projection(f"{prefix}.q_b_proj.weight") if lora else None
         bias = load_bias(weights, config, prefix) if config.attention_bias else None
         if not config.rope_interleave:
             interleave_keys(q_kv_a, config)
@@ -92,7 +91,7 @@ class Attention:
             kv_b=weights.get(f"{prefix}.kv_b_proj.weight").view(
                 config.num_heads, -1, config.kv_lora_rank
             ),
-            out=weights.get(f"{prefix}.o_proj.weight"),
+            out=weights.projection(f"{prefix}.o_proj.weight"),
             out_bias=weights.get(f"{prefix}.o_proj.bias") if config.attention_bias else None,
         )
 
@@ -100,20 +99,21 @@ class Attention:
         """Puts the latents of x [T, H] into the layer's cache [pages, page_tokens, C + R];
         returns the query [T, heads, D + R], rotated."""
         config = self.config
-        widths = (-1, config.kv_lora_rank, config.qk_rope_head_dim)
+        nope_dim, rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
         projected = linear(x, self.q_kv_a, self.q_kv_a_bias)
         query, latent, key_rope = projected.split(
-            (projected.shape[1] - config.kv_dim, *widths[1:]), dim=-1
+            (projected.shape[1] - config.kv_dim, config.kv_lora_rank, rope_dim), dim=-1
         )
-        latent = rms_norm(latent, self.kv_a_norm, LATENT_NORM_EPS)
-        key_rope = rope(key_rope.unsqueeze(1), plan.rotation).squeeze(1)
-        write_latent(cache, plan.slots, latent, key_rope)
         if self.q_b is not None:
             assert self.q_a_norm is not None
             query = linear(rms_norm(query, self.q_a_norm, LATENT_NORM_EPS), self.q_b)
         query = query.unflatten(-1, (config.num_heads, config.qk_head_dim))
-        rotated = rope(query[..., config.qk_nope_head_dim :], plan.rotation)
-        return torch.cat((query[..., : config.qk_nope_head_dim], rotated), dim=-1)
+        nope, query_rope = query.split((nope_dim, rope_dim), dim=-1)
+        # The key is rotated as one more head.
+        rotated = rope(torch.cat((query_rope, key_rope.unsqueeze(1)), dim=1), plan.rotation)
+        latent = rms_norm(latent, self.kv_a_norm, LATENT_NORM_EPS)
+        write_latent(cache, plan.slots, latent, rotated[:, -1])
+        return torch.cat((nope, rotated[:, :-1]), dim=-1)
 
     def attend(self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
         """[T, H] from the query that `write` gave, in the form that the plan was built for."""
@@ -128,18 +128,17 @@ class Attention:
         self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor
     ) -> torch.Tensor:
         """[T, heads * V]: kv_b's key half goes into the query, its value half into the result."""
-        nope_dim = self.config.qk_nope_head_dim
-        key_half, value_half = self.kv_b[:, :nope_dim], self.kv_b[:, nope_dim:]
-        folded = torch.bmm(query[..., :nope_dim].transpose(0, 1), key_half).transpose(0, 1)
+        config, nope_dim = self.config, self.config.qk_nope_head_dim
+        nope, rotated = query.split((nope_dim, config.qk_rope_head_dim), dim=-1)
+        folded = head_linear(nope, self.kv_b[:, :nope_dim].transpose(1, 2))
         latents = mla_decode(
-            torch.cat((folded, query[..., nope_dim:]), dim=-1),
+            torch.cat((folded, rotated), dim=-1),
             cache,
             plan.groups,
-            value_dim=self.config.kv_lora_rank,
-            scale=self.config.softmax_scale,
+            value_dim=config.kv_lora_rank,
+            scale=config.softmax_scale,
         )
-        values = torch.bmm(latents.transpose(0, 1), value_half.transpose(1, 2))
-        return values.transpose(0, 1).flatten(1)
+        return head_linear(latents, self.kv_b[:, nope_dim:]).flatten(1)
 
 
 def load_bias(weights: Weights, config: ModelConfig, prefix: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from ep.dispatcher import Dispatcher
 from ep.local import LocalDispatcher
-from kernels.linear import linear
+from kernels.linear import favoured_layout, linear
 from kernels.rms_norm import rms_norm
 from model.attention import AttentionPlan
 from model.batch import ForwardBatch
@@ -66,7 +66,9 @@ class DeepseekV3:
                 embedding=embedding,
                 layers=tuple(layers),
                 final_norm=weights.get(FINAL_NORM),
-                head=embedding if config.tie_word_embeddings else weights.get(HEAD),
+                head=favoured_layout(embedding)
+                if config.tie_word_embeddings
+                else weights.projection(HEAD),
                 rotation_table=table.to(device),
             )
 

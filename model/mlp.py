@@ -19,10 +19,8 @@ class Mlp:
     @classmethod
     def load(cls, weights: Weights, prefix: str) -> "Mlp":
         return cls(
-            gate_up=weights.stacked_rows(
-                [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
-            ),
-            down=weights.get(f"{prefix}.down_proj.weight"),
+            gate_up=weights.projection(f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"),
+            down=weights.projection(f"{prefix}.down_proj.weight"),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

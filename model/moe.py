@@ -8,6 +8,7 @@ import torch
 from ep.dispatcher import Dispatcher
 from kernels.gate import gate
 from kernels.grouped_linear import grouped_linear
+from kernels.linear import favoured_layout
 from kernels.silu_mul import silu_mul
 from model.config import ModelConfig
 from model.mlp import Mlp
@@ -91,4 +92,4 @@ def load_experts(
         gate_up[slot, :width] = weights.get(f"{stem}.gate_proj.weight")
         gate_up[slot, width:] = weights.get(f"{stem}.up_proj.weight")
         down[slot] = weights.get(f"{stem}.down_proj.weight")
-    return gate_up, down
+    return favoured_layout(gate_up), favoured_layout(down)

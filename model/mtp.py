@@ -69,10 +69,10 @@ class MtpLayer:
                 embedding=weights.get(own_embedding if weights.has(own_embedding) else EMBEDDING),
                 enorm=weights.get(f"{prefix}.enorm.weight"),
                 hnorm=weights.get(f"{prefix}.hnorm.weight"),
-                eh_proj=weights.get(f"{prefix}.eh_proj.weight"),
+                eh_proj=weights.projection(f"{prefix}.eh_proj.weight"),
                 layer=Layer.load(weights, config, prefix, experts, dense=False),
                 final_norm=weights.get(f"{prefix}.shared_head.norm.weight"),
-                head=weights.get(own_head if weights.has(own_head) else main_head),
+                head=weights.projection(own_head if weights.has(own_head) else main_head),
                 rotation_table=table.to(device),
             )
 
