@@ -1,0 +1,19 @@
+"""The front of a decode worker: `python -m decode_worker --model FOLDER --listen HOST:PORT`."""
+
+import sys
+
+from decode_worker.service import DecodeService
+from engine.settings import WorkerSettings
+from engine.worker_server import RoleService, run_worker
+from proto import generate_pb2, generate_pb2_grpc
+
+ROLE = RoleService(
+    "decode",
+    DecodeService,
+    generate_pb2_grpc.add_DecodeServicer_to_server,
+    generate_pb2,
+    "Decode",
+)
+
+if __name__ == "__main__":
+    sys.exit(run_worker(WorkerSettings.parse(sys.argv[1:]), ROLE))

@@ -1,0 +1,84 @@
+"""One Generate call as the front sees it, from acceptance to the rank's last word."""
+
+import asyncio
+from collections import deque
+
+from core.errors import EpserveError
+from engine.messages import Produced, Submit, TokenOut
+from proto import generate_pb2, router_pb2
+
+
+class Call:
+    """`key` is the request's name on this worker: unique, also when a request comes again
+    while its last call is still being cleared away.
+
+    `left` is set when nobody listens any more. The record outlives that until the rank has
+    said its last word, since pages and a prefill attempt hang on it.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        request_id: str,
+        rank: int,
+        submit: Submit,
+        prefill: router_pb2.WorkerRef,
+        deadline: float | None,
+        accepted_at: float,
+    ) -> None:
+        self.key = key
+        self.request_id = request_id
+        self.rank = rank
+        self.sampling = submit.sampling
+        self.num_prompt_tokens = submit.num_prompt_tokens
+        self.num_tokens = len(submit.token_ids)  # prompt and output so far
+        self.prefill = prefill
+        self.deadline = deadline  # of the loop's clock
+        self.accepted_at = accepted_at
+        self.reserved_at: float | None = None
+        self.num_cached_tokens = 0
+        self.num_sent_tokens = 0
+        self.last_sent_at: float | None = None
+        self.left = False
+        # The latest prefill attempt, and why it failed, as its worker put it.
+        self.attempt_id = ""
+        self.prefill_error: EpserveError | None = None
+        self._items: deque[Produced | EpserveError] = deque()
+        self._something = asyncio.Event()
+
+    def put(self, item: Produced | EpserveError) -> None:
+        """New tokens, or the end by an error."""
+        self._items.append(item)
+        self._something.set()
+
+    async def take(self) -> list[Produced | EpserveError]:
+        """Everything since the last call, at least one item."""
+        await self._something.wait()
+        self._something.clear()
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+
+def response_of(
+    call: Call, items: list[Produced | EpserveError]
+) -> tuple[generate_pb2.GenerateResponse, EpserveError | None]:
+    """All new tokens as one response, and the error behind them, if any."""
+    response = generate_pb2.GenerateResponse()
+    if not call.num_sent_tokens:
+        response.num_cached_tokens = call.num_cached_tokens
+        response.rank = call.rank
+    for item in items:
+        if isinstance(item, EpserveError):
+            return response, item
+        response.tokens.extend(_token_message(token) for token in item.tokens)
+        response.finish_reason = generate_pb2.FinishReason.ValueType(item.finish)
+    return response, None
+
+
+def _token_message(token: TokenOut) -> generate_pb2.Token:
+    message = generate_pb2.Token(token_id=token.token_id, logprob=token.logprob)
+    for token_id, logprob in token.top:
+        message.top_logprobs.add(token_id=token_id, logprob=logprob)
+    return message

@@ -1,0 +1,183 @@
+"""The calls to prefill workers, one leg an attempt, each owned until the rank is through.
+
+    calling --OK--> delivered --first token from the rank--> over
+       |                |------ connection to the peer breaks: Failed to the rank
+       `--error: Failed to the rank
+
+The rank decides what a failure means: its KV may all have arrived before the peer died.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from core.clock import Clock
+from core.errors import (
+    Cancelled,
+    EpserveError,
+    InternalError,
+    Mismatch,
+    Overloaded,
+    Unavailable,
+)
+from core.log import get_logger
+from decode_worker.call import Call
+from decode_worker.prefill_message import prefill_request, prefilled_of
+from decode_worker.prefill_peer import PrefillPeer, PrefillPeers
+from decode_worker.quarantine import QuarantineKeeper
+from engine.messages import (
+    Failed,
+    FrontMessage,
+    PrefillStopped,
+    Reserved,
+)
+from rpc.client import request_metadata, to_error
+
+log = get_logger("decode_worker.prefill_legs")
+
+Send = Callable[[int, FrontMessage], None]
+
+
+class _Leg:
+    """`task` runs the call; `delivered` once its result is with the rank."""
+
+    def __init__(self, call: Call, peer: PrefillPeer) -> None:
+        self.call = call
+        self.peer = peer
+        self.num_losses = peer.num_losses
+        self.delivered = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class PrefillLegs:
+    """`send` speaks to a rank. All methods return at once."""
+
+    def __init__(self, model: str, send: Send, lease_seconds: float, clock: Clock) -> None:
+        self._model = model
+        self._send = send
+        self._clock = clock
+        self._peers = PrefillPeers(self._lost)
+        self._keeper = QuarantineKeeper(self._peers, self._stopped, lease_seconds, clock)
+        self._legs: dict[str, _Leg] = {}  # by attempt id
+
+    @property
+    def num_open(self) -> int:
+        """Legs and quarantines."""
+        return len(self._legs) + self._keeper.num_kept
+
+    def begin(self, call: Call, reserved: Reserved) -> None:
+        """Has the call's prefill worker fill what was reserved."""
+        leg = _Leg(call, self._peers.borrow(call.prefill.address))
+        self._legs[reserved.attempt_id] = leg
+        call.attempt_id = reserved.attempt_id
+        call.prefill_error = None
+        name = f"prefill-{reserved.attempt_id}"
+        leg.task = asyncio.create_task(self._run(leg, reserved), name=name)
+
+    def end(self, call: Call) -> None:
+        """Cancels the call's leg: nobody waits for it. The prefill worker takes a cancelled
+        call for an abort."""
+        leg = self._legs.get(call.attempt_id)
+        if leg is not None and leg.task is not None:
+            leg.task.cancel()
+
+    def over(self, call: Call) -> None:
+        """The rank is through with the call's attempt: its KV is complete, or given up."""
+        if call.attempt_id in self._legs:
+            self._drop(call.attempt_id)
+
+    def quarantined(self, rank: int, attempt_id: str) -> None:
+        """The rank holds pages back until the attempt has stopped."""
+        leg = self._legs.get(attempt_id)
+        if leg is None:
+            # Its Reserved came too late to be acted on: nobody was ever asked to write.
+            self._send(rank, PrefillStopped(attempt_id=attempt_id))
+            return
+        self._keeper.keep(rank, attempt_id, leg.peer.address)
+        self._drop(attempt_id)
+
+    async def close(self) -> None:
+        """Ends all calls and channels."""
+        tasks = [leg.task for leg in self._legs.values() if leg.task is not None]
+        for attempt_id in list(self._legs):
+            self._drop(attempt_id)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._keeper.close()
+        await self._peers.close()
+
+    def _drop(self, attempt_id: str) -> None:
+        leg = self._legs.pop(attempt_id)
+        if leg.task is not None:
+            leg.task.cancel()
+        self._peers.give_back(leg.peer)
+
+    def _stopped(self, rank: int, attempt_id: str) -> None:
+        self._send(rank, PrefillStopped(attempt_id=attempt_id))
+
+    def _lost(self, peer: PrefillPeer) -> None:
+        for attempt_id, leg in list(self._legs.items()):
+            if leg.peer is peer and leg.delivered:
+                self._fail(leg, attempt_id, _lost_error(leg.call))
+
+    async def _run(self, leg: _Leg, reserved: Reserved) -> None:
+        call, attempt_id = leg.call, reserved.attempt_id
+        timeout = None if call.deadline is None else max(0.0, call.deadline - self._clock.now())
+        try:
+            reply = await leg.peer.stub.Prefill(
+                prefill_request(call, reserved, self._model),
+                timeout=timeout,
+                metadata=request_metadata(call.request_id),
+            )
+        except grpc.aio.AioRpcError as error:
+            self._fail(leg, attempt_id, _meant(error, call))
+            return
+        if not reply.HasField("first_token"):
+            self._fail(leg, attempt_id, InternalError("prefill answered without a token"))
+            return
+        if not call.num_sent_tokens:
+            call.num_cached_tokens = reply.num_cached_tokens
+        self._send(call.rank, prefilled_of(call.key, attempt_id, reply))
+        leg.delivered = True
+        if leg.num_losses != leg.peer.num_losses:
+            self._fail(leg, attempt_id, _lost_error(call))
+
+    def _fail(self, leg: _Leg, attempt_id: str, error: EpserveError) -> None:
+        call = leg.call
+        call.prefill_error = error
+        log.info(
+            "prefill failed",
+            request_id=call.request_id,
+            peer=leg.peer.address,
+            code=error.status.grpc,
+            reason=error.message,
+        )
+        self._send(
+            call.rank,
+            Failed(
+                request_id=call.key,
+                attempt_id=attempt_id,
+                code=error.status.grpc,
+                message=error.message,
+            ),
+        )
+
+
+def _lost_error(call: Call) -> EpserveError:
+    return Unavailable(
+        f"connection to prefill worker {call.prefill.address} was lost",
+        failed_epoch=call.prefill.epoch,
+    )
+
+
+def _meant(error: grpc.aio.AioRpcError, call: Call) -> EpserveError:
+    """What it means for the Generate call that its prefill ended like this."""
+    meant = to_error(error, peer_epoch=call.prefill.epoch)
+    refused_late = isinstance(meant, Overloaded) and call.num_sent_tokens > 0
+    # Cancelled by its server, which is leaving. Refused late: put back by preemption, it has
+    # begun to answer and has to carry on elsewhere.
+    if refused_late or isinstance(meant, Cancelled):
+        return Unavailable(meant.message, failed_epoch=call.prefill.epoch)
+    if isinstance(meant, Unavailable | Mismatch) and not meant.failed_epoch:
+        meant.failed_epoch = call.prefill.epoch
+    return meant

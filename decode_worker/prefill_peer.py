@@ -1,0 +1,79 @@
+"""Connections to prefill workers: one channel an address, watched for its loss."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+import grpc
+
+from proto import generate_pb2_grpc
+from rpc.client import channel
+
+# Idle channels beyond this many are closed, the least recently used first.
+MAX_IDLE_PEERS = 64
+
+OnLost = Callable[["PrefillPeer"], None]
+
+
+class PrefillPeer:
+    """One address. `num_losses` grows each time an established connection breaks: the process
+    behind it is gone, or is about to be taken for gone."""
+
+    def __init__(self, address: str, on_lost: OnLost) -> None:
+        self.address = address
+        self.num_losses = 0
+        self.num_users = 0
+        self._channel = channel(address)
+        self.stub = generate_pb2_grpc.PrefillStub(self._channel)
+        self._on_lost = on_lost
+        self._watch = asyncio.create_task(self._watch_state(), name=f"watch-{address}")
+
+    @property
+    def connected(self) -> bool:
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def close(self) -> None:
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        await self._channel.close(None)
+
+    async def _watch_state(self) -> None:
+        state = self._channel.get_state()
+        while state is not grpc.ChannelConnectivity.SHUTDOWN:
+            await self._channel.wait_for_state_change(state)
+            before, state = state, self._channel.get_state()
+            if before is grpc.ChannelConnectivity.READY:
+                self.num_losses += 1
+                self._on_lost(self)
+
+
+class PrefillPeers:
+    """All of them. `borrow` and `give_back` bracket each use of a peer."""
+
+    def __init__(self, on_lost: OnLost) -> None:
+        self._on_lost = on_lost
+        self._peers: OrderedDict[str, PrefillPeer] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def borrow(self, address: str) -> PrefillPeer:
+        """Raises ValueError when `address` is not host:port."""
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = PrefillPeer(address, self._on_lost)
+        self._peers.move_to_end(address)
+        peer.num_users += 1
+        return peer
+
+    def give_back(self, peer: PrefillPeer) -> None:
+        peer.num_users -= 1
+        idle = [address for address, peer in self._peers.items() if peer.num_users == 0]
+        for address in idle[: max(0, len(idle) - MAX_IDLE_PEERS)]:
+            task = asyncio.create_task(self._peers.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Closes all channels; calls in progress on them fail."""
+        peers = list(self._peers.values())
+        self._peers.clear()
+        await asyncio.gather(*(peer.close() for peer in peers), *self._closing)
