@@ -1,5 +1,6 @@
 """What `ctl up` tells the operator: a spinner and tables on a terminal, plain lines elsewhere."""
 
+import os
 import signal
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from ctl.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+# What gRPC's core says on stderr is for its developers. Read when grpc is first imported, which
+# `ctl.main` does after this module.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 _LOG_TAIL_LINES = 15
 _PLAIN_WIDTH = 160
