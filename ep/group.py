@@ -1,0 +1,145 @@
+"""The ranks that share the experts of a model, and how they keep step.
+
+A step begins with `exchange`: every rank tells its facts to all, so that all can compute the
+same plan. After an exchange in which nobody had work all ranks wait in `idle_wait`, without
+using the CPU. The first rank that gets work begins the next exchange; what it sends is what
+wakes the others, so that no wake-up can be lost or come too late:
+
+    facts = group.exchange([num_tokens, ...])
+    while nobody has work:
+        group.idle_wait(socket, timeout)         # own message, a peer's exchange, or timeout
+        take in own messages
+        if own work or group.peer_woke():
+            group.wake(); facts = group.exchange(...)
+"""
+
+import os
+from array import array
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import zmq
+
+from core.errors import Unavailable
+from ep.collectives import Collectives, MeshCollectives, TorchCollectives
+from ep.mesh import SocketMesh
+from ep.rendezvous import connect_all, open_store, split_address
+
+BACKENDS = ("auto", "sockets", "gloo", "nccl")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+class EpGroup:
+    """One rank's membership; use from one thread. Unavailable means that a peer is lost and
+    the group with it: the process can only end."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        mesh: SocketMesh,
+        collectives: Collectives,
+        store: dist.Store | None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.collectives = collectives
+        self._mesh = mesh
+        self._store = store  # rank 0's end serves it: it lives as long as the group
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: torch.device,
+        timeout_seconds: float,
+        backend: str = "auto",
+    ) -> "EpGroup":
+        """Waits until all `size` ranks are there; one group a process.
+
+        `rendezvous` is "host:port", an address of rank 0 that all ranks reach; unused by a
+        group of one. `timeout_seconds` bounds the forming and later the silence of any peer,
+        a dead one is noticed at once. `backend` moves the tensors: "auto" is NCCL for a CUDA
+        device and sockets for the CPU. ValueError for bad arguments, else Unavailable.
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is not in 0 .. {size - 1}")
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        if size == 1:
+            mesh = SocketMesh(0, {}, timeout_seconds)
+            alone = MeshCollectives(mesh, 0, 1)
+            return cls(rank=0, size=1, mesh=mesh, collectives=alone, store=None)
+        host, port = split_address(rendezvous)
+        store = open_store(host, port, rank=rank, size=size, timeout=timeout_seconds)
+        peers = connect_all(store, host, rank=rank, size=size, timeout=timeout_seconds)
+        mesh = SocketMesh(rank, peers, timeout_seconds)
+        if backend == "auto":
+            backend = "nccl" if device.type == "cuda" else "sockets"
+        collectives: Collectives = MeshCollectives(mesh, rank, size)
+        if backend != "sockets":
+            if backend == "gloo" and host in LOOPBACK_HOSTS:
+                # Else gloo resolves the host's name, which need not lead back here.
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            _init_torch(backend, store, rank, size, device, timeout_seconds)
+            collectives = TorchCollectives()
+        return cls(rank=rank, size=size, mesh=mesh, collectives=collectives, store=store)
+
+    def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
+        """All ranks' facts, by rank; equally many int64 on each. Begins a step."""
+        own = memoryview(array("q", facts).tobytes())
+        incoming = [memoryview(bytearray(len(own))) for _ in range(self.size)]
+        incoming[self.rank][:] = own
+        self._mesh.swap([own] * self.size, incoming)
+        return [tuple(one.cast("q")) for one in incoming]
+
+    def idle_wait(self, socket: zmq.Socket, timeout_seconds: float) -> None:
+        """Returns when `socket` is readable, a peer has begun the next exchange or called
+        `wake`, or the time is over; may be called again before that exchange."""
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        for connection in self._mesh.sockets:
+            poller.register(connection.fileno(), zmq.POLLIN)
+        poller.poll(timeout_seconds * 1000)
+        self.peer_woke()  # finds a peer that died while nobody had work
+
+    def wake(self) -> None:
+        """Sends all peers into the next exchange ahead of our own facts."""
+        self._mesh.wake()
+
+    def peer_woke(self) -> bool:
+        """Whether a peer waits for the next exchange."""
+        return self._mesh.has_news()
+
+    def close(self) -> None:
+        self._mesh.close()
+        if isinstance(self.collectives, TorchCollectives):
+            dist.destroy_process_group()
+        self._store = None
+
+
+def _init_torch(
+    backend: str,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    device: torch.device,
+    timeout_seconds: float,
+) -> None:
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("torch", store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=device if device.type == "cuda" else None,
+        )
+    except RuntimeError as error:
+        raise Unavailable(f"EP rank {rank} cannot start {backend}: {error}") from error
