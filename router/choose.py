@@ -54,7 +54,7 @@ def choose(
         raise ContextLengthExceeded(_too_long(demand, paired), param="prompt")
     allowed = _narrow("not_excluded", fitting, demand)
     if not allowed:
-        raise Unavailable("every worker that could take this request has failed it")
+        raise Unavailable("this request has failed on every prefill or every decode worker")
     with_room = _narrow("has_room", allowed, demand)
     if not with_room:
         return None

@@ -48,21 +48,19 @@ class Cluster:
         self.assigner.wake()
 
     def _log_rejections(self) -> None:
-        """Once for each worker and reason: nothing else tells why it gets no requests."""
-        found = {
-            rejection.worker.epoch: (rejection.worker, rejection.reason)
-            for rejection in rejections(self.table.workers)
-        }
-        for epoch, (worker, reason) in found.items():
-            if self._rejected.get(epoch) != reason:
+        """Once for each address and reason: nothing else tells why it gets no requests."""
+        found = rejections(self.table.workers)
+        for rejection in found:
+            worker = rejection.worker
+            if self._rejected.get(worker.address) != rejection.reason:
                 log.warning(
                     "worker gets no requests",
                     worker=worker.name,
                     worker_role=worker.role_name,
                     address=worker.address,
-                    reason=reason,
+                    reason=rejection.reason,
                 )
-        self._rejected = {epoch: reason for epoch, (_worker, reason) in found.items()}
+        self._rejected = {rejection.worker.address: rejection.reason for rejection in found}
 
 
 def _log_transition(action: Transition) -> None:

@@ -436,16 +436,16 @@ async def test_peers_that_are_no_workers_do_no_harm(
     place, a name that does not exist, and a router instead of a worker."""
     await decode.say(max_running=100)
 
+    mute_writers: list[asyncio.StreamWriter] = []
+
     async def web(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
         with suppress(ConnectionError):
             await writer.drain()
         writer.close()
 
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            await reader.read()
-        writer.close()
+    async def mute(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        mute_writers.append(writer)
 
     async def rubbish(_request: bytes, _context: object) -> AsyncIterator[bytes]:
         yield b"\xff\xff\xff\xff rubbish"
@@ -486,6 +486,11 @@ async def test_peers_that_are_no_workers_do_no_harm(
         assert (await router.assign()).decode.epoch == "d-1"
         assert router.epochs() == {"p-1", "d-1"}
         await router.close()
-    web_server.close()
-    mute_server.close()
+    for server in (web_server, mute_server):
+        server.close()
+        await server.wait_closed()
+    for writer in mute_writers:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
     await rubbish_server.stop(None)

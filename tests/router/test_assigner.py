@@ -1,0 +1,125 @@
+"""Races of the waiting queue, and many calls at once."""
+
+import asyncio
+import random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from core.clock import ManualClock
+from core.errors import Overloaded
+from router.cluster import Cluster
+from router.demand import Demand
+from router.metrics import RouterMetrics
+from router.settings import RouterSettings
+from router.table import StatusArrived, StreamBroken
+from router.worker import Worker
+from tests.router.statuses import ROLES, make_status
+
+
+def make_cluster(**settings: float) -> Cluster:
+    clock = ManualClock()
+    metrics = RouterMetrics(CollectorRegistry())
+    cluster = Cluster(RouterSettings.model_validate(settings), clock, metrics)
+    say(cluster, "prefill", "p")
+    return cluster
+
+
+def say(cluster: Cluster, role: str, epoch: str, **facts: int) -> None:
+    cluster.apply(StatusArrived(epoch, ROLES[role], make_status(role, epoch, **facts)))
+
+
+def demand(number: int, excluded: frozenset[str] = frozenset()) -> Demand:
+    return Demand(request_id=str(number), model="demo", num_prompt_tokens=100, excluded=excluded)
+
+
+def decode_worker(cluster: Cluster) -> Worker:
+    (worker,) = [w for w in cluster.table.workers if w.role_name == "decode"]
+    return worker
+
+
+async def test_a_call_cancelled_in_the_moment_it_is_placed_gives_the_room_back() -> None:
+    cluster = make_cluster()
+    say(cluster, "decode", "d", max_running=1, num_running=1)
+    first = asyncio.create_task(cluster.assigner.assign(demand(1)))
+    second = asyncio.create_task(cluster.assigner.assign(demand(2)))
+    await asyncio.sleep(0)
+    say(cluster, "decode", "d", max_running=1, num_running=0)  # places the first ...
+    assert len(decode_worker(cluster).pending) == 1
+    first.cancel()  # ... which never learns of it
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (await second).decode.epoch == "d"
+    assert len(decode_worker(cluster).pending) == 1
+
+
+async def test_a_call_refused_in_the_moment_it_is_cancelled_leaves_nothing() -> None:
+    cluster = make_cluster()
+    say(cluster, "decode", "d", max_running=1, num_running=1)
+    call = asyncio.create_task(cluster.assigner.assign(demand(1)))
+    await asyncio.sleep(0)
+    cluster.apply(StreamBroken("d", "gone"))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert cluster.assigner.num_waiting == 0
+
+
+async def test_no_waiting_at_all_can_be_configured() -> None:
+    cluster = make_cluster(max_waiting=0)
+    say(cluster, "decode", "d", max_running=1)
+    await cluster.assigner.assign(demand(1))
+    with pytest.raises(Overloaded, match="full"):
+        await cluster.assigner.assign(demand(2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_any_mix_of_events_keeps_order_and_room(seed: int) -> None:
+    """Random arrivals, cancellations, completions: never more than max_running on a worker,
+    first come first served, and everybody is served in the end."""
+    chance = random.Random(seed)
+    limit, total = 3, 60
+    cluster = make_cluster(max_waiting=total)
+    accepted = {"d0": 0, "d1": 0}
+    running: dict[str, list[int]] = {"d0": [], "d1": []}
+    tasks: dict[int, asyncio.Task[str]] = {}
+    served: list[int] = []
+    cancelled: set[int] = set()
+
+    def report(epoch: str) -> None:
+        say(
+            cluster, "decode", epoch, max_running=limit,
+            num_running=len(running[epoch]), accepted=accepted[epoch],
+        )  # fmt: skip
+
+    async def request(number: int) -> str:
+        assignment = await cluster.assigner.assign(demand(number))
+        epoch = assignment.decode.epoch
+        served.append(number)
+        running[epoch].append(number)
+        accepted[epoch] += 1
+        assert len(running[epoch]) <= limit
+        return epoch
+
+    for epoch in running:
+        report(epoch)
+    while len(served) + len(cancelled) < total:
+        match chance.randrange(4):
+            case 0 if len(tasks) < total:
+                tasks[len(tasks)] = asyncio.create_task(request(len(tasks)))
+            case 1 if tasks and len(cancelled) < total // 4:
+                number = chance.choice(list(tasks))
+                if tasks[number].cancel():
+                    cancelled.add(number)
+            case 2:
+                epoch = chance.choice(list(running))
+                if running[epoch]:
+                    running[epoch].pop(chance.randrange(len(running[epoch])))
+            case 3:
+                report(chance.choice(list(running)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert served == sorted(served)
+    assert set(served) | cancelled == set(range(total))
+    assert cluster.assigner.num_waiting == 0
