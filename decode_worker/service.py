@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from core.address import parse_address
 from core.clock import Clock, SystemClock
 from core.errors import (
     EpserveError,
@@ -148,8 +149,10 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             raise ModelNotFound(f"model {request.model!r} is not served here")
         if not request.request_id:
             raise InvalidRequest("request_id is empty", param="request_id")
-        if not request.prefill.address:
-            raise InvalidRequest("no prefill worker is named", param="prefill")
+        try:
+            parse_address(request.prefill.address)
+        except ValueError as error:
+            raise InvalidRequest(f"no prefill worker: {error}", param="prefill") from error
 
     def _rooms(self) -> list[RankRoom]:
         num_open = [0] * len(self._front.ready)
@@ -176,11 +179,13 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     def _count(self, call: Call, num_tokens: int) -> None:
         """Books tokens that are about to be sent."""
         now = self._clock.now()
+        num_gaps = num_tokens
         if call.last_sent_at is None:
             self._metrics.time_to_first_token.observe(now - call.accepted_at)
-        else:
-            for _ in range(num_tokens):
-                self._metrics.inter_token_latency.observe((now - call.last_sent_at) / num_tokens)
+            call.last_sent_at = now
+            num_gaps -= 1
+        for _ in range(num_gaps):
+            self._metrics.inter_token_latency.observe((now - call.last_sent_at) / num_gaps)
         call.last_sent_at = now
         call.num_sent_tokens += num_tokens
         call.num_tokens += num_tokens
