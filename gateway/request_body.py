@@ -47,31 +47,39 @@ def parse_json(content: bytes) -> Any:  # noqa: ANN401 - JSON is anything
 
 
 def _named(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
-    """One error for pydantic's many: the first field at fault and what it should have been."""
+    """One error for pydantic's many: the first field at fault and what it should have been.
+
+    Of the branches of a union those count that led deepest into the value.
+    """
     problems = error.errors(include_url=False, include_input=False)
-    param = _path(problems[0]["loc"], body, is_missing=problems[0]["type"] == "missing")
-    messages = []
-    for problem in problems:
-        if _path(problem["loc"], body, is_missing=problem["type"] == "missing") == param:
-            text = problem["msg"].removeprefix("Value error, ")
-            if text not in messages:
-                messages.append(text)
-    shown = "; or: ".join(messages[:MAX_PROBLEMS_SHOWN])
+    paths = [
+        _path(problem["loc"], body, is_missing=problem["type"] == "missing") for problem in problems
+    ]
+    of_first_field = [path for path in paths if path[:1] == paths[0][:1]]
+    deepest = max(of_first_field, key=len)
+    messages: dict[str, None] = {}  # in order, each once
+    for problem, path in zip(problems, paths, strict=True):
+        if path == deepest:
+            messages[problem["msg"].removeprefix("Value error, ")] = None
+    shown = "; or: ".join([*messages][:MAX_PROBLEMS_SHOWN])
+    param = "".join(deepest)
     return InvalidRequest(f"{param}: {shown}" if param else shown, param=param or None)
 
 
-def _path(location: Sequence[str | int], body: dict[str, Any], *, is_missing: bool) -> str:
-    """`messages[0].content`. Pydantic's location also names the branches of unions that it
-    tried: what does not lead anywhere in the body is left out."""
-    path = ""
+def _path(
+    location: Sequence[str | int], body: dict[str, Any], *, is_missing: bool
+) -> tuple[str, ...]:
+    """The parts of `messages[0].content`. Pydantic's location also names the branches of
+    unions that it tried: what does not lead anywhere in the body is left out."""
+    path: list[str] = []
     here: Any = body
     for depth, part in enumerate(location):
         if isinstance(here, dict) and isinstance(part, str):
             is_last = depth == len(location) - 1
             if part in here or (is_missing and is_last):
-                path += f".{part}" if path else part
+                path.append(f".{part}" if path else part)
                 here = here.get(part)
         elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-            path += f"[{part}]"
+            path.append(f"[{part}]")
             here = here[part]
-    return path
+    return tuple(path)

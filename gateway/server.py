@@ -98,9 +98,7 @@ async def serve(
     log.info("stopped")
 
 
-async def _serve_frontend(
-    frontend: Frontend, listener: socket.socket, stop: asyncio.Event
-) -> None:
+async def _serve_frontend(frontend: Frontend, listener: socket.socket, stop: asyncio.Event) -> None:
     server = _HttpServer(
         uvicorn.Config(
             create_app(frontend),

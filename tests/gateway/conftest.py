@@ -1,7 +1,7 @@
 """A real gateway on a real socket, in front of fake workers; shared by a module's tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.server import listen_on, serve
 from gateway.served_model import ServedModel
+from gateway.server import listen_on, serve
 from gateway.settings import GatewaySettings
 from proto.generate_pb2 import GenerateRequest
 from tests.gateway.fake_cluster import FakeCluster
@@ -101,15 +101,13 @@ async def shared_cluster() -> AsyncIterator[FakeCluster]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_gateway(
-    shared_cluster: FakeCluster, model_folder: Path
-) -> AsyncIterator[Gateway]:
+async def shared_gateway(shared_cluster: FakeCluster, model_folder: Path) -> AsyncIterator[Gateway]:
     async with running_gateway(shared_cluster, model_folder) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def gateway(shared_gateway: Gateway) -> Iterator[Gateway]:
+def gateway(shared_gateway: Gateway) -> Gateway:
     """The module's gateway, its fakes as new."""
     shared_gateway.cluster.router.reset()
-    yield shared_gateway
+    return shared_gateway

@@ -80,9 +80,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
 
     @property
     def ref(self) -> router_pb2.WorkerRef:
-        return router_pb2.WorkerRef(
-            address=self.server.address, epoch=self.epoch, name=self.name
-        )
+        return router_pb2.WorkerRef(address=self.server.address, epoch=self.epoch, name=self.name)
 
     async def Generate(
         self, request: GenerateRequest, context: Context
@@ -191,9 +189,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
 
     async def start(self, listen: str = "127.0.0.1:0") -> None:
         self.server = RpcServer(listen)
-        self.server.add(
-            router_pb2_grpc.add_RouterServicer_to_server, self, router_pb2, "Router"
-        )
+        self.server.add(router_pb2_grpc.add_RouterServicer_to_server, self, router_pb2, "Router")
         await self.server.start()
 
     async def Assign(

@@ -31,9 +31,7 @@ def produce(
     token_ids: list[int], sizes: list[int], finish: int, **options: Any
 ) -> tuple[list[Piece], OutputText]:
     """Feeds the tokens in messages of the given sizes; the last one has the finish reason."""
-    output = OutputText(
-        TOKENIZER, **{"stops": (), "min_tokens": 0, "logprobs": False} | options
-    )
+    output = OutputText(TOKENIZER, **{"stops": (), "min_tokens": 0, "logprobs": False} | options)
     tokens = [Token(token_id=i, logprob=-float(n)) for n, i in enumerate(token_ids)]
     for token in tokens:
         token.top_logprobs.append(TokenLogprob(token_id=token.token_id, logprob=token.logprob))
@@ -102,9 +100,7 @@ def test_entries_do_not_depend_on_messages(
     token_ids: list[int], sizes: list[int], stops: list[str]
 ) -> None:
     def entries(sizes: list[int]) -> list[Any]:
-        pieces, _ = produce(
-            token_ids, sizes, FINISH_REASON_LENGTH, stops=stops, logprobs=True
-        )
+        pieces, _ = produce(token_ids, sizes, FINISH_REASON_LENGTH, stops=stops, logprobs=True)
         num_characters = 0
         for piece in pieces:
             num_characters += len(piece.text)
@@ -117,9 +113,7 @@ def test_entries_do_not_depend_on_messages(
 
 def test_the_stop_token_is_counted_but_not_shown() -> None:
     letter = LIBRARY.token_to_id("z")
-    pieces, output = produce(
-        [letter, letter], [1] * 2, FINISH_REASON_STOP, logprobs=True
-    )
+    pieces, output = produce([letter, letter], [1] * 2, FINISH_REASON_STOP, logprobs=True)
     assert [piece.text for piece in pieces] == ["z", ""]
     assert [len(piece.entries) for piece in pieces] == [1, 0]
     assert (output.num_tokens, output.finish_reason) == (2, "stop")

@@ -37,9 +37,7 @@ def test_same_as_the_obvious_way(text: str, stops: list[str], cuts: list[int]) -
         num_read += len(piece)
         # What is held back is exactly what may still become a stop string.
         read = text[:num_read]
-        possible = [
-            n for stop in stops for n in range(1, len(stop)) if read.endswith(stop[:n])
-        ]
+        possible = [n for stop in stops for n in range(1, len(stop)) if read.endswith(stop[:n])]
         assert matcher.num_held == max(possible, default=0)
     assert expected is None
 
