@@ -98,7 +98,7 @@ def random_tensors(config: DeepseekV3Config, seed: int) -> dict[str, torch.Tenso
         if config.num_mtp_layers > 0:
             state |= mtp_state(model, config)
         for name, value in state.items():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "_proj.bias", "_mqa.bias")):
                 state[name] = 0.1 * torch.randn_like(value)
             elif name.endswith("norm.weight"):
                 state[name] = 1 + 0.1 * torch.randn_like(value)
