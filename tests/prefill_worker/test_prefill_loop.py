@@ -1,0 +1,318 @@
+"""A prefill rank end to end: what arrives in the sink equals one forward pass of the prompt."""
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import msgspec
+import pytest
+import torch
+
+from engine.messages import Abort, Failed, Prefilled, RankMessage, Run, Sampling, Stopped, Submit
+from engine.sampler import SampleRow, sample
+from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS
+from tests.prefill_worker.one_rank import PAGE, Model, OneRank, SinkRank, submit_to
+from tests.tiny_checkpoint import make_tiny_checkpoint
+from transfer.memory import MemoryTransfer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return Model.load(make_tiny_checkpoint(folder))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_agents() -> Iterator[None]:
+    yield
+    MemoryTransfer._alive.clear()
+
+
+def tokens(num_tokens: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(4, 260), k=num_tokens)
+
+
+def check_arrived(model: Model, sink: SinkRank, submit: Submit) -> None:
+    """Every page of every layer announced once, and its contents right."""
+    num_pages = -(-len(submit.token_ids) // PAGE)
+    expected = sorted(product(range(model.config.num_layers), range(num_pages)))
+    assert sorted(sink.layer_pages(submit.attempt_id)) == expected
+    kv, _ = model.reference(submit.token_ids)
+    torch.testing.assert_close(sink.kv(submit), kv, rtol=1e-4, atol=1e-5)
+
+
+def prefilled(messages: list[RankMessage], attempt_id: str) -> Prefilled:
+    (message,) = [m for m in messages if getattr(m, "attempt_id", "") == attempt_id]
+    assert isinstance(message, Prefilled), message
+    return message
+
+
+@pytest.mark.parametrize("num_tokens", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 97])
+@pytest.mark.parametrize("chunk_tokens", [PAGE, 4 * PAGE, 1024])
+def test_kv_and_first_token_are_those_of_one_forward_pass(
+    model: Model, num_tokens: int, chunk_tokens: int
+) -> None:
+    rank, sink = OneRank(model, chunk_tokens=chunk_tokens), SinkRank(model)
+    submit = submit_to(sink, "a", tokens(num_tokens), Sampling(logprobs=True, top_logprobs=2))
+    result = prefilled(rank.run(submit), "a")
+    check_arrived(model, sink, submit)
+    _, logits = model.reference(submit.token_ids)
+    assert result.token.token_id == int(logits.argmax())
+    assert result.token.logprob == pytest.approx(float(logits.log_softmax(0).max()), abs=1e-4)
+    assert [token for token, _ in result.token.top] == logits.topk(2).indices.tolist()
+    assert (result.num_cached_tokens, result.num_computed_tokens) == (0, num_tokens)
+    page_bytes = PAGE * model.config.kv_dim * 4
+    assert result.kv_bytes == model.config.num_layers * -(-num_tokens // PAGE) * page_bytes
+    assert rank.link.stats.kv_bytes_total == result.kv_bytes
+    rank.check_nothing_held()
+
+
+def test_a_known_prefix_is_sent_without_computing_it(model: Model) -> None:
+    rank, sink = OneRank(model), SinkRank(model)
+    prompt = tokens(70)
+    first = submit_to(sink, "a", prompt)
+    again = submit_to(sink, "b", prompt)
+    longer = submit_to(sink, "c", prompt[: 5 * PAGE] + tokens(30, seed=1))
+    exact = submit_to(sink, "d", prompt[: 4 * PAGE])
+    messages = rank.run(first, again, longer, exact)
+    for submit, num_cached in ((first, 0), (again, 64), (longer, 40), (exact, 24)):
+        assert prefilled(messages, submit.attempt_id).num_cached_tokens == num_cached
+        check_arrived(model, sink, submit)
+        _, logits = model.reference(submit.token_ids)
+        assert prefilled(messages, submit.attempt_id).token.token_id == int(logits.argmax())
+    stats = rank.link.stats
+    assert stats.tokens_cached_total == 64 + 40 + 24
+    assert stats.tokens_computed_total == 70 + 6 + 30 + 8
+    rank.check_nothing_held()
+
+
+def test_requests_of_one_moment_share_steps_and_prefixes(model: Model) -> None:
+    """Same prompt three times at once, others between, two sinks: all right, some of it shared."""
+    rank, here, there = OneRank(model, chunk_tokens=2 * PAGE), SinkRank(model), SinkRank(model)
+    prompt = tokens(6 * PAGE + 3)
+    submits = [
+        (here, submit_to(here, "a", prompt)),
+        (there, submit_to(there, "b", tokens(5, seed=1))),
+        (there, submit_to(there, "c", prompt)),
+        (here, submit_to(here, "d", tokens(40, seed=2))),
+        (here, submit_to(here, "e", prompt)),
+    ]
+    messages = rank.run(rank.tell(*(submit for _, submit in submits)))
+    for sink, submit in submits:
+        check_arrived(model, sink, submit)
+        prefilled(messages, submit.attempt_id)
+    order = [m.attempt_id for m in messages if isinstance(m, Prefilled)]
+    assert order.index("b") == 0  # short ones do not wait for long ones
+    assert rank.link.stats.tokens_cached_total > 0
+    rank.check_nothing_held()
+
+
+def test_a_pool_that_is_short_makes_requests_wait_and_forgets_old_prefixes(model: Model) -> None:
+    rank, sink = OneRank(model, num_pages=7), SinkRank(model, num_pages=256)
+    submits = [submit_to(sink, f"a{i}", tokens(3 * PAGE + i, seed=i)) for i in range(9)]
+    messages = rank.run(rank.tell(*submits))
+    assert [m.attempt_id for m in messages if isinstance(m, Prefilled)] == [
+        f"a{i}" for i in range(9)
+    ]
+    for submit in submits:
+        check_arrived(model, sink, submit)
+    rank.check_nothing_held()
+
+
+def test_sampling_depends_on_seed_and_position_only(model: Model) -> None:
+    sampling = Sampling(temperature=1.5, top_p=0.9, seed=11)
+    prompt = tokens(50)
+    _, logits = model.reference(prompt)
+    row = SampleRow(sampling=sampling, position=len(prompt))
+    expected = sample(logits.unsqueeze(0), [row])[0].token_id
+    for chunk_tokens in (PAGE, 64):
+        rank, sink = OneRank(model, chunk_tokens=chunk_tokens), SinkRank(model)
+        submit = submit_to(sink, "a", prompt, sampling)
+        assert prefilled(rank.run(submit), "a").token.token_id == expected
+
+
+def test_end_tokens_are_not_sampled_before_min_tokens(model: Model) -> None:
+    prompt = tokens(20)
+    _, logits = model.reference(prompt)
+    best, second = logits.topk(2).indices.tolist()
+    rank, sink = OneRank(model), SinkRank(model)
+    sampling = Sampling(stop_token_ids=(best, 999_999), min_tokens=2)
+    messages = rank.run(submit_to(sink, "a", prompt, sampling))
+    assert prefilled(messages, "a").token.token_id == second
+
+
+# ---- aborts
+
+
+def abort_scenario(
+    model: Model, abort_at: int
+) -> tuple[OneRank, SinkRank, list[Submit], list[RankMessage], bool]:
+    """Two requests in chunks, transfers landing one by one. Attempt "a" is aborted when the rank
+    listens for the `abort_at`th time; False when it never listened so often."""
+    rank, sink = OneRank(model, chunk_tokens=2 * PAGE), SinkRank(model)
+    rank.transfer.held = True
+    prompt = tokens(5 * PAGE + 2)
+    warm = submit_to(sink, "warm", prompt[: 2 * PAGE + 1])
+    submits = [submit_to(sink, "a", prompt), submit_to(sink, "b", tokens(30, seed=3))]
+    rank.run(warm, *[lambda: rank.transfer.deliver()] * 3)
+    listened = 0
+    aborted = False
+
+    def on_drain() -> None:
+        nonlocal listened, aborted
+        if listened == abort_at:
+            rank.link.inbox.append(Abort(attempt_id="a"))
+            aborted = True
+        listened += 1
+
+    deliveries = [lambda: (rank.transfer.deliver(1), None)[1]] * 40
+    script = [rank._line(line) for line in (rank.tell(*submits), *deliveries)]
+    rank.link.on_drain = on_drain
+    messages = rank.run(*script)
+    return rank, sink, submits, messages, aborted
+
+
+def test_an_abort_at_any_point_gives_back_every_page(model: Model) -> None:
+    answered_before, stopped_early = 0, 0
+    for abort_at in range(200):
+        rank, sink, submits, messages, aborted = abort_scenario(model, abort_at)
+        if not aborted:
+            break
+        stops = [m for m in messages if isinstance(m, Stopped)]
+        assert [stop.attempt_id for stop in stops] == ["a"]
+        assert not [m for m in messages if isinstance(m, Failed)]
+        check_arrived(model, sink, submits[1])  # the other one is untouched
+        prefilled(messages, "b")
+        answered = any(isinstance(m, Prefilled) and m.attempt_id == "a" for m in messages)
+        answered_before += answered
+        stopped_early += stops[0].was_known and not answered
+        rank.check_nothing_held()
+        MemoryTransfer._alive.clear()
+    else:
+        pytest.fail("the scenario does not end")
+    assert answered_before > 2
+    assert stopped_early > 2
+
+
+def test_nothing_lands_after_stopped(model: Model) -> None:
+    rank, sink = OneRank(model, chunk_tokens=PAGE), SinkRank(model)
+    rank.transfer.held = True
+    submit = submit_to(sink, "a", tokens(10 * PAGE))
+    seen: list[int] = []
+
+    def abort_between_chunks() -> None:
+        if rank.loop._num_steps == 3 and not seen:
+            rank.link.inbox.append(Abort(attempt_id="a"))
+            seen.append(rank.transfer.num_in_flight)
+
+    rank.link.on_drain = abort_between_chunks
+    messages = rank.run(submit, lambda: None)
+    assert messages == []  # three chunks are in flight, and nothing was said
+    assert seen[0] > 0
+    assert rank.transfer.num_in_flight == seen[0]
+    messages = rank.run(lambda: (rank.transfer.deliver(), None)[1])
+    assert messages == [Stopped(attempt_id="a", was_known=True)]
+    assert rank.transfer.num_in_flight == 0
+    rank.check_nothing_held()
+
+
+def test_an_unknown_attempt_is_confirmed(model: Model) -> None:
+    messages = OneRank(model).run(Abort(attempt_id="never seen"))
+    assert messages == [Stopped(attempt_id="never seen", was_known=False)]
+
+
+# ---- broken peers and bad requests
+
+
+@pytest.mark.parametrize("dies", ["before", "in the middle", "after the answer"])
+def test_a_peer_that_dies_fails_its_attempts_and_no_others(model: Model, dies: str) -> None:
+    rank, dead, alive = OneRank(model, chunk_tokens=2 * PAGE), SinkRank(model), SinkRank(model)
+    lost = submit_to(dead, "lost", tokens(4 * PAGE))
+    kept = submit_to(alive, "kept", tokens(5 * PAGE, seed=1))
+    if dies == "before":
+        dead.transfer.kill()
+    elif dies == "in the middle":
+        rank.link.on_drain = lambda: rank.loop._num_steps == 1 and dead.transfer.kill()  # type: ignore[assignment]
+    else:
+        rank.transfer.held = True
+    kill_and_land = [dead.transfer.kill, lambda: (rank.transfer.deliver(), None)[1]]
+    messages = rank.run(rank.tell(lost, kept), *kill_and_land)
+    (failure,) = [m for m in messages if isinstance(m, Failed)]
+    assert (failure.attempt_id, failure.code) == ("lost", "UNAVAILABLE")
+    prefilled(messages, "kept")
+    check_arrived(model, alive, kept)
+    rank.check_nothing_held()
+
+
+def test_a_transfer_that_never_lands_is_given_up(model: Model) -> None:
+    rank, sink = OneRank(model), SinkRank(model)
+    rank.transfer.drop_next(1)
+    late = TRANSFER_STALL_SECONDS + 0.1
+    messages = rank.run(
+        submit_to(sink, "a", tokens(20)), lambda: rank.clock.advance(late), lambda: None
+    )
+    assert [type(m) for m in messages] == [Prefilled, Failed]
+    rank.check_nothing_held()
+
+
+def test_a_rank_that_cannot_stop_its_writes_dies(model: Model) -> None:
+    rank, sink = OneRank(model), SinkRank(model)
+    rank.transfer.drop_next(1)
+    rank.transfer.release = lambda peer_name: None  # type: ignore[method-assign]
+    waits = [TRANSFER_STALL_SECONDS + 0.1, RELEASE_STALL_SECONDS + 0.1]
+    with pytest.raises(RuntimeError, match="do not end"):
+        rank.run(
+            submit_to(sink, "a", tokens(20)),
+            *[lambda seconds=seconds: rank.clock.advance(seconds) for seconds in waits],
+        )
+
+
+def broken_sinks(submit: Submit) -> dict[str, Submit]:
+    assert submit.sink is not None
+    runs, replace = submit.sink.runs, msgspec.structs.replace
+
+    def with_sink(**changes: object) -> Submit:
+        return replace(submit, sink=replace(submit.sink, **changes))
+
+    agent = msgspec.msgpack.decode(submit.sink.agent)
+    return {
+        "FAILED_PRECONDITION other model": with_sink(kv_fingerprint="another"),
+        "INVALID_ARGUMENT malformed": with_sink(agent=b"\xc1garbage"),
+        "INVALID_ARGUMENT layers": with_sink(
+            agent=msgspec.msgpack.encode(agent | {"num_bytes": agent["num_bytes"] + 4})
+        ),
+        "INVALID_ARGUMENT has 2 pages": with_sink(runs=runs[:-1]),
+        "INVALID_ARGUMENT has 4 pages": with_sink(runs=(*runs, Run(first=60, count=1))),
+        "INVALID_ARGUMENT not within": with_sink(runs=(*runs[:-1], Run(first=64, count=1))),
+        "INVALID_ARGUMENT is not within": with_sink(runs=(*runs[:-2], Run(first=63, count=2))),
+        "INVALID_ARGUMENT twice": with_sink(runs=(*runs[:-1], runs[0])),
+        "INVALID_ARGUMENT do not fit": replace(submit, token_ids=tuple(tokens(65 * PAGE))),
+        "INVALID_ARGUMENT 0 tokens": replace(submit, token_ids=()),
+    }
+
+
+def test_sinks_that_cannot_be_right_are_refused(model: Model) -> None:
+    rank, sink = OneRank(model), SinkRank(model)
+    good = submit_to(sink, "a", tokens(20))
+    for expected, bad in broken_sinks(good).items():
+        (failure,) = rank.run(bad)
+        assert isinstance(failure, Failed)
+        code, _, words = expected.partition(" ")
+        assert failure.code == code, expected
+        assert words in failure.message or code == "FAILED_PRECONDITION", failure.message
+        rank.check_nothing_held()
+    prefilled(rank.run(good), "a")
+    check_arrived(model, sink, good)
+
+
+def test_a_full_queue_refuses(model: Model) -> None:
+    rank, sink = OneRank(model, max_waiting=2), SinkRank(model)
+    submits = [submit_to(sink, name, tokens(5, seed=i)) for i, name in enumerate("abc")]
+    messages = rank.run(rank.tell(*submits))
+    assert {m.attempt_id: type(m) for m in messages} == {  # type: ignore[union-attr]
+        "a": Prefilled,
+        "b": Prefilled,
+        "c": Failed,
+    }
+    rank.check_nothing_held()

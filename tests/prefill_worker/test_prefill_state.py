@@ -1,0 +1,282 @@
+"""The state machine: every phase meets every event that can come, in any order."""
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.messages import Failed, Prefilled, Sampling, Stopped, Submit, TokenOut
+from prefill_worker.attempt import Phase
+from prefill_worker.events import (
+    AbortAsked,
+    Action,
+    Advanced,
+    Arrived,
+    Die,
+    PushBegan,
+    PushEnded,
+    PushFailed,
+    Release,
+    ReleasePeer,
+    Sampled,
+    Send,
+    Started,
+    Ticked,
+)
+from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS, PrefillState
+
+TOKEN = TokenOut(token_id=7)
+
+
+def submit(attempt_id: str, num_tokens: int = 10) -> Submit:
+    return Submit(
+        request_id=f"request of {attempt_id}",
+        attempt_id=attempt_id,
+        token_ids=tuple(range(num_tokens)),
+        num_prompt_tokens=num_tokens,
+        sampling=Sampling(),
+    )
+
+
+def sent(actions: list[Action]) -> list[str]:
+    """Class names of messages and of other actions, in order."""
+    return [
+        type(action.message).__name__ if isinstance(action, Send) else type(action).__name__
+        for action in actions
+    ]
+
+
+def in_phase(phase: Phase, num_in_flight: int = 0) -> PrefillState:
+    """A machine with attempt "a", 10 tokens, in the given phase."""
+    state = PrefillState(max_waiting=4)
+    state.step(Arrived(submit("a")), 1.0)
+    if phase is Phase.WAITING:
+        return state
+    state.step(Started("a", 4), 2.0)
+    for _ in range(num_in_flight):
+        state.step(PushBegan("a", 100), 3.0)
+    if phase is Phase.PUSHING:
+        state.step(Advanced("a", 10, 0.5), 4.0)
+        state.step(Sampled("a", TOKEN), 4.0)
+    elif phase is Phase.STOPPING:
+        state.step(AbortAsked("a"), 4.0)
+    assert state["a"].phase is phase
+    return state
+
+
+def test_a_life_without_trouble() -> None:
+    state = in_phase(Phase.RUNNING, num_in_flight=2)
+    assert state.step(PushEnded("a"), 4.0) == []
+    assert state.step(Advanced("a", 8, 0.25), 5.0) == []
+    assert state["a"].num_left_tokens == 2
+    state.step(PushBegan("a", 11), 5.5)
+    state.step(Advanced("a", 10, 0.5), 6.0)
+    (answer,) = state.step(Sampled("a", TOKEN), 7.0)
+    assert answer == Send(
+        Prefilled(
+            request_id="request of a",
+            attempt_id="a",
+            token=TOKEN,
+            num_cached_tokens=4,
+            num_computed_tokens=6,
+            kv_bytes=211,
+            queue_seconds=1.0,
+            compute_seconds=0.75,
+            transfer_seconds=4.0,
+        )
+    )
+    assert state.step(PushEnded("a"), 8.0) == []
+    assert state.step(PushEnded("a"), 8.0) == [Release("a")]
+    assert len(state) == 0
+
+
+def test_an_attempt_whose_transfers_are_over_already_ends_with_its_answer() -> None:
+    state = in_phase(Phase.RUNNING, num_in_flight=1)
+    assert state.step(PushEnded("a"), 4.0) == []
+    state.step(Advanced("a", 10, 0.5), 5.0)
+    assert sent(state.step(Sampled("a", TOKEN), 5.0)) == ["Prefilled", "Release"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "num_in_flight"),
+    [
+        (Phase.WAITING, 0),
+        (Phase.RUNNING, 0),
+        (Phase.RUNNING, 2),
+        (Phase.PUSHING, 1),
+        (Phase.STOPPING, 2),
+    ],
+)
+def test_an_abort_is_confirmed_once_nothing_is_in_flight(phase: Phase, num_in_flight: int) -> None:
+    state = in_phase(phase, num_in_flight)
+    actions = state.step(AbortAsked("a"), 9.0)
+    for _ in range(num_in_flight):
+        assert actions == []
+        assert state["a"].phase is Phase.STOPPING
+        actions = state.step(PushEnded("a"), 10.0)
+    assert actions == [Release("a"), Send(Stopped(attempt_id="a", was_known=True))]
+    assert len(state) == state.num_waiting == 0
+
+
+def test_an_abort_of_an_unknown_attempt_is_confirmed_at_once() -> None:
+    state = in_phase(Phase.RUNNING)
+    assert state.step(AbortAsked("b"), 9.0) == [Send(Stopped(attempt_id="b", was_known=False))]
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PUSHING, Phase.STOPPING])
+def test_a_failed_transfer_ends_the_attempt_when_the_others_are_over(phase: Phase) -> None:
+    state = in_phase(phase, num_in_flight=2)
+    assert state.step(PushEnded("a", "connection lost"), 5.0) == []
+    actions = state.step(PushEnded("a"), 5.0)
+    assert sent(actions)[:2] == ["Release", "Failed"]
+    failure = actions[1]
+    assert isinstance(failure, Send)
+    assert isinstance(failure.message, Failed)
+    assert failure.message.code == "UNAVAILABLE"
+    assert "connection lost" in failure.message.message
+    assert ("Stopped" in sent(actions)) == (phase is Phase.STOPPING)
+
+
+def test_a_step_that_outlives_its_attempt_changes_nothing() -> None:
+    state = in_phase(Phase.RUNNING, num_in_flight=1)
+    assert state.step(PushFailed("a", "no such peer"), 5.0) == []
+    assert state.step(Advanced("a", 10, 0.5), 5.0) == []
+    assert state.step(Sampled("a", TOKEN), 5.0) == []
+    assert sent(state.step(PushEnded("a"), 5.0)) == ["Release", "Failed"]
+    assert state.step(Advanced("a", 10, 0.5), 5.0) == []
+    assert state.step(Sampled("a", TOKEN), 5.0) == []
+
+
+def test_the_queue_is_bounded() -> None:
+    state = PrefillState(max_waiting=2)
+    for name in "ab":
+        assert state.step(Arrived(submit(name)), 0.0) == []
+    (refusal,) = state.step(Arrived(submit("c")), 0.0)
+    assert isinstance(refusal, Send)
+    assert isinstance(refusal.message, Failed)
+    assert refusal.message.code == "RESOURCE_EXHAUSTED"
+    state.step(Started("a", 0), 0.0)
+    assert state.step(Arrived(submit("c")), 0.0) == []
+    assert [attempt.submit.attempt_id for attempt in state] == ["a", "b", "c"]
+
+
+def test_the_same_attempt_twice_is_refused_and_the_first_goes_on() -> None:
+    state = in_phase(Phase.RUNNING)
+    assert sent(state.step(Arrived(submit("a")), 3.0)) == ["Failed"]
+    assert state["a"].phase is Phase.RUNNING
+
+
+def test_a_transfer_that_hangs_costs_its_peer_and_at_last_the_process() -> None:
+    state = in_phase(Phase.PUSHING, num_in_flight=1)
+    begun = state["a"].progress_at
+    assert state.step(Ticked(), begun + TRANSFER_STALL_SECONDS) == []
+    late = begun + TRANSFER_STALL_SECONDS + 0.1
+    assert state.step(Ticked(), late) == [ReleasePeer("a")]
+    assert state.step(Ticked(), late + RELEASE_STALL_SECONDS) == []
+    assert isinstance(state.step(Ticked(), late + RELEASE_STALL_SECONDS + 0.1)[0], Die)
+    assert sent(state.step(PushEnded("a", "released"), late + 3)) == ["Release", "Failed"]
+    assert state.step(Ticked(), late + 100) == []
+
+
+class AttemptsMachine(RuleBasedStateMachine):
+    """Random lives of several attempts; checks what every observer relies on."""
+
+    NAMES: ClassVar = [f"a{i}" for i in range(6)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = PrefillState(max_waiting=3)
+        self.holding: set[str] = set()
+        self.num_aborts: dict[str, int] = {}
+        self.now = 0.0
+
+    names = st.sampled_from(NAMES)
+
+    def do(self, *events: object) -> None:
+        for event in events:
+            self.now += 0.01
+            for action in self.state.step(event, self.now):  # type: ignore[arg-type]
+                self.check(action)
+
+    def check(self, action: Action) -> None:
+        if isinstance(action, Release):
+            assert action.attempt_id not in self.state
+            self.holding.discard(action.attempt_id)
+        if isinstance(action, Send) and isinstance(action.message, Stopped):
+            # Nothing in flight, pages given back, and somebody has asked.
+            name = action.message.attempt_id
+            assert name not in self.state
+            assert name not in self.holding
+            assert self.num_aborts.pop(name)
+
+    def those(self, *phases: Phase, in_flight: bool = False) -> list[str]:
+        return [
+            attempt.submit.attempt_id
+            for attempt in self.state
+            if attempt.phase in phases and (attempt.num_in_flight or not in_flight)
+        ]
+
+    @rule(name=names)
+    def arrive(self, name: str) -> None:
+        known, num_waiting = name in self.state, self.state.num_waiting
+        self.do(Arrived(submit(name)))
+        assert (name in self.state) == (known or num_waiting < 3)
+
+    @rule(name=names)
+    def abort(self, name: str) -> None:
+        self.num_aborts[name] = self.num_aborts.get(name, 0) + 1
+        self.do(AbortAsked(name))
+
+    @precondition(lambda self: self.those(Phase.WAITING))
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.those(Phase.WAITING)))
+        self.holding.add(name)
+        self.do(Started(name, 0))
+
+    @precondition(lambda self: self.those(Phase.RUNNING))
+    @rule(data=st.data(), outcome=st.sampled_from(["began", "failed", "both"]))
+    def push(self, data: st.DataObject, outcome: str) -> None:
+        name = data.draw(st.sampled_from(self.those(Phase.RUNNING)))
+        if outcome != "failed":
+            self.do(PushBegan(name, 1))
+        if outcome != "began":
+            self.do(PushFailed(name, "gone"))
+
+    @precondition(lambda self: self.those(Phase.RUNNING))
+    @rule(data=st.data(), num_tokens=st.integers(1, 10))
+    def advance(self, data: st.DataObject, num_tokens: int) -> None:
+        name = data.draw(st.sampled_from(self.those(Phase.RUNNING)))
+        num_done = min(10, self.state[name].num_done_tokens + num_tokens)
+        self.do(Advanced(name, num_done, 0.1))
+        if num_done == 10:
+            self.do(Sampled(name, TOKEN))
+
+    @precondition(lambda self: self.those(*Phase, in_flight=True))
+    @rule(data=st.data(), error=st.sampled_from(["", "lost"]))
+    def end_push(self, data: st.DataObject, error: str) -> None:
+        name = data.draw(st.sampled_from(self.those(*Phase, in_flight=True)))
+        self.do(PushEnded(name, error))
+
+    @invariant()
+    def only_what_lives_holds_pages(self) -> None:
+        held = self.those(Phase.RUNNING, Phase.PUSHING, Phase.STOPPING)
+        assert set(held) == self.holding
+        assert self.state.num_waiting == len(self.those(Phase.WAITING)) <= 3
+        for attempt in self.state:
+            assert attempt.phase not in (Phase.PUSHING, Phase.STOPPING) or attempt.num_in_flight
+
+    def teardown(self) -> None:
+        """From wherever it is, everything ends once transfers do."""
+        for name in self.those(Phase.WAITING, Phase.RUNNING):
+            self.abort(name)
+        while len(self.state):
+            self.do(PushEnded(next(iter(self.state)).submit.attempt_id))
+        assert not self.holding
+        assert not self.num_aborts
+
+
+TestAttemptsMachine = AttemptsMachine.TestCase
+TestAttemptsMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,43 @@
+"""Which rank gets a request: the least loaded, unless another one knows enough of the prompt."""
+
+from prefill_worker.rank_choice import RankChoice
+
+PAGE = 4
+
+
+def test_the_least_loaded_rank_is_taken() -> None:
+    choice = RankChoice(3, PAGE)
+    assert [choice.choose([rank] * 10) for rank in range(3)] == [0, 1, 2]
+    choice.done(1, 10)
+    assert choice.choose([9] * 3) == 1
+    assert choice.open_tokens == [10, 3, 10]
+
+
+def test_a_rank_that_knows_the_prefix_is_taken_while_that_pays_off() -> None:
+    choice = RankChoice(2, PAGE)
+    prompt = list(range(40))
+    assert choice.choose(prompt) == 0
+    choice.done(0, 40)
+    other = list(range(100, 120))
+    assert choice.choose(other) == 0  # equal costs: the lower rank
+    assert choice.choose([*prompt, 1]) == 0  # 20 open + 1 to compute there, 41 at the other
+    assert choice.choose([*prompt, 2]) == 1  # 61 open + 1 there by now
+
+
+def test_memory_is_bounded_and_drops_what_was_used_longest_ago() -> None:
+    choice = RankChoice(2, PAGE, max_prefixes=4)
+    first, second = list(range(16)), list(range(100, 108))
+    for prompt in (first, second):
+        choice.done(choice.choose(prompt), len(prompt))
+    assert len(choice._known) == 4
+    # Rank 0 still knows two of four pages of the first prompt: the ones it begins with.
+    choice.open_tokens = [2 * PAGE - 1, 0]
+    assert choice.choose(first) == 0
+    choice.open_tokens = [2 * PAGE + 1, 0]
+    assert choice.choose(first) == 1
+
+
+def test_one_rank_hashes_nothing() -> None:
+    choice = RankChoice(1, PAGE)
+    assert choice.choose(list(range(1000))) == 0
+    assert not choice._known
