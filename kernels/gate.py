@@ -30,7 +30,7 @@ def gate(
     scores = linear(hidden.float(), weight).sigmoid_()
     choice = scores + bias
     if groups_per_token < num_groups:
-        drop_groups(choice.view(len(choice), num_groups, -1), groups_per_token)
+        drop_groups(choice.unflatten(1, (num_groups, -1)), groups_per_token)
     topk_idx = choice.topk(experts_per_token, dim=-1).indices
     topk_weights = scores.gather(1, topk_idx)
     if norm_topk:
