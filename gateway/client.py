@@ -151,10 +151,6 @@ class Leg:
                 finally:
                     call.cancel()
             self._note_failure(pair, error)
-            finish = self._finish_reached()
-            if finish != FINISH_REASON_UNSPECIFIED:
-                yield TokenBatch((), finish)
-                return
 
     def _generate(
         self, decode: "DecodeAsyncStub", pair: AssignResponse
@@ -232,7 +228,7 @@ class Leg:
         if token_ids:
             self.output_token_ids += token_ids
             self._search = _Search()
-        return TokenBatch(response.tokens, response.finish_reason)
+        return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
         """Remembers whom to leave out; raises `error` when it is time to give up."""
@@ -262,7 +258,8 @@ class Leg:
         )
 
     def _finish_reached(self) -> "FinishReason.ValueType":
-        """Whether the tokens received are all there will be, though nobody said so."""
+        """Whether the tokens received are all there will be, though the worker did not say so:
+        if it died behind the last token, there would be nothing to ask another one for."""
         if len(self.output_token_ids) >= self._prompt.max_tokens:
             return FINISH_REASON_LENGTH
         if len(self.output_token_ids) < max(1, self._sampling.min_tokens):
