@@ -78,7 +78,8 @@ class Transfer(Protocol):
         """Transfers of ours that ended since the last call, failed ones included."""
 
     def notifications(self) -> list[Notification]:
-        """Messages that arrived since the last call, in order of arrival per sender."""
+        """Messages that arrived since the last call, in order of arrival per sender: of
+        transfers in flight together any may arrive first."""
 
     def release(self, peer_name: str) -> None:
         """Forgets a peer, known or not; its outstanding transfers are reported FAILED. Meant
