@@ -4,7 +4,8 @@ import asyncio
 from collections import deque
 
 from core.errors import EpserveError
-from engine.messages import Produced, Submit, TokenOut
+from engine.messages import Produced, Submit
+from engine.wire import token_message
 from proto import generate_pb2, router_pb2
 
 
@@ -72,13 +73,6 @@ def response_of(
     for item in items:
         if isinstance(item, EpserveError):
             return response, item
-        response.tokens.extend(_token_message(token) for token in item.tokens)
+        response.tokens.extend(token_message(token) for token in item.tokens)
         response.finish_reason = generate_pb2.FinishReason.ValueType(item.finish)
     return response, None
-
-
-def _token_message(token: TokenOut) -> generate_pb2.Token:
-    message = generate_pb2.Token(token_id=token.token_id, logprob=token.logprob)
-    for token_id, logprob in token.top:
-        message.top_logprobs.add(token_id=token_id, logprob=logprob)
-    return message

@@ -7,6 +7,7 @@ Every rank of the group takes part in every step, with an empty batch if it has 
 When nobody has anything to do, ranks wait, each on its own link, until one wakes the others.
 """
 
+import time
 from collections import deque
 
 import msgspec
@@ -28,8 +29,10 @@ log = get_logger("decode_worker.loop")
 
 # Idle, the front is told of this rank's state this often.
 IDLE_SECONDS = 1.0
-# KV lands without waking anybody; who waits for nothing else looks this often.
+# KV lands without waking anybody, and lands only while somebody looks: often, when nothing else
+# keeps a request from starting, and now and then while its prefill is still computing.
 KV_POLL_SECONDS = 0.0002
+PREFILL_POLL_SECONDS = 0.002
 
 
 class DecodeLoop:
@@ -94,14 +97,21 @@ class DecodeLoop:
         while True:
             if self._clock.now() - self._reported_at >= IDLE_SECONDS or self._outbox:
                 self._report()
-            self._group.idle_wait(
-                self._link.socket, KV_POLL_SECONDS if self._state.awaits_kv else IDLE_SECONDS
-            )
+            self._wait()
             if self._group.peer_woke():
                 return
             if self._turn() or self._stop:
                 self._group.wake()
                 return
+
+    def _wait(self) -> None:
+        if self._state.awaits_kv:
+            # Shorter than what sockets can be polled for.
+            time.sleep(KV_POLL_SECONDS)
+            seconds = 0.0
+        else:
+            seconds = PREFILL_POLL_SECONDS if self._state.num_prefilling else IDLE_SECONDS
+        self._group.idle_wait(self._link.socket, seconds)
 
     def _arrived(self) -> list[Event]:
         """What the transfer has to tell: pages that have landed.

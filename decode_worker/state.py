@@ -74,6 +74,10 @@ class RankState:
             for request in self.requests.values()
         )
 
+    @property
+    def num_prefilling(self) -> int:
+        return sum(request.phase is Phase.PREFILLING for request in self.requests.values())
+
     def snapshot(self) -> Snapshot:
         """What the planner needs to know."""
         running = self.of_phase(Phase.RUNNING)
@@ -82,7 +86,7 @@ class RankState:
         return Snapshot(
             running=[_view(request) for request in running],
             waiting=[_view(request) for request in waiting],
-            num_prefilling=len(self.requests) - len(running) - len(waiting),
+            num_prefilling=self.num_prefilling,
             pages_free=counts.free,
             pages_total=counts.total,
             page_tokens=self.facts.page_tokens,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 
 from core.errors import EpserveError, Unavailable
@@ -23,7 +24,7 @@ from engine.pages import PagePool
 from engine.settings import WorkerSettings
 from engine.worker_metrics import WorkerMetrics
 from proto import generate_pb2, generate_pb2_grpc, router_pb2
-from rpc.client import channel
+from rpc.client import channel, to_error
 from rpc.server import RpcServer
 
 NUM_LAYERS, PAGE_TOKENS, NUM_PAGES, EOS = 2, 4, 32, 2
@@ -294,12 +295,41 @@ async def cluster(folder: Path, num_ranks: int = 1, **values: object) -> AsyncIt
         stub = generate_pb2_grpc.DecodeStub(peer)
         both = Cluster(front, service, registry, stub, prefill, prefill_server)
         yield both
-    service.fail_all(Unavailable("over"))
-    await server.stop(0.2)
-    await service.close()
-    await both.prefill_server.stop(0)
-    for rank in front.ranks:
-        rank.task.cancel()
-    await asyncio.gather(*(rank.task for rank in front.ranks), return_exceptions=True)
+    try:
+        async with asyncio.timeout(10):
+            service.fail_all(Unavailable("over"))
+            await server.stop(0.2)
+            await service.close()
+            await both.prefill_server.stop(0)
+            for rank in front.ranks:
+                rank.task.cancel()
+            await asyncio.gather(*(rank.task for rank in front.ranks), return_exceptions=True)
+    except TimeoutError:
+        for task in asyncio.all_tasks():
+            task.print_stack()
+        raise
     left = asyncio.all_tasks() - tasks_before - {asyncio.current_task()}
     assert not left, left
+
+
+async def collect(call: Any) -> list[generate_pb2.GenerateResponse]:
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses
+
+
+def ids(responses: list[generate_pb2.GenerateResponse]) -> list[int]:
+    return [token.token_id for response in responses for token in response.tokens]
+
+
+async def failure(call: Any) -> EpserveError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(collect(call), 5)
+    return to_error(caught.value)
+
+
+async def until(condition: Callable[[], object], seconds: float = 3) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -1,0 +1,51 @@
+"""Events and a state for tests of a decode rank's books."""
+
+from decode_worker.events import RankFacts
+from decode_worker.state import RankState
+from engine.kv_notice import KvNotice
+from engine.messages import Prefilled, Sampling, Submit, TokenOut
+from engine.pages import PagePool
+
+FACTS = RankFacts(
+    num_layers=2,
+    page_tokens=4,
+    max_model_len=64,
+    max_running=8,
+    eos_token_ids=(2,),
+    kv_arrival_seconds=5.0,
+    agent=b"agent",
+    kv_fingerprint="f",
+    attempt_prefix="e-0",
+)
+EOS, OTHER = 2, 7
+
+
+def make_state(num_pages: int = 20) -> RankState:
+    return RankState(FACTS, PagePool(num_pages))
+
+
+def submit(request_id: str, num_tokens: int = 6, max_tokens: int = 10) -> Submit:
+    return Submit(
+        request_id=request_id,
+        token_ids=tuple(range(10, 10 + num_tokens)),
+        num_prompt_tokens=num_tokens,
+        sampling=Sampling(max_tokens=max_tokens),
+    )
+
+
+def prefilled(attempt_id: str, token_id: int = OTHER, request_id: str = "a") -> Prefilled:
+    return Prefilled(
+        request_id=request_id,
+        attempt_id=attempt_id,
+        token=TokenOut(token_id=token_id),
+        num_cached_tokens=0,
+        num_computed_tokens=6,
+        kv_bytes=1000,
+        queue_seconds=0.0,
+        compute_seconds=0.0,
+        transfer_seconds=0.5,
+    )
+
+
+def all_kv(attempt_id: str, num_pages: int = 2) -> KvNotice:
+    return KvNotice(attempt_id, 0, FACTS.num_layers, 0, num_pages)
