@@ -14,7 +14,7 @@ from gateway.body_limit import BodyLimit
 from gateway.chat_request import ChatRequest
 from gateway.completion_request import CompletionRequest
 from gateway.frontend import Frontend
-from gateway.openai_error import on_epserve_error, on_http_exception
+from gateway.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.request_body import RequestModel
 from gateway.request_scope import RequestScope
 
@@ -76,18 +76,20 @@ def _add_models(app: FastAPI, frontend: Frontend) -> None:
 def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     admission = frontend.serving.admission
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
+    # Probes that get a 503 are answered, not raised: nothing has gone wrong here.
+    @app.get("/health", response_class=Response)
+    async def health() -> Response:
         """200 while the cluster behind this gateway takes requests."""
         if not frontend.announcer.is_ready:
-            raise Unavailable("no router, or no pair of workers that takes requests")
-        return {"status": "ok"}
+            text = "no router, or no pair of workers that takes requests"
+            return error_response(Unavailable(text))
+        return Response(b'{"status":"ok"}', media_type="application/json")
 
-    @app.get("/ready")
-    async def ready() -> dict[str, str]:
+    @app.get("/ready", response_class=Response)
+    async def ready() -> Response:
         """As /health, but 503 from the moment on that this process is asked to stop."""
         if admission.is_draining:
-            raise Unavailable("the gateway is shutting down")
+            return error_response(Unavailable("the gateway is shutting down"))
         return await health()
 
     @app.get("/version")

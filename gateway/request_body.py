@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect
 
-from core.errors import InvalidRequest
+from core.errors import Cancelled, InvalidRequest
 from gateway.unsupported import refuse_unsupported
 
 MAX_PROBLEMS_SHOWN = 3
@@ -24,8 +25,16 @@ Body = TypeVar("Body", bound=RequestModel)
 
 
 async def read_body(request: Request, model: type[Body]) -> Body:
-    """The request's body as `model`. Raises InvalidRequest that names the field to blame."""
-    body = parse_json(await request.body())
+    """The request's body as `model`.
+
+    Raises InvalidRequest that names the field to blame, and Cancelled when the client leaves
+    before all of it is there.
+    """
+    try:
+        content = await request.body()
+    except ClientDisconnect as error:
+        raise Cancelled("the client went away") from error
+    body = parse_json(content)
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     try:

@@ -65,7 +65,7 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    cluster: FakeCluster, model_folder: Path, **fields: Any
+    cluster: FakeCluster, model_folder: Path, *, stop: asyncio.Event | None = None, **fields: Any
 ) -> AsyncIterator[Gateway]:
     settings = GatewaySettings(
         listen="127.0.0.1:0",
@@ -76,7 +76,7 @@ async def running_gateway(
     )
     listener = listen_on(settings.listen)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
     task = asyncio.create_task(serve(settings, ServedModel.load(settings), listener, stop))
     try:
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:

@@ -49,7 +49,7 @@ class Plan:
 
 
 class FakeDecode(generate_pb2_grpc.DecodeServicer):
-    """One decode worker. `num_ended_by_cancel` counts calls that the gateway gave up."""
+    """One decode worker. `cancelled` is set when the gateway gave up a call."""
 
     def __init__(self, name: str, tokens_of: TokensOf, eos_id: int) -> None:
         self.name = name
@@ -94,14 +94,19 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
             raise self.plan.refusals.popleft()
         self.num_running += 1
         self.started.set()
+        was_left = True
         try:
             async for response in self._responses(request):
                 yield response
-        except asyncio.CancelledError:
-            self.cancelled.set()
+            was_left = False
+        except EpserveError:
+            was_left = False
             raise
         finally:
             self.num_running -= 1
+            # A call that is cancelled while it sends only sees its generator closed.
+            if was_left:
+                self.cancelled.set()
 
     async def _responses(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
         plan = self.plan
@@ -240,9 +245,14 @@ class FakeCluster:
     async def __aenter__(self) -> "FakeCluster":
         for server in (self.router, self.first, self.second):
             await server.start()
-            self._stack.push_async_callback(server.server.stop, 0.0)
+            self._stack.push_async_callback(self._stop, server)
         self.router.decodes = [self.first, self.second]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    @staticmethod
+    async def _stop(one: FakeRouter | FakeDecode) -> None:
+        """Whatever server it has by now: some tests restart theirs."""
+        await one.server.stop(0)

@@ -368,7 +368,6 @@ async def test_a_restarted_worker_is_another_peer(model_folder: Path) -> None:
         await cluster.first.start(address)
         reply = await gateway.complete("unicode")
         assert reply.json()["choices"][0]["text"] == ANSWERS["unicode"]
-        await cluster.first.server.stop(0)
 
 
 async def test_router_restart(model_folder: Path) -> None:
@@ -384,7 +383,6 @@ async def test_router_restart(model_folder: Path) -> None:
         # What runs needs no router; what is new waits for it.
         assert (await running).json()["choices"][0]["text"] == ANSWERS["unicode"]
         assert (await task).json()["choices"][0]["text"] == ANSWERS["unicode"]
-        await cluster.router.server.stop(0)
 
 
 async def test_router_gone(model_folder: Path) -> None:
