@@ -9,7 +9,7 @@ from core.address import parse_address
 from ctl.process_spec import ProcessSpec
 from rpc.client import channel
 
-_ASK_AGAIN_SECONDS = 0.1
+_ASK_AGAIN_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
 
 
