@@ -213,6 +213,7 @@ class PrefillLoop:
                 self._apply(Sampled(chunk.attempt_id, token))
         self._num_steps += 1
         self._steps.append((step_seconds, len(chunks)))
+        self._news = True
 
     def _page_range(self, chunk: Chunk) -> PageRange:
         first = chunk.begin // self._geometry.page_tokens

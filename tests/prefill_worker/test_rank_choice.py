@@ -1,5 +1,7 @@
 """Which rank gets a request: the least loaded, unless another one knows enough of the prompt."""
 
+import pytest
+
 from prefill_worker.rank_choice import RankChoice
 
 PAGE = 4
@@ -24,17 +26,16 @@ def test_a_rank_that_knows_the_prefix_is_taken_while_that_pays_off() -> None:
     assert choice.choose([*prompt, 2]) == 1  # 61 open + 1 there by now
 
 
-def test_memory_is_bounded_and_drops_what_was_used_longest_ago() -> None:
+@pytest.mark.parametrize(("open_tokens", "expected"), [(2 * PAGE - 1, 0), (2 * PAGE + 1, 1)])
+def test_memory_is_bounded_and_keeps_beginnings(open_tokens: int, expected: int) -> None:
     choice = RankChoice(2, PAGE, max_prefixes=4)
     first, second = list(range(16)), list(range(100, 108))
     for prompt in (first, second):
         choice.done(choice.choose(prompt), len(prompt))
     assert len(choice._known) == 4
     # Rank 0 still knows two of four pages of the first prompt: the ones it begins with.
-    choice.open_tokens = [2 * PAGE - 1, 0]
-    assert choice.choose(first) == 0
-    choice.open_tokens = [2 * PAGE + 1, 0]
-    assert choice.choose(first) == 1
+    choice.open_tokens = [open_tokens, 0]
+    assert choice.choose(first) == expected
 
 
 def test_one_rank_hashes_nothing() -> None:

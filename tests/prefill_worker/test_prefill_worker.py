@@ -1,0 +1,364 @@
+"""The whole prefill worker: its processes, two ranks in one EP group, gRPC and NIXL.
+
+The test is the decode side: it registers a pool, calls, and looks at what lands in it.
+"""
+
+import asyncio
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count, product
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+import torch
+
+from core.process import new_epoch
+from engine.kv_notice import decode_notices
+from engine.messages import Run, Sampling, Sink
+from engine.pages import pages_of
+from engine.wire import sampling_message, sink_message
+from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
+from rpc.client import channel
+from tests.prefill_worker.one_rank import PAGE, Model
+from tests.tiny_checkpoint import make_tiny_checkpoint
+from transfer.nixl_agent import NixlTransfer
+
+NUM_RANKS = 2
+MAX_TOKENS = 1024
+POOL_PAGES = 512
+ATTEMPTS = (f"attempt-{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch.set_num_threads(1)
+    return Model.load(make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint")))
+
+
+@contextmanager
+def worker_process(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = {
+        "model": model.folder,
+        "served-model-name": "tiny",
+        "ranks": NUM_RANKS,
+        "threads": 1,
+        "listen": address,
+        "page-tokens": PAGE,
+        "kv-pages": MAX_TOKENS // PAGE,
+        "chunk-tokens": 2 * PAGE,  # a long prompt takes many steps: time to interfere
+    }
+    command = [sys.executable, "-m", "prefill_worker"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    try:
+        yield address, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def address(model: Model) -> Iterator[str]:
+    with worker_process(model) as (address, _):
+        yield address
+
+
+class Receiver:
+    """The test's own pool, filled by NIXL."""
+
+    def __init__(self, model: Model) -> None:
+        self.cache = model.new_cache(POOL_PAGES)
+        self.transfer = NixlTransfer(f"test-{new_epoch()}")
+        self.transfer.register(self.cache)
+        self.landed: dict[str, list[tuple[int, int]]] = {}  # attempt -> (layer, page index)
+        self.next_page = 0
+
+    def reserve(self, num_tokens: int, fingerprint: str) -> Sink:
+        """Two runs, the second half first; pages are never used twice."""
+        num_pages = -(-num_tokens // PAGE)
+        first, self.next_page = self.next_page, self.next_page + num_pages
+        if self.next_page > POOL_PAGES:
+            first, self.next_page = 0, num_pages
+        half = num_pages // 2
+        runs = [Run(first=first + half, count=num_pages - half), Run(first=first, count=half)]
+        return Sink(
+            agent=msgspec.msgpack.encode(self.transfer.describe()),
+            runs=tuple(run for run in runs if run.count),
+            kv_fingerprint=fingerprint,
+        )
+
+    def poll(self) -> None:
+        for notification in self.transfer.notifications():
+            for notice in decode_notices(notification.message):
+                layers = range(notice.first_layer, notice.first_layer + notice.num_layers)
+                pages = range(notice.first_page, notice.first_page + notice.num_pages)
+                self.landed.setdefault(notice.attempt_id, []).extend(product(layers, pages))
+
+    async def poll_for_ever(self) -> None:
+        """As a decode rank does that waits for KV: without it nothing gets past a handshake."""
+        while True:
+            self.poll()
+            await asyncio.sleep(0.0005)
+
+    async def wait_for(self, attempt_id: str, num_layers: int, num_tokens: int) -> None:
+        """Until all is announced, each page of each layer once."""
+        expected = list(product(range(num_layers), range(-(-num_tokens // PAGE))))
+        async with asyncio.timeout(10):
+            while len(self.landed.get(attempt_id, ())) < len(expected):
+                await asyncio.sleep(0.0005)
+        assert sorted(self.landed[attempt_id]) == expected
+
+    def kv(self, sink: Sink, num_tokens: int) -> torch.Tensor:
+        return self.cache[:, pages_of(sink.runs)].flatten(1, 2)[:, :num_tokens]
+
+
+@pytest.fixture(scope="module")
+def receiver(model: Model) -> Iterator[Receiver]:
+    receiver = Receiver(model)
+    yield receiver
+    receiver.transfer.close()
+
+
+@dataclass
+class Client:
+    """A connected worker, as decode knows it."""
+
+    prefill: "generate_pb2_grpc.PrefillAsyncStub"
+    worker: "worker_pb2_grpc.WorkerAsyncStub"
+    status: worker_pb2.WorkerStatus
+    receiver: Receiver
+
+    def request(
+        self, token_ids: Sequence[int], sampling: Sampling | None = None
+    ) -> tuple[generate_pb2.PrefillRequest, Sink]:
+        sink = self.receiver.reserve(len(token_ids), self.status.kv_fingerprint)
+        attempt_id = next(ATTEMPTS)
+        request = generate_pb2.PrefillRequest(
+            request_id=f"request of {attempt_id}",
+            attempt_id=attempt_id,
+            model="tiny",
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            sampling=sampling_message(sampling or Sampling()),
+            sink=sink_message(sink),
+            prefill_epoch=self.status.identity.epoch,
+        )
+        return request, sink
+
+    async def watch_until(
+        self, condition: Callable[[worker_pb2.WorkerStatus], bool]
+    ) -> worker_pb2.WorkerStatus:
+        stream = self.worker.WatchStatus(worker_pb2.WatchStatusRequest(), wait_for_ready=True)
+        async with asyncio.timeout(60):
+            async for status in stream:
+                if condition(status):
+                    stream.cancel()
+                    return status
+        raise AssertionError("the stream has ended")
+
+
+def is_quiet(status: worker_pb2.WorkerStatus) -> bool:
+    """No request is known, and every page of every rank is free (or merely cached)."""
+    return all(
+        rank.pages_free == rank.pages_total and not rank.num_running and not rank.num_waiting
+        for rank in status.ranks
+    )
+
+
+def num_steps(status: worker_pb2.WorkerStatus) -> int:
+    return max(rank.num_steps for rank in status.ranks)
+
+
+@asynccontextmanager
+async def connect(address: str, receiver: Receiver) -> AsyncIterator[Client]:
+    polling = asyncio.create_task(receiver.poll_for_ever())
+    async with channel(address) as peer:
+        stubs = generate_pb2_grpc.PrefillStub(peer), worker_pb2_grpc.WorkerStub(peer)
+        client = Client(*stubs, worker_pb2.WorkerStatus(), receiver)
+        client.status = await client.watch_until(lambda status: status.ready)
+        yield client
+    polling.cancel()
+
+
+@pytest.fixture
+async def client(address: str, receiver: Receiver) -> AsyncIterator[Client]:
+    async with connect(address, receiver) as client:
+        yield client
+
+
+def tokens(num_tokens: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(4, 260), k=num_tokens)
+
+
+async def code_of(call: "grpc.aio.UnaryUnaryCall[object, object]") -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_kv_lands_in_the_sink_and_equals_one_forward_pass(
+    client: Client, model: Model
+) -> None:
+    """Alone (the other rank idles), then many at once, then with the prefix known."""
+    prompts = [tokens(75)], [tokens(5 + 9 * i, seed=i) for i in range(10)], [tokens(75)]
+    cached: list[int] = []
+    for batch in prompts:
+        requests = [client.request(prompt, Sampling(logprobs=True)) for prompt in batch]
+        replies = await asyncio.gather(
+            *(client.prefill.Prefill(r, timeout=20) for r, _ in requests)
+        )
+        for prompt, (request, sink), reply in zip(batch, requests, replies, strict=True):
+            await client.receiver.wait_for(request.attempt_id, model.config.num_layers, len(prompt))
+            kv, logits = model.reference(prompt)
+            landed = client.receiver.kv(sink, len(prompt))
+            torch.testing.assert_close(landed, kv, rtol=1e-4, atol=1e-5)
+            assert reply.first_token.token_id == int(logits.argmax())
+            best = float(logits.log_softmax(0).max())
+            assert reply.first_token.logprob == pytest.approx(best, abs=1e-4)
+            assert reply.num_cached_tokens + reply.num_computed_tokens == len(prompt)
+            cached.append(reply.num_cached_tokens)
+    assert cached[0] == 0
+    assert cached[-1] == 72
+    status = await client.watch_until(is_quiet)
+    assert all(rank.num_steps > 0 for rank in status.ranks)
+    assert status.num_accepted_total >= 12
+
+
+async def test_requests_that_cannot_be_right_get_their_status(client: Client) -> None:
+    def changed(**fields: object) -> generate_pb2.PrefillRequest:
+        request, _ = client.request(tokens(20))
+        for name, value in fields.items():
+            if isinstance(value, list):
+                request.ClearField(name)  # type: ignore[arg-type]
+                getattr(request, name).extend(value)
+            else:
+                setattr(request, name, value)
+        return request
+
+    nan, _ = client.request(tokens(20), Sampling(temperature=float("nan")))
+    other, _ = client.request(tokens(20))
+    other.sink.kv_fingerprint = "another model"
+    short, _ = client.request(tokens(20))
+    del short.sink.runs[0]
+    invalid, mismatch = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+    cases = [
+        (changed(prefill_epoch="0123456789abcdef"), mismatch),
+        (changed(model="gpt-5"), grpc.StatusCode.NOT_FOUND),
+        (changed(request_id=""), invalid),
+        (changed(attempt_id=""), invalid),
+        (changed(token_ids=[]), invalid),
+        (changed(token_ids=[5] * (MAX_TOKENS + 1), num_prompt_tokens=3), invalid),
+        (changed(token_ids=[260]), invalid),
+        (changed(num_prompt_tokens=21), invalid),
+        (changed(num_prompt_tokens=0), invalid),
+        (nan, invalid),
+        (other, mismatch),
+        (short, invalid),
+        (generate_pb2.PrefillRequest(), mismatch),
+    ]
+    for request, expected in cases:
+        assert await code_of(client.prefill.Prefill(request, timeout=5)) == expected, request
+    assert await code_of(client.prefill.Abort(generate_pb2.AbortRequest())) == invalid
+    await client.watch_until(is_quiet)
+
+
+async def test_an_abort_that_overtakes_its_prefill_refuses_it(client: Client) -> None:
+    request, _ = client.request(tokens(20))
+    abort = generate_pb2.AbortRequest(attempt_id=request.attempt_id)
+    assert not (await client.prefill.Abort(abort, timeout=5)).was_known
+    call = client.prefill.Prefill(request, timeout=5)
+    assert await code_of(call) == grpc.StatusCode.CANCELLED
+
+
+async def test_an_abort_ends_the_call_and_nothing_lands_any_more(client: Client) -> None:
+    num_in_time = 0
+    for delay_seconds in (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128):
+        request, sink = client.request(tokens(400, seed=int(delay_seconds * 1000)))
+        call = client.prefill.Prefill(request, timeout=20)
+        await asyncio.sleep(delay_seconds)
+        abort = generate_pb2.AbortRequest(attempt_id=request.attempt_id)
+        first, second = await asyncio.gather(*[client.prefill.Abort(abort, timeout=5)] * 2)
+        after = client.receiver.kv(sink, 400).clone()
+        assert first.was_known == second.was_known
+        if not call.done() or await call.code() != grpc.StatusCode.OK:
+            assert await code_of(call) == grpc.StatusCode.CANCELLED
+            num_in_time += 1
+        await client.watch_until(is_quiet)
+        assert torch.equal(client.receiver.kv(sink, 400), after)
+    assert num_in_time
+
+
+@pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline"])
+async def test_a_client_that_goes_away_aborts_its_attempt(
+    client: Client, address: str, how: str
+) -> None:
+    before = num_steps(await client.watch_until(is_quiet))
+    request, _ = client.request(tokens(1000, seed=len(how)))  # 63 steps
+    async with channel(address) as peer:
+        stub = generate_pb2_grpc.PrefillStub(peer)
+        call = stub.Prefill(request, timeout=0.05 if how == "deadline" else 20)
+        if how != "deadline":
+            await client.watch_until(lambda status: num_steps(status) > before)
+        if how == "cancel":
+            call.cancel()
+        if how != "disconnect":
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                await call
+    status = await client.watch_until(is_quiet)
+    assert num_steps(status) < before + 60
+
+
+async def test_the_same_attempt_twice_at_once_is_refused(client: Client) -> None:
+    request, _ = client.request(tokens(300, seed=7))
+    first = client.prefill.Prefill(request, timeout=20)
+    await asyncio.sleep(0)
+    second = client.prefill.Prefill(request, timeout=20)
+    assert await code_of(second) == grpc.StatusCode.INVALID_ARGUMENT
+    reply = await first
+    assert reply.num_cached_tokens + reply.num_computed_tokens == 300
+
+
+async def test_a_draining_worker_finishes_what_it_has_and_takes_no_more(
+    model: Model, receiver: Receiver
+) -> None:
+    with worker_process(model) as (address, process):
+        async with connect(address, receiver) as client:
+            request, _ = client.request(tokens(500, seed=8))
+            call = client.prefill.Prefill(request, timeout=20)
+            late, _ = client.request(tokens(500, seed=9))
+            await client.watch_until(lambda status: num_steps(status) > 0)
+            process.send_signal(signal.SIGTERM)
+            assert (await call).num_computed_tokens == 500
+            await receiver.wait_for(request.attempt_id, model.config.num_layers, 500)
+            code = await code_of(client.prefill.Prefill(late, timeout=5))
+            assert code == grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.to_thread(process.wait, 10) == 0
+
+
+async def test_a_rank_that_dies_ends_the_worker(model: Model, receiver: Receiver) -> None:
+    with worker_process(model) as (address, process):
+        async with connect(address, receiver) as client:
+            request, _ = client.request(tokens(1000, seed=8))
+            call = client.prefill.Prefill(request, timeout=20)
+            await client.watch_until(lambda status: num_steps(status) > 0)
+            victim = client.status.ranks[1].pid
+            subprocess.run(["kill", "-9", str(victim)], check=True)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            metadata = dict(caught.value.trailing_metadata() or ())
+            assert metadata["failed-epoch"] == client.status.identity.epoch
+        assert await asyncio.to_thread(process.wait, 10) == 1
+    for rank in client.status.ranks:
+        assert not Path(f"/proc/{rank.pid}").exists()
