@@ -52,8 +52,10 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
                 dirty.clear()
                 yield self.status()
                 await asyncio.sleep(interval)
+                # NOTE: not wait_for, which in Python 3.11 may swallow a cancellation.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(dirty.wait(), LONGEST_SILENCE_SECONDS - interval)
+                    async with asyncio.timeout(LONGEST_SILENCE_SECONDS - interval):
+                        await dirty.wait()
         finally:
             self._watchers.discard(dirty)
 

@@ -65,7 +65,8 @@ class ScriptedRank:
         loop = asyncio.get_running_loop()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._awake.wait(), 0.05)
+                async with asyncio.timeout(0.05):
+                    await self._awake.wait()
             self._awake.clear()
             if self.deaf:
                 continue
@@ -295,19 +296,14 @@ async def cluster(folder: Path, num_ranks: int = 1, **values: object) -> AsyncIt
         stub = generate_pb2_grpc.DecodeStub(peer)
         both = Cluster(front, service, registry, stub, prefill, prefill_server)
         yield both
-    try:
-        async with asyncio.timeout(10):
-            service.fail_all(Unavailable("over"))
-            await server.stop(0.2)
-            await service.close()
-            await both.prefill_server.stop(0)
-            for rank in front.ranks:
-                rank.task.cancel()
-            await asyncio.gather(*(rank.task for rank in front.ranks), return_exceptions=True)
-    except TimeoutError:
-        for task in asyncio.all_tasks():
-            task.print_stack()
-        raise
+    async with asyncio.timeout(10):
+        service.fail_all(Unavailable("over"))
+        await server.stop(0.2)
+        await service.close()
+        await both.prefill_server.stop(0)
+        for rank in front.ranks:
+            rank.task.cancel()
+        await asyncio.gather(*(rank.task for rank in front.ranks), return_exceptions=True)
     left = asyncio.all_tasks() - tasks_before - {asyncio.current_task()}
     assert not left, left
 
