@@ -1,15 +1,18 @@
-"""How many KV pages a rank gets."""
+"""How many KV pages a rank gets, and where they lie."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.settings import WorkerSettings
 from model.config import ModelConfig
 
 LEAST_PAGES = 256
+# A host serves other things too: more than this is only taken when it is asked for.
+HOST_KV_BYTES = 1 << 30
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -38,6 +41,8 @@ def plan_kv(
     if not num_pages:
         pages_each = -(-max_model_len // page_tokens)
         affordable = int(memory_bytes * settings.kv_memory_fraction) // page_bytes
+        if settings.device == "cpu":
+            affordable = min(affordable, max(HOST_KV_BYTES // page_bytes, pages_each))
         num_pages = min(max(LEAST_PAGES, settings.max_running * pages_each), affordable)
     if settings.max_model_len and num_pages * page_tokens < max_model_len:
         raise ValueError(
@@ -62,6 +67,22 @@ def rank_memory_bytes(settings: WorkerSettings, device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(host_bytes, _container_limit_bytes(host_bytes)) // settings.ranks
+
+
+def make_kv_cache(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    plan: KvPlan,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[L, pages, page_tokens, kv_dim] of zeros. On the host the kernel hands out the memory
+    page by page at first use: a large pool costs neither start-up time nor idle memory."""
+    shape = (config.num_layers, plan.num_pages, settings.page_tokens, config.kv_dim)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(plan.num_pages * plan.page_bytes, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 def _container_limit_bytes(default: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from core.log import configure, get_logger
 from core.process import die_with_parent
 from engine.fingerprint import kv_fingerprint
-from engine.kv_memory import KvPlan, plan_kv, rank_memory_bytes
+from engine.kv_memory import KvPlan, make_kv_cache, plan_kv, rank_memory_bytes
 from engine.link import RankLink
 from engine.messages import Failed, RankStats, Ready, Sampling
 from engine.pages import PagePool
@@ -129,11 +129,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     model = _load_model(settings, config, start, group, device, dtype)
     memory_bytes = rank_memory_bytes(settings, device)
     plan = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=memory_bytes)
-    kv_cache = torch.zeros(
-        (config.num_layers, plan.num_pages, settings.page_tokens, config.kv_dim),
-        dtype=dtype,
-        device=device,
-    )
+    kv_cache = make_kv_cache(settings, config, plan, device, dtype)
     transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
     transfer.register(kv_cache)
     runner = Runner(model, kv_cache, FORMS[start.role])

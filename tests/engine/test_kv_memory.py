@@ -5,8 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from engine.kv_memory import LEAST_PAGES, KvPlan, plan_kv
+from engine.kv_memory import HOST_KV_BYTES, LEAST_PAGES, KvPlan, make_kv_cache, plan_kv
 from engine.settings import WorkerSettings
 
 PAGE_BYTES = 2 * 64 * 10 * 4  # layers, tokens, kv_dim, float32
@@ -46,3 +47,24 @@ def test_what_was_asked_for_is_taken(folder: Path) -> None:
     assert plan(folder, 10**9, kv_pages=7).num_pages == 7
     assert plan(folder, 10**9, kv_pages=7).max_model_len == 7 * 64
     assert plan(folder, 10**9, kv_pages=70, max_model_len=9999).max_model_len == 4096
+
+
+def test_a_host_keeps_memory_for_others_unless_told_otherwise(folder: Path) -> None:
+    told = {"max_running": 4096}
+    bounded = plan(folder, 10**12, **told)
+    assert bounded.num_pages == HOST_KV_BYTES // PAGE_BYTES
+    assert plan(folder, 10**12, device="cuda", **told).num_pages == 4096 * 64
+    assert plan(folder, 10**12, max_position=10**8).max_model_len == 10**8  # one must fit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_is_zero_and_of_the_agreed_shape(folder: Path, dtype: torch.dtype) -> None:
+    config: Any = SimpleNamespace(num_layers=2, kv_dim=10, max_position=640)
+    settings = WorkerSettings(model=folder, kv_pages=5)
+    made = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=0)
+    cache = make_kv_cache(settings, config, made, torch.device("cpu"), dtype)
+    assert cache.shape == (2, 5, 64, 10)
+    assert cache.dtype == dtype
+    assert cache.is_contiguous()
+    assert not cache.any()
+    cache.fill_(1)
