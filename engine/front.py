@@ -98,23 +98,7 @@ class WorkerFront:
             except (OSError, zmq.ZMQError) as error:
                 raise StartError(f"rank {index} cannot be started: {error}") from error
             rank.died.add_done_callback(self._rank_died)
-        everyone = asyncio.gather(*(rank.ready for rank in self._ranks))
-        waits: list[asyncio.Future[Any]] = [everyone, self.died]
-        await asyncio.wait(
-            waits,
-            timeout=self.settings.start_timeout_seconds,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if self.died.done():
-            everyone.cancel()
-            raise StartError(self.died.result())
-        if not everyone.done():
-            missing = [rank.index for rank in self._ranks if not rank.ready.done()]
-            everyone.cancel()
-            raise StartError(
-                f"ranks {missing} are not ready after {self.settings.start_timeout_seconds:g} s"
-            )
-        ready = tuple(everyone.result())
+        ready = await self._all_ready()
         _check_agreement(ready)
         self.ready = ready
         log.info("ranks ready", num_ranks=len(ready), seconds=round(time.monotonic() - began, 2))
@@ -135,6 +119,24 @@ class WorkerFront:
         await asyncio.gather(*(rank.close() for rank in self._ranks))
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _all_ready(self) -> tuple[Ready, ...]:
+        seconds = self.settings.start_timeout_seconds
+        deadline = time.monotonic() + seconds
+        missing: set[asyncio.Future[Any]] = {rank.ready for rank in self._ranks}
+        while missing:
+            done, _ = await asyncio.wait(
+                {self.died, *missing},
+                timeout=max(0.0, deadline - time.monotonic()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self.died in done:
+                raise StartError(self.died.result())
+            if not done:
+                late = [rank.index for rank in self._ranks if rank.ready in missing]
+                raise StartError(f"ranks {late} are not ready after {seconds:g} s")
+            missing -= done
+        return tuple(rank.ready.result() for rank in self._ranks)
 
     def _start_of(self, index: int, rendezvous: str) -> RankStart:
         return RankStart(
