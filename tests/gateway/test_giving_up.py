@@ -1,0 +1,171 @@
+"""No pair of workers can do it: a clear error, in time."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import httpx
+import pytest
+
+from core.errors import (
+    DeadlineExceeded,
+    EpserveError,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    TransferError,
+    Unavailable,
+)
+from tests.gateway.conftest import ANSWERS, MODEL, Gateway
+from tests.gateway.fake_cluster import Plan
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_worker_down_before_the_first_token(gateway: Gateway, stream: bool) -> None:
+    cluster = gateway.cluster
+    cluster.router.down = {cluster.first.epoch, cluster.second.epoch}
+    started = time.monotonic()
+    reply = await gateway.complete(stream=stream)
+    assert time.monotonic() - started < 2
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "unavailable"
+    assert int(reply.headers["retry-after"]) >= 1
+
+
+async def test_every_worker_down_in_mid_stream(gateway: Gateway) -> None:
+    cluster = gateway.cluster
+    cluster.first.plan = Plan(fail_after=6, error=Unavailable("gone"))
+    cluster.router.decodes = [cluster.first]
+    cluster.router.down = set()
+    cluster.second.plan = Plan()
+    try:
+        task = asyncio.create_task(gateway.complete("unicode", stream=True))
+        await asyncio.wait_for(cluster.first.started.wait(), 5)
+        cluster.router.down = {cluster.first.epoch}
+        started = time.monotonic()
+        reply = await task
+    finally:
+        cluster.router.decodes = [cluster.first, cluster.second]
+    assert time.monotonic() - started < 2.5
+    assert reply.status_code == 200
+    *events, last, _ = reply.text.split("\n\n")
+    assert last.startswith('data: {"error":{')
+    assert '"code":"unavailable"' in last
+    assert "[DONE]" not in reply.text
+    assert len(events) >= 1
+
+
+async def test_a_pair_that_comes_back_in_time(gateway: Gateway) -> None:
+    cluster = gateway.cluster
+    cluster.router.down = {cluster.first.epoch, cluster.second.epoch}
+    task = asyncio.create_task(gateway.complete("unicode"))
+    await asyncio.sleep(0.4)
+    cluster.router.down.clear()
+    assert (await task).json()["choices"][0]["text"] == ANSWERS["unicode"]
+
+
+async def test_the_only_pair_failed_once(gateway: Gateway) -> None:
+    """Excluded for a moment, then asked again: there is no other, and it lives."""
+    cluster = gateway.cluster
+    cluster.router.down = {cluster.second.epoch}
+    cluster.first.plan.refusals = deque([TransferError("hiccup")])
+    reply = await gateway.complete("unicode")
+    assert reply.json()["choices"][0]["text"] == ANSWERS["unicode"]
+    assert len(cluster.first.requests) == 2
+
+
+async def test_attempts_are_bounded(gateway: Gateway) -> None:
+    cluster = gateway.cluster
+    for decode in (cluster.first, cluster.second):
+        decode.plan.refusals = deque([Unavailable("no KV")] * 20)
+    started = time.monotonic()
+    reply = await gateway.complete("unicode")
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "no KV"
+    assert len(cluster.first.requests) + len(cluster.second.requests) == 4
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRequest("can never fit", param="prompt"), 400),
+        (InternalError("broken"), 500),
+        (DeadlineExceeded("too late"), 504),
+    ],
+)
+async def test_what_is_not_tried_again(gateway: Gateway, error: EpserveError, status: int) -> None:
+    gateway.cluster.first.plan.refusals = deque([error])
+    reply = await gateway.complete("unicode")
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"] == error.message
+    assert not gateway.cluster.second.requests
+
+
+# ---- full workers
+
+
+async def test_full_worker_another_has_room(gateway: Gateway) -> None:
+    gateway.cluster.first.plan.refusals = deque([Overloaded("full")])
+    reply = await gateway.complete("unicode")
+    assert reply.status_code == 200
+    assert len(gateway.cluster.second.requests) == 1
+    assert list(gateway.cluster.router.requests[1].exclude_epochs) == [gateway.cluster.first.epoch]
+
+
+async def test_both_full(gateway: Gateway) -> None:
+    for decode in (gateway.cluster.first, gateway.cluster.second):
+        decode.plan.refusals = deque([Overloaded("full", retry_after_seconds=4)])
+    reply = await gateway.complete("unicode")
+    assert reply.status_code == 429
+    assert reply.headers["retry-after"] == "4"
+    assert len(gateway.cluster.router.requests) == 2
+
+
+async def test_the_only_one_is_full(gateway: Gateway) -> None:
+    """Full is 429 even though the router then knows no pair at all (503)."""
+    cluster = gateway.cluster
+    cluster.router.down = {cluster.second.epoch}
+    cluster.first.plan.refusals = deque([Overloaded("full")])
+    started = time.monotonic()
+    reply = await gateway.complete("unicode")
+    assert reply.status_code == 429
+    assert time.monotonic() - started < 1
+
+
+# ---- deadlines
+
+
+async def timed_out(gateway: Gateway, seconds: str, **body: Any) -> httpx.Response:
+    return await gateway.client.post(
+        "/v1/completions",
+        json={"model": MODEL, "prompt": "unicode", "max_tokens": 200} | body,
+        headers={"x-request-timeout": seconds},
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_deadline_before_the_first_token(gateway: Gateway, stream: bool) -> None:
+    gateway.cluster.first.plan.hang_after = 0
+    started = time.monotonic()
+    reply = await timed_out(gateway, "0.3", stream=stream)
+    assert reply.status_code == 504
+    assert reply.json()["error"]["code"] == "deadline_exceeded"
+    assert 0.25 < time.monotonic() - started < 1.5
+
+
+async def test_deadline_in_mid_stream(gateway: Gateway) -> None:
+    gateway.cluster.first.plan.hang_after = 3
+    reply = await timed_out(gateway, "0.3", stream=True)
+    assert reply.status_code == 200
+    assert '"code":"deadline_exceeded"' in reply.text.split("\n\n")[-2]
+
+
+async def test_deadline_at_the_router(gateway: Gateway) -> None:
+    gateway.cluster.router.hang = True
+    reply = await timed_out(gateway, "0.3")
+    assert reply.status_code == 504
+    await asyncio.wait_for(gateway.cluster.router.cancelled.wait(), 1)

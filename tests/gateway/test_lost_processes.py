@@ -1,0 +1,79 @@
+"""Workers and routers whose sockets are really gone."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.conftest import ANSWERS, Gateway, running_gateway, tokens_of
+from tests.gateway.fake_cluster import FakeCluster
+from tests.gateway.model_folder import EOS_ID
+from tests.gateway.stream import join
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@asynccontextmanager
+async def running_cluster(folder: Path) -> AsyncIterator[tuple[FakeCluster, Gateway]]:
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        running_gateway(cluster, folder) as gateway,
+    ):
+        yield cluster, gateway
+
+
+async def test_sockets_that_are_gone(model_folder: Path) -> None:
+    async with running_cluster(model_folder) as (cluster, gateway):
+        cluster.first.plan.step_seconds = 0.02
+        task = asyncio.create_task(gateway.complete("unicode", stream=True))
+        await asyncio.wait_for(cluster.first.started.wait(), 5)
+        await asyncio.sleep(0.1)
+        await cluster.first.server.stop(0)
+        (choice,), _ = join(await task, chat=False)
+        assert choice.text == ANSWERS["unicode"]
+        assert cluster.second.requests[0].output_token_ids
+        # The router still names the dead one: refused connection, then the other.
+        reply = await gateway.complete("unicode")
+        assert reply.json()["choices"][0]["text"] == ANSWERS["unicode"]
+
+
+async def test_a_restarted_worker_is_another_peer(model_folder: Path) -> None:
+    async with running_cluster(model_folder) as (cluster, gateway):
+        cluster.router.decodes = [cluster.first]
+        assert (await gateway.complete("unicode")).status_code == 200
+        address = cluster.first.server.address
+        await cluster.first.server.stop(0)
+        cluster.first.epoch = "epoch-restarted"
+        await cluster.first.start(address)
+        reply = await gateway.complete("unicode")
+        assert reply.json()["choices"][0]["text"] == ANSWERS["unicode"]
+
+
+async def test_router_restart(model_folder: Path) -> None:
+    async with running_cluster(model_folder) as (cluster, gateway):
+        address = cluster.router.server.address
+        cluster.first.plan.step_seconds = 0.02
+        running = asyncio.create_task(gateway.complete("unicode"))
+        await asyncio.wait_for(cluster.first.started.wait(), 5)
+        await cluster.router.server.stop(0)
+        task = asyncio.create_task(gateway.complete("unicode"))
+        await asyncio.sleep(0.4)
+        await cluster.router.start(address)
+        # What runs needs no router; what is new waits for it.
+        assert (await running).json()["choices"][0]["text"] == ANSWERS["unicode"]
+        assert (await task).json()["choices"][0]["text"] == ANSWERS["unicode"]
+
+
+async def test_router_gone(model_folder: Path) -> None:
+    async with running_cluster(model_folder) as (cluster, gateway):
+        await cluster.router.server.stop(0)
+        started = time.monotonic()
+        reply = await gateway.complete("unicode")
+        assert reply.status_code == 503
+        assert time.monotonic() - started < 2.5
+        async with asyncio.timeout(5):
+            while (await gateway.client.get("/health")).status_code == 200:
+                await asyncio.sleep(0.05)
