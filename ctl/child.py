@@ -54,7 +54,7 @@ class Child:
         return cls(process)
 
     async def wait(self) -> int:
-        """Its exit status (negative: signal), once it and all it had started are gone."""
+        """Its exit status (negative: signal); what it had started is killed by then."""
         status = await self._process.wait()
         # Ranks die with their front, but a wedged one must not outlive it by a second.
         with suppress(ProcessLookupError):

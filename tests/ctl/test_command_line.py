@@ -59,7 +59,12 @@ def test_up_starts_what_was_asked_for(
     assert result.exit_code == 0, result.output
     ((specs, options),) = started
     assert [spec.name for spec in specs] == [
-        "gateway", "router", "prefill-0", "prefill-1", "decode-0", "decode-1",
+        "gateway",
+        "router",
+        "prefill-0",
+        "prefill-1",
+        "decode-0",
+        "decode-1",
     ]
     assert options.served_model_name == "tiny"
     assert specs[-1].flags["max-waiting"] == "3"
@@ -91,9 +96,7 @@ def test_a_port_in_use_is_named_before_anything_starts(
 )
 def test_wrong_options_are_usage_errors(model: Path, arguments: str, reason: str) -> None:
     port = str(two_free_ports())
-    result = RUNNER.invoke(
-        app, ["up", "--model", str(model), "--port", port, *arguments.split()]
-    )
+    result = RUNNER.invoke(app, ["up", "--model", str(model), "--port", port, *arguments.split()])
     assert result.exit_code == 2
     assert reason in result.stderr
 

@@ -37,8 +37,14 @@ REPLY = router_pb2.GetStatusResponse(
             ready=True,
             ranks=[
                 worker_pb2.RankStatus(
-                    rank=rank, device="cpu", num_running=3, num_waiting=rank, pages_total=256,
-                    pages_free=200 + rank, pid=50 + rank, max_running=64,
+                    rank=rank,
+                    device="cpu",
+                    num_running=3,
+                    num_waiting=rank,
+                    pages_total=256,
+                    pages_free=200 + rank,
+                    pid=50 + rank,
+                    max_running=64,
                 )
                 for rank in range(2)
             ],
@@ -55,7 +61,9 @@ REPLY = router_pb2.GetStatusResponse(
 
 class Admin(router_pb2_grpc.AdminServicer):
     async def GetStatus(
-        self, request: router_pb2.GetStatusRequest, context: Any  # noqa: ANN401
+        self,
+        request: router_pb2.GetStatusRequest,
+        context: Any,  # noqa: ANN401
     ) -> router_pb2.GetStatusResponse:
         return REPLY
 
@@ -95,8 +103,12 @@ def test_every_process_is_described_once() -> None:
         ("prefill", "prefill-9"),
     ]
     assert report["processes"][0] == {
-        "role": "router", "name": "router", "address": "127.0.0.1:9", "pid": 7,
-        "epoch": "epoch-router", "age_seconds": 60.0,
+        "role": "router",
+        "name": "router",
+        "address": "127.0.0.1:9",
+        "pid": 7,
+        "epoch": "epoch-router",
+        "age_seconds": 60.0,
     }
     (worker,) = report["workers"]
     assert worker["state"] == "ready"
@@ -141,7 +153,11 @@ def test_a_wrong_address_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.9, "0s"), (59, "59s"), (60, "1m 0s"), (3599, "59m 59s"), (3600, "1h 0m"),
+        (0.9, "0s"),
+        (59, "59s"),
+        (60, "1m 0s"),
+        (3599, "59m 59s"),
+        (3600, "1h 0m"),
         (90000, "1d 1h"),
     ],
 )

@@ -61,9 +61,19 @@ class Up:
 
     def status(self) -> dict[str, Any]:
         answer = subprocess.run(
-            [sys.executable, "-m", "ctl", "status", "--json", "--router",
-             f"127.0.0.1:{self.port + 1}"],
-            capture_output=True, text=True, check=True, cwd=REPOSITORY,
+            [
+                sys.executable,
+                "-m",
+                "ctl",
+                "status",
+                "--json",
+                "--router",
+                f"127.0.0.1:{self.port + 1}",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=REPOSITORY,
         )
         report: dict[str, Any] = json.loads(answer.stdout)
         return report
@@ -88,7 +98,8 @@ def assert_all_gone(processes: list[psutil.Process], seconds: float) -> None:
             return False
 
     wait_until(
-        lambda: not any(map(alive, processes)), seconds,
+        lambda: not any(map(alive, processes)),
+        seconds,
         f"gone: {[process for process in processes if alive(process)]}",
     )
 
