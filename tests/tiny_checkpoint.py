@@ -115,6 +115,8 @@ def mtp_state(model: DeepseekV3ForCausalLM, config: DeepseekV3Config) -> dict[st
     """State of transformers' MTP layers, under the names of public checkpoints."""
     state: dict[str, torch.Tensor] = {}
     for name, value in MtpModel(model, config.num_mtp_layers).layers.state_dict().items():
+        if ".experts." in name or name.endswith("gate.weight"):  # it leaves these unset
+            value = config.initializer_range * torch.randn_like(value)
         depth, _, rest = name.partition(".")
         rest = rest.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
         state[f"model.layers.{config.num_hidden_layers + int(depth)}.{rest}"] = value

@@ -1,0 +1,84 @@
+"""Experts spread over ranks give what one rank with all of them gives, idle ranks included."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from ep.placement import Placement
+from model.batch import AttentionForm
+from tests.model.driver import PagedRunner, load_all
+from tests.model.thread_dispatcher import Meeting, ThreadDispatcher
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+# 8 experts; the second has uneven ranks, one of them without experts, in mixed order.
+PLACEMENTS = (
+    Placement.trivial(8, 2),
+    Placement(num_ranks=3, slots_per_rank=5, logical_to_physical=(4, 11, 0, 10, 3, 2, 1, 12)),
+)
+# Prompts of each rank; the last rank has none at all.
+PROMPTS = ({0: [5, 6, 7, 8, 9]}, {}, {})
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("form", AttentionForm)
+def test_same_logits_as_one_rank(tmp_path: Path, placement: Placement, form: AttentionForm) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    num_ranks = placement.num_ranks
+    # The same prompts on every rank with any, so that one run of a whole model is the judge.
+    prompts = [PROMPTS[0] if rank != 1 else {} for rank in range(num_ranks)]
+    tokens_per_rank = tuple(sum(map(len, mine.values())) for mine in prompts)
+    whole = load_all(folder)
+    want = PagedRunner(whole).forward(PROMPTS[0], form, all_rows=True)
+    meeting = Meeting(num_ranks)
+
+    def run(rank: int) -> torch.Tensor:
+        try:
+            model = load_all(
+                folder,
+                dispatcher=ThreadDispatcher(meeting, rank, placement.slots_per_rank),
+                local_experts=placement.local_experts(rank),
+                logical_to_physical=torch.tensor(placement.logical_to_physical),
+            )
+            runner = PagedRunner(model)
+            batch = runner.batch(prompts[rank], form, True, tokens_per_rank)
+            return model.forward(batch, runner.cache)
+        except BaseException:
+            meeting.abort()
+            raise
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        results = list(pool.map(run, range(num_ranks)))
+    for rank, got in enumerate(results):
+        if prompts[rank]:
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        else:
+            assert got.shape == (0, whole.config.vocab_size)
+
+
+def test_nothing_to_do_alone(tmp_path: Path) -> None:
+    """T = 0 on the only rank, and the layers are announced all the same."""
+    model = load_all(make_tiny_checkpoint(tmp_path))
+    runner = PagedRunner(model)
+    seen: list[int] = []
+    got = model.forward(
+        runner.batch({}, AttentionForm.ABSORBED, tokens_per_rank=(0,)), runner.cache, seen.append
+    )
+    assert got.shape == (0, model.config.vocab_size)
+    assert seen == list(range(model.config.num_layers))
+    assert not runner.cache.any()
+
+
+def test_a_token_hardly_depends_on_its_neighbours(tmp_path: Path) -> None:
+    """Decoding alone and among others: exactly equal with MKL, while sums are in one piece."""
+    model = load_all(make_tiny_checkpoint(tmp_path))
+    prompts = {name: list(range(4, 10 + 9 * name)) for name in range(7)}
+    together, apart = PagedRunner(model), PagedRunner(model)
+    for runner in (together, apart):
+        for name, ids in prompts.items():
+            runner.forward({name: ids}, AttentionForm.PLAIN)
+    chunks = {name: [50 + name] for name in prompts}
+    got = together.forward(chunks, AttentionForm.ABSORBED)
+    alone = [apart.forward({n: ids}, AttentionForm.ABSORBED) for n, ids in chunks.items()]
+    torch.testing.assert_close(got, torch.cat(alone), rtol=0, atol=1e-5)

@@ -1,0 +1,82 @@
+"""The MTP layer against transformers' own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.modeling_layers import MtpModel
+
+from core.errors import CheckpointError
+from model.batch import AttentionForm
+from model.mtp import MtpLayer
+from tests.model.driver import PagedRunner, load_all
+from tests.model.reference import assert_close, load_reference
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+LOAD = {
+    "device": "cpu",
+    "dtype": torch.float32,
+    "dispatcher": None,
+    "local_experts": None,
+    "logical_to_physical": None,
+}
+
+
+@torch.no_grad()
+def reference_mtp(folder: Path, ids: list[int]) -> torch.Tensor:
+    """[len(ids) - 1, vocab]: at position i, for the token at i + 2."""
+    main = load_reference(folder)
+    # It knows the MTP layer of the public checkpoint only, number 61.
+    main._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{len(main.model.layers)}\..*"]
+    mtp = MtpModel.from_pretrained(main).eval()
+    hidden = main.model(torch.tensor([ids[:-1]])).last_hidden_state
+    out = mtp.forward_layer(
+        0, hidden, torch.arange(1, len(ids))[None], None, input_ids=torch.tensor([ids[1:]])
+    )
+    return main.lm_head(out)[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_against_transformers(tmp_path: Path, tied: bool) -> None:
+    folder = make_tiny_checkpoint(tmp_path, num_nextn_predict_layers=1, tie_word_embeddings=tied)
+    ids = [3 + (7 * i) % 250 for i in range(70)]
+    want = reference_mtp(folder, ids)
+    model, mtp = load_all(folder), MtpLayer.load(folder, **LOAD)
+    for form in AttentionForm:
+        main, draft = PagedRunner(model, seed=1), PagedRunner(model, seed=2)
+        logits = []
+        for start in range(0, len(ids) - 1, 23):
+            stop = min(start + 23, len(ids) - 1)
+            batch = main.batch({0: ids[start:stop]}, form)
+            hidden = model.hidden_states(batch, main.cache)
+            ahead = draft.batch({0: ids[start + 1 : stop + 1]}, form, all_rows=True)
+            part, after = mtp.forward(ahead, hidden, draft.cache[0])
+            assert after.shape == hidden.shape
+            logits.append(part)
+        assert_close(torch.cat(logits), want, form.value)
+
+
+def test_embedding_and_head_default_to_the_main_ones(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, num_nextn_predict_layers=1)
+    own = MtpLayer.load(folder, **LOAD)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.3.embed_tokens.weight"]
+    del tensors["model.layers.3.shared_head.head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    shared = MtpLayer.load(folder, **LOAD)
+    assert torch.equal(own.embedding, shared.embedding)
+    assert torch.equal(own.head, shared.head)
+
+
+def test_absent_or_incomplete(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="no MTP layer 0"):
+        MtpLayer.load(folder, **LOAD)
+    folder = make_tiny_checkpoint(tmp_path / "part", num_nextn_predict_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.3.eh_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    load_all(folder)  # the main model is whole
+    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.3\.eh_proj\.weight"):
+        MtpLayer.load(folder, **LOAD)
