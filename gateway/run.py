@@ -60,12 +60,13 @@ class Run:
         self._changed = asyncio.Event()  # there is something for the reader
         self._room = asyncio.Event()  # there is room for another piece
         self._room.set()
+        self._has_ended = False  # some choice has, or the whole run
         self._stop_error: EpserveError | None = None
 
     async def __aenter__(self) -> Self:
         for choice in self._choices:
             task = asyncio.create_task(self._drive(choice))
-            task.add_done_callback(lambda _task: self._changed.set())
+            task.add_done_callback(self._note_end)
             self._tasks.append(task)
         return self
 
@@ -91,7 +92,8 @@ class Run:
             if self._pieces:
                 pieces, self._pieces = self._pieces, []
                 self._room.set()
-                self._changed.set()  # an error may wait behind them
+                if self._has_ended:
+                    self._changed.set()  # an error, or the end, may wait behind them
                 return pieces
             if self._stop_error is not None:
                 raise self._stop_error
@@ -104,6 +106,7 @@ class Run:
     def stop(self, error: EpserveError) -> None:
         """Ends the run early: its reader gets `error`."""
         self._stop_error = error
+        self._has_ended = True
         self._changed.set()
 
     def usage(self) -> Usage:
@@ -118,6 +121,10 @@ class Run:
     @property
     def num_moves(self) -> int:
         return sum(choice.leg.num_moves for choice in self._choices)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._has_ended = True
+        self._changed.set()
 
     async def _drive(self, choice: _Choice) -> None:
         """Reads one leg until the choice has ended: by the worker, or by a stop string."""
