@@ -18,6 +18,10 @@ from enum import IntEnum
 import msgspec
 
 
+# A reply carries alternatives for every token: a bound that no client has a use beyond.
+MAX_TOP_LOGPROBS = 128
+
+
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all messages: tagged with the class name. NOTE: msgspec does not inherit
     `kw_only`, and type checkers want to see `frozen`, so each message repeats both."""

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.messages import Sampling, TokenOut
+from engine.messages import MAX_TOP_LOGPROBS, Sampling, TokenOut
 from engine.uniform import seeds_to_int64, uniform
+
+NUM_CANDIDATES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +67,84 @@ def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """[S, V] float32, rows with temperature > 0 -> [S] int64."""
+    """[S, V] float32, rows with temperature > 0 -> [S] int64.
+
+    Sorting a whole vocabulary is most of the work: the best few tokens are tried first, and
+    only rows that they do not decide are sorted.
+    """
     device, vocab_size = logits.device, logits.shape[1]
-    # One copy to the device: row by row temperature, top_k, top_p, min_p.
     knobs = torch.tensor(
-        [_knobs(row.sampling, vocab_size) for row in rows], dtype=torch.float64
-    ).to(device)
+        [_knobs(row.sampling, vocab_size) for row in rows], dtype=torch.float64, device=device
+    )
     counters = torch.tensor(
-        [seeds_to_int64([row.sampling.seed for row in rows]), [row.position for row in rows]]
-    ).to(device)
-    temperature, top_k, top_p, min_p = knobs.unsqueeze(2).unbind(1)  # each [S, 1]
+        [seeds_to_int64([row.sampling.seed for row in rows]), [row.position for row in rows]],
+        device=device,
+    )
+    numbers = uniform(counters[0], counters[1]).unsqueeze(1)
+    if vocab_size <= 2 * NUM_CANDIDATES:
+        return _draw_sorted(logits, knobs, numbers)
+    ordered, token_of = _best(logits, NUM_CANDIDATES)
+    place, sure = _invert(ordered, knobs, numbers, _total_weight(logits, knobs), vocab_size)
+    token_ids = token_of.gather(1, place).squeeze(1)
+    unsure = (~sure).squeeze(1).nonzero().squeeze(1)
+    if unsure.numel():
+        token_ids[unsure] = _draw_sorted(logits[unsure], knobs[unsure], numbers[unsure])
+    return token_ids
+
+
+def _draw_sorted(logits: torch.Tensor, knobs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     ordered, token_of = logits.sort(dim=1, descending=True, stable=True)
+    place, _ = _invert(ordered, knobs, numbers, torch.zeros_like(numbers), logits.shape[1])
+    return token_of.gather(1, place).squeeze(1)
+
+
+def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest logits of each row and their tokens, equal ones in order of tokens."""
+    values, token_of = logits.topk(count, dim=1)
+    token_of, order = token_of.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, token_of.gather(1, order)
+
+
+def _total_weight(logits: torch.Tensor, knobs: torch.Tensor) -> torch.Tensor:
+    """[S, 1] float64, sum of the weights of all tokens."""
+    shifted = logits.double() - logits.amax(dim=1, keepdim=True).double()
+    return (shifted / knobs[:, :1]).exp().sum(dim=1, keepdim=True)
+
+
+def _invert(
+    ordered: torch.Tensor,  # [S, C] the C largest logits, descending
+    knobs: torch.Tensor,  # [S, 4] float64: temperature, top_k, top_p, min_p
+    numbers: torch.Tensor,  # [S, 1] float64 in [0, 1)
+    total_weight: torch.Tensor,  # [S, 1] float64, of all V tokens; not needed when C = V
+    vocab_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Filters and inverts: [S, 1] index of the token drawn, [S, 1] bool whether that is certain.
+
+    It is not when the filters keep more than the C tokens, when the number points behind them,
+    or when the token drawn is as likely as the last of them, which may be any of its equals.
+    """
+    count = ordered.shape[1]
+    temperature, top_k, top_p, min_p = knobs.unsqueeze(2).unbind(1)
     # Shifted first: dividing large logits by a tiny temperature must not overflow.
-    ordered = (ordered.double() - ordered[:, :1].double()) / temperature
-    weight = ordered.exp()  # the best has weight 1
-    weight = weight.masked_fill(torch.arange(vocab_size, device=device) >= top_k, 0.0)
+    weight = ((ordered.double() - ordered[:, :1].double()) / temperature).exp()
+    weight = weight.masked_fill(torch.arange(count, device=ordered.device) >= top_k, 0.0)
+    total = torch.where(top_k > count, total_weight, weight.sum(dim=1, keepdim=True))
     before = weight.cumsum(dim=1) - weight
-    keep = (before < top_p * weight.sum(dim=1, keepdim=True)) & (weight >= min_p)
+    keep = (before < top_p * total) & (weight >= min_p)
     keep[:, 0] = True
     weight = weight * keep
-    cumulative = weight.cumsum(dim=1)
-    target = uniform(counters[0], counters[1]).unsqueeze(1) * cumulative[:, -1:]
-    place = (cumulative <= target).sum(dim=1, keepdim=True)
+    reached = weight.cumsum(dim=1)
+    is_inside = (top_k <= count) | ~keep[:, -1:]  # the filters cut within the C tokens
+    target = numbers * torch.where(is_inside, reached[:, -1:], total)
     last = (weight > 0).sum(dim=1, keepdim=True) - 1
-    return token_of.gather(1, place.minimum(last)).squeeze(1)
+    place = (reached <= target).sum(dim=1, keepdim=True).minimum(last)
+    if count == vocab_size:
+        return place, torch.ones_like(is_inside)
+    is_uncut = (top_k >= vocab_size) & (top_p >= 1) & (min_p <= 0) & (target < reached[:, -1:])
+    has_total = (top_k <= count) | (top_k >= vocab_size)
+    is_distinct = ordered.gather(1, place) > ordered[:, -1:]
+    return place, (is_inside | is_uncut) & has_total & is_distinct
 
 
 def _knobs(sampling: Sampling, vocab_size: int) -> tuple[float, float, float, float]:
@@ -103,13 +159,13 @@ def _with_logprobs(
     index = torch.tensor(wanted, device=logits.device)
     logprobs = logits[index].float().log_softmax(dim=1)  # [W, V]
     chosen = logprobs.gather(1, token_ids[index].unsqueeze(1)).squeeze(1).tolist()
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(wanted)
     most = max(rows[i].sampling.top_logprobs for i in wanted)
-    most = min(most, logits.shape[1])
-    values, alternatives = logprobs.topk(most, dim=1)
-    tops = [
-        tuple(zip(ids, probs, strict=True))
-        for ids, probs in zip(alternatives.tolist(), values.tolist(), strict=True)
-    ]
+    if most:
+        # Always as many, so that equal ones come out the same whatever else is in the batch.
+        values, alternatives = _best(logprobs, min(MAX_TOP_LOGPROBS, logits.shape[1]))
+        pairs = zip(alternatives[:, :most].tolist(), values[:, :most].tolist(), strict=True)
+        tops = [tuple(zip(ids, probs, strict=True)) for ids, probs in pairs]
     out = [TokenOut(token_id=token_id) for token_id in token_ids.tolist()]
     for place, i in enumerate(wanted):
         top = tops[place][: rows[i].sampling.top_logprobs]

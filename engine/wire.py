@@ -3,11 +3,8 @@
 import math
 
 from core.errors import InvalidRequest
-from engine.messages import Run, Sampling, Sink, TokenOut
+from engine.messages import MAX_TOP_LOGPROBS, Run, Sampling, Sink, TokenOut
 from proto import generate_pb2
-
-# A reply carries them for every token: a bound that no client has a use beyond.
-MAX_TOP_LOGPROBS = 128
 
 
 def sampling_of(params: generate_pb2.SamplingParams) -> Sampling:
