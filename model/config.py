@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def softmax_scale(self) -> float:
-        return self.qk_head_dim**-0.5 * self.rope.softmax_factor
+        return self.rope.softmax_factor / math.sqrt(self.qk_head_dim)
 
     def is_dense(self, layer: int) -> bool:
         return layer < self.num_dense_layers

@@ -6,6 +6,7 @@ ragged batches over shuffled pages; then 32 tokens are continued greedily from e
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,10 +121,9 @@ def test_only_wanted_rows(tmp_path: Path) -> None:
     ids = list(range(4, 44))
     every = runner.forward({0: ids}, AttentionForm.PLAIN, all_rows=True)
     for rows in ([39], [5, 0, 17], []):
-        batch = runner.batch({len(rows) + 1: ids}, AttentionForm.PLAIN)
         wanted = torch.tensor(rows, dtype=torch.int64)
-        object.__setattr__(batch, "logit_rows", wanted)
-        got = model.forward(batch, runner.cache)
+        batch = runner.batch({len(rows) + 1: ids}, AttentionForm.PLAIN)
+        got = model.forward(replace(batch, logit_rows=wanted), runner.cache)
         torch.testing.assert_close(got, every[wanted], rtol=1e-5, atol=1e-5)
         assert runner.greedy({len(rows) + 1: 7}, 3, AttentionForm.ABSORBED)
 
