@@ -17,7 +17,6 @@ from enum import IntEnum
 
 import msgspec
 
-
 # A reply carries alternatives for every token: a bound that no client has a use beyond.
 MAX_TOP_LOGPROBS = 128
 
