@@ -8,6 +8,8 @@ When nobody has anything to compute, ranks wait, each on its own link, until one
 others; a rank with transfers in flight looks after them meanwhile.
 """
 
+import time
+
 import msgspec
 
 from core.clock import Clock, SystemClock
@@ -116,15 +118,20 @@ class PrefillLoop:
         """Returns when this rank or a peer has work, or the group is to leave."""
         while True:
             self._report_news()
-            busy = self._pusher.num_outstanding
-            self._group.idle_wait(
-                self._link.socket, TRANSFER_POLL_SECONDS if busy else IDLE_SECONDS
-            )
+            self._wait()
             if self._group.peer_woke():
                 return
             if self._has_work():
                 self._group.wake()
                 return
+
+    def _wait(self) -> None:
+        seconds = IDLE_SECONDS
+        if self._pusher.num_outstanding:
+            # Shorter than what sockets can be polled for.
+            time.sleep(TRANSFER_POLL_SECONDS)
+            seconds = 0.0
+        self._group.idle_wait(self._link.socket, seconds)
 
     def _has_work(self) -> bool:
         """Whether a step would do something here; the step itself plans again."""
