@@ -11,7 +11,7 @@ def test_against_one_block_at_a_time(
     request: pytest.FixtureRequest, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     rng = generator(request.node.nodeid)
-    weight = (100 * randn(rng, *shape)).to(torch.float8_e4m3fn)
+    weight = (100 * randn(rng, *shape)).clamp(-448, 448).to(torch.float8_e4m3fn)
     scale = torch.rand(-(-shape[0] // 128), -(-shape[1] // 128), generator=rng) + 0.1
     want = weight.float()
     for i in range(scale.shape[0]):
