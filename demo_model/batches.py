@@ -49,6 +49,7 @@ def pack(documents: list[Document], num_rows: int, row_tokens: int) -> Batch:
     learned = np.zeros((num_rows, row_tokens), np.bool_)
     used, counts = [0] * num_rows, [0] * num_rows
     first_open = 0
+    shortest = min((len(ids) for ids, _ in documents), default=0)
     for ids, marks in sorted(documents, key=lambda document: -len(document[0])):
         row = next(
             (r for r in range(first_open, num_rows) if used[r] + len(ids) <= row_tokens), None
@@ -63,7 +64,7 @@ def pack(documents: list[Document], num_rows: int, row_tokens: int) -> Batch:
             marks,
         )
         used[row] = end
-        while first_open < num_rows - 1 and used[first_open] > row_tokens - 24:
+        while first_open < num_rows - 1 and used[first_open] + shortest > row_tokens:
             first_open += 1
     return Batch(tokens, segments, learned)
 

@@ -75,18 +75,26 @@ def load_network(
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint folder by its public name, float32, block FP8 dequantised."""
+    """Every tensor of a checkpoint folder by its public name, float32, block FP8 dequantised.
+
+    Raises ValueError if an FP8 tensor has no scales.
+    """
     index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
     stored: dict[str, torch.Tensor] = {}
     for file_name in sorted(set(index["weight_map"].values())):
         stored |= load_file(folder / file_name)
-    return {
-        name: dequantise_blocks(tensor, stored[f"{name}_scale_inv"])
-        if tensor.dtype == torch.float8_e4m3fn
-        else tensor.float()
-        for name, tensor in stored.items()
-        if not name.endswith("_scale_inv")
-    }
+    exact = {}
+    for name, tensor in stored.items():
+        scale_name = f"{name}_scale_inv"
+        if name.endswith("_scale_inv"):
+            continue
+        if tensor.dtype != torch.float8_e4m3fn:
+            exact[name] = tensor.float()
+        elif scale_name in stored:
+            exact[name] = dequantise_blocks(tensor, stored[scale_name])
+        else:
+            raise ValueError(f"{folder}: {scale_name} is missing")
+    return exact
 
 
 def public_weights(network: Network) -> dict[str, torch.Tensor]:
