@@ -79,7 +79,9 @@ class WorkerSettings(ProcessSettings):
     # ---- load
     max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")
     max_waiting: int = Field(256, ge=0, description="Requests a rank may queue")
-    chunk_tokens: int = Field(2048, ge=1, description="Prefill: tokens a rank computes in a step")
+    chunk_tokens: int = Field(
+        0, ge=0, description="Prefill: tokens a rank computes in a step, 0: 512 on cpu, else 2048"
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -87,7 +89,7 @@ class WorkerSettings(ProcessSettings):
             raise ValueError(f"node-rank {self.node_rank} is not below nodes {self.nodes}")
         if self.nodes > 1 and not self.rendezvous:
             raise ValueError("several nodes need a rendezvous that all of them can reach")
-        if self.chunk_tokens < self.page_tokens:
+        if self.chunk_tokens and self.chunk_tokens < self.page_tokens:
             raise ValueError(
                 f"chunk-tokens {self.chunk_tokens} is less than a page of {self.page_tokens}"
             )
@@ -104,6 +106,12 @@ class WorkerSettings(ProcessSettings):
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def step_tokens(self) -> int:
+        """`chunk_tokens` with 0 resolved: enough to keep the device busy, little enough that a
+        request does not wait long for the step before its own."""
+        return self.chunk_tokens or max(512 if self.device == "cpu" else 2048, self.page_tokens)
 
     @property
     def group_size(self) -> int:

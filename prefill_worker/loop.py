@@ -175,7 +175,7 @@ class PrefillLoop:
                 break
         return plan_chunks(
             candidates,
-            budget_tokens=self._context.settings.chunk_tokens,
+            budget_tokens=self._context.settings.step_tokens,
             page_tokens=self._geometry.page_tokens,
             num_available_pages=self._ledger.num_available,
         )

@@ -30,6 +30,10 @@ def test_defaults_are_for_a_machine_without_gpus(folder: Path) -> None:
     assert settings.model_name == "other"
     assert settings.dtype_name == "float32"
     assert settings.device_of(3) == "cpu"
+    assert settings.step_tokens == 512
+    assert WorkerSettings(model=folder, device="cuda").step_tokens == 2048
+    assert WorkerSettings(model=folder, page_tokens=1024).step_tokens == 1024
+    assert WorkerSettings(model=folder, chunk_tokens=100).step_tokens == 100
 
 
 @pytest.mark.parametrize(
