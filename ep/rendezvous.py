@@ -68,9 +68,8 @@ def connect_all(
             for peer in range(rank):
                 peers[peer] = _connect(store, token, rank, peer, deadline)
             while len(peers) < size - 1:
-                peer, connection = _accept(listener, token, rank, size, deadline)
-                if peer in peers:
-                    raise OSError(f"rank {peer} connected twice")
+                missing = set(range(rank + 1, size)) - set(peers)
+                peer, connection = _accept(listener, token, missing, deadline)
                 peers[peer] = connection
     except (OSError, RuntimeError) as error:
         for connection in peers.values():
@@ -129,14 +128,18 @@ def _connect(
 ) -> socket.socket:
     host, port = bytes(store.get(f"ep/address/{peer}")).decode().split()
     connection = socket.create_connection((host, int(port)), timeout=_left(deadline))
-    connection.sendall(GREETING.pack(MAGIC, token, rank))
+    try:
+        connection.sendall(GREETING.pack(MAGIC, token, rank))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
 def _accept(
-    listener: socket.socket, token: bytes, rank: int, size: int, deadline: float
+    listener: socket.socket, token: bytes, missing: set[int], deadline: float
 ) -> tuple[int, socket.socket]:
-    """The next rank above us that greets with the token; strangers are turned away."""
+    """The next missing rank that greets with the token; all others are turned away."""
     while True:
         listener.settimeout(_left(deadline))
         connection, _ = listener.accept()
@@ -147,7 +150,7 @@ def _accept(
             greeting = b""  # silent or reset: a stranger like any other
         if len(greeting) == GREETING.size:
             magic, its_token, peer = GREETING.unpack(greeting)
-            if magic == MAGIC and its_token == token and rank < peer < size:
+            if magic == MAGIC and its_token == token and peer in missing:
                 return peer, connection
         connection.close()
 

@@ -15,6 +15,7 @@ from transfer.api import AgentDescriptor, Notification, Transfer
 from transfer.memory import MemoryTransfer
 
 PATIENCE_SECONDS = 10.0
+START_SECONDS = 60.0
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ class NixlFarEnd:
         )
         self.process.start()
         its_pipe.close()
-        self.descriptor: AgentDescriptor = self._answer()
+        self.descriptor: AgentDescriptor = self._answer(START_SECONDS)
 
     def read(self) -> bytes:
         return self._ask("read")
@@ -117,8 +118,8 @@ class NixlFarEnd:
         self._pipe.send(command)
         return self._answer()
 
-    def _answer(self) -> object:
-        assert self._pipe.poll(PATIENCE_SECONDS * 2), "the far end does not answer"
+    def _answer(self, seconds: float = 2 * PATIENCE_SECONDS) -> object:
+        assert self._pipe.poll(seconds), "the far end does not answer"
         return self._pipe.recv()
 
 

@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer.api import Copy
@@ -10,6 +10,7 @@ from transfer.ranges import merged_ranges
 SIZE = 40
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 10)), min_size=1))
 def test_every_byte_keeps_its_source_and_none_is_adjacent_twice(
     triples: list[tuple[int, int, int]],

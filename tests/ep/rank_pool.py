@@ -1,0 +1,86 @@
+"""Real processes that form one EP group after another and run programs in it."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import torch
+
+from ep.group import EpGroup
+
+START_SECONDS = 60.0
+Program = Callable[..., object]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RankPool:
+    def __init__(self, num_processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.processes = []
+        self.pipes: list[Connection] = []
+        for _ in range(num_processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, os.getpid()), daemon=True)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.pipes.append(ours)
+
+    def start(self, program: Program, size: int, *arguments: object, backend: str) -> None:
+        """Runs `program(group, *arguments)` on a new group of the first `size` processes."""
+        rendezvous = f"127.0.0.1:{free_port()}"
+        for rank in range(size):
+            self.pipes[rank].send((program, rank, size, rendezvous, backend, arguments))
+
+    def result(self, rank: int, seconds: float) -> object:
+        """What the program returned; an AssertionError with its trace when it raised."""
+        assert self.pipes[rank].poll(seconds), f"rank {rank} is not done after {seconds} s"
+        succeeded, value = self.pipes[rank].recv()
+        assert succeeded, value
+        return value
+
+    def run(
+        self,
+        program: Program,
+        size: int,
+        *arguments: object,
+        backend: str = "auto",
+        seconds: float = 60.0,
+    ) -> list[object]:
+        self.start(program, size, *arguments, backend=backend)
+        return [self.result(rank, seconds) for rank in range(size)]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def serve(pipe: Connection, parent: int) -> None:
+    torch.set_num_threads(1)
+    while os.getppid() == parent:
+        if not pipe.poll(1.0):
+            continue
+        program, rank, size, rendezvous, backend, arguments = pipe.recv()
+        try:
+            group = EpGroup.create(
+                rank=rank,
+                size=size,
+                rendezvous=rendezvous,
+                device=torch.device("cpu"),
+                timeout_seconds=START_SECONDS,
+                backend=backend,
+            )
+            value = program(group, *arguments)
+            group.close()
+            pipe.send((True, value))
+        except Exception:  # noqa: BLE001 - reported to the test
+            pipe.send((False, traceback.format_exc()))
