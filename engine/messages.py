@@ -201,9 +201,9 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     pages_total: int = 0
-    pages_free: int = 0
+    pages_free: int = 0  # the cached ones included
     pages_owned: int = 0
-    pages_cached: int = 0
+    pages_cached: int = 0  # held by the prefix tree only
     pages_quarantined: int = 0
     num_steps: int = 0
     step_seconds: tuple[float, ...] = ()  # durations of the steps since the last batch

@@ -97,7 +97,12 @@ def _gauges(ranks: Sequence[RankStats]) -> Iterator[Metric]:
         running.add_metric([str(rank)], stats.num_running)
         waiting.add_metric([str(rank)], stats.num_waiting)
         for state in PAGE_STATES:
-            pages.add_metric([str(rank), state], getattr(stats, f"pages_{state}"))
+            count = getattr(stats, f"pages_{state}")
+            # What is cached may be taken at any time, and counts as free in the statistics;
+            # here the states add up to all pages.
+            pages.add_metric(
+                [str(rank), state], count - stats.pages_cached if state == "free" else count
+            )
     yield from (running, waiting, pages)
 
 
