@@ -102,7 +102,7 @@ def train(settings: Settings, output: Path, device: str, num_processes: int) -> 
     """Run the whole training and write `output`."""
     training = settings.training
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer_path = _tokenizer_path(settings, output)
+    tokenizer_path = _write_tokenizer(settings, output)
     with BatchSource(tokenizer_path, training, num_processes) as source:
         trainer = Trainer(settings, device)
         num_parameters = sum(parameter.numel() for parameter in trainer.network.parameters())
@@ -144,16 +144,14 @@ def _parameter_groups(network: Network, weight_decay: float) -> list[dict[str, o
     ]
 
 
-def _tokenizer_path(settings: Settings, output: Path) -> Path:
-    """The tokenizer that ships, or a new one in `output` if none of this vocabulary does."""
+def _write_tokenizer(settings: Settings, output: Path) -> Path:
+    """Put the tokenizer that ships into `output`, or a new one if the vocabulary differs."""
     shipped = CHECKPOINT_PATH / "tokenizer.json"
-    if (
-        shipped.exists()
-        and Tokenizer.from_file(str(shipped)).get_vocab_size() == settings.shape.vocab_size
-    ):
-        return shipped
-    max_position = settings.shape.max_position_embeddings
-    save_tokenizer(train_tokenizer(settings.shape.vocab_size), output, max_position)
+    vocab_size = settings.shape.vocab_size
+    tokenizer = Tokenizer.from_file(str(shipped)) if shipped.exists() else None
+    if tokenizer is None or tokenizer.get_vocab_size() != vocab_size:
+        tokenizer = train_tokenizer(vocab_size)
+    save_tokenizer(tokenizer, output, settings.shape.max_position_embeddings)
     return output / "tokenizer.json"
 
 
