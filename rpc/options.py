@@ -4,13 +4,15 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 # A peer whose machine vanished is noticed after KEEPALIVE + TIMEOUT at the latest.
 KEEPALIVE_MILLISECONDS = 2000
-KEEPALIVE_TIMEOUT_MILLISECONDS = 2000
+KEEPALIVE_TIMEOUT_MILLISECONDS = 3000
 
 _SHARED: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
+    # NOTE: this one decides when a ping stays unanswered; its default is a minute.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
