@@ -44,11 +44,13 @@ class DecodeLoop:
         self._transfer = context.transfer
         self._runner = context.runner
         self._clock = clock or SystemClock()
+        self._pool = context.pool
         self._state = RankState(_facts(context), context.pool)
         self._outbox: list[RankMessage] = []
         self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
         self._num_steps = 0
         self._reported_at = self._clock.now()
+        self._reported_free = self._pool.num_free
         self._stop = False
 
     def run(self) -> None:
@@ -73,11 +75,9 @@ class DecodeLoop:
         pieces = [self._piece(request) for request in batch]
         tokens = self._runner.step(pieces, tokens_per_rank)
         self._take(batch, tokens)
-        now = self._clock.now()
         self._num_steps += 1
-        self._steps.append((now - began, len(batch)))
-        if self._outbox or now - self._reported_at >= IDLE_SECONDS:
-            self._report()
+        self._steps.append((self._clock.now() - began, len(batch)))
+        self._report_news()
         return True
 
     def _turn(self) -> list[Request]:
@@ -95,8 +95,7 @@ class DecodeLoop:
     def _idle(self) -> None:
         """Returns when this rank or a peer has work, or the group is to leave."""
         while True:
-            if self._clock.now() - self._reported_at >= IDLE_SECONDS or self._outbox:
-                self._report()
+            self._report_news()
             self._wait()
             if self._group.peer_woke():
                 return
@@ -162,15 +161,24 @@ class DecodeLoop:
             assert token is not None
             self._apply(Sampled(request.request_id, token))
 
+    def _report_news(self) -> None:
+        if (
+            self._outbox
+            or self._pool.num_free != self._reported_free
+            or self._clock.now() - self._reported_at >= IDLE_SECONDS
+        ):
+            self._report()
+
     def _report(self) -> None:
         """Sends what there is to say, and the statistics."""
         self._link.send(self._outbox, self._statistics())
         self._outbox.clear()
         self._steps.clear()
         self._reported_at = self._clock.now()
+        self._reported_free = self._pool.num_free
 
     def _statistics(self) -> RankStats:
-        state, totals, counts = self._state, self._state.totals, self._state.pool.counts()
+        state, totals, counts = self._state, self._state.totals, self._pool.counts()
         waiting = state.of_phase(Phase.WAITING)
         num_running = len(state.of_phase(Phase.RUNNING))
         return RankStats(

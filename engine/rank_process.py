@@ -82,8 +82,17 @@ class RankProcess:
             elif isinstance(message, Failed) and not message.request_id:
                 self._reason = message.message
             else:
-                self._on_message(self.index, message)
+                self._tell(message)
         self._on_batch_end(self.index)
+
+    def _tell(self, message: RankMessage) -> None:
+        try:
+            self._on_message(self.index, message)
+        except Exception as error:
+            # Its request would hang for ever: better a worker that starts anew.
+            self._reason = f"{type(message).__name__} cannot be handled: {error!r}"
+            self.kill()
+            raise
 
     def _link_failed(self, error: LinkError) -> None:
         self._reason = self._reason or str(error)

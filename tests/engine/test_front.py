@@ -117,6 +117,22 @@ async def test_a_rank_that_sends_garbage_is_given_up(make_front: MakeFront) -> N
     assert heard == []
 
 
+async def test_a_message_that_cannot_be_handled_ends_the_worker(make_front: MakeFront) -> None:
+    front, _heard = await make_front("serve")
+
+    def stumble(rank: int, message: RankMessage) -> None:
+        raise KeyError("books")
+
+    front.on_message = stumble
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, error: errors.append(error))
+    await front.start()
+    front.send(0, SUBMIT)
+    reason = await asyncio.wait_for(front.died, 5)
+    assert "Produced cannot be handled: KeyError('books')" in reason
+    assert len(errors) == 1
+
+
 async def test_a_program_that_is_not_there_is_a_start_error(
     make_front: MakeFront, tmp_path: Path
 ) -> None:

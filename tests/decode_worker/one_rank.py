@@ -1,0 +1,291 @@
+"""A decode rank's real loop in a thread, between a front and a prefill worker that the test
+plays: real model, pool, sampler, link and transfer protocol; memory instead of NIXL."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+from transformers import DeepseekV3ForCausalLM
+
+from decode_worker.loop import DecodeLoop
+from engine.kv_memory import KvPlan
+from engine.kv_notice import KvNotice, encode_notices
+from engine.link import RankLink
+from engine.messages import (
+    Abort,
+    Failed,
+    Finish,
+    FrontBatch,
+    FrontMessage,
+    Prefilled,
+    PrefillStopped,
+    Produced,
+    Quarantined,
+    RankBatch,
+    RankMessage,
+    RankStats,
+    Reserved,
+    Sampling,
+    Shutdown,
+    Submit,
+)
+from engine.pages import PagePool, pages_of
+from engine.rank import RankContext
+from engine.rank_start import RankStart
+from engine.runner import Piece, Runner
+from engine.sampler import SampleRow
+from engine.settings import WorkerSettings
+from ep.group import EpGroup
+from model.batch import AttentionForm
+from model.config import ModelConfig
+from model.deepseek import DeepseekV3
+from transfer.api import AgentDescriptor, Copy, Transfer
+from transfer.memory import MemoryTransfer
+
+PAGE_TOKENS = 8
+_NAMES = itertools.count()
+
+
+def load_model(folder: Path) -> DeepseekV3:
+    return DeepseekV3.load(
+        folder,
+        device="cpu",
+        dtype=torch.float32,
+        dispatcher=None,
+        local_experts=None,
+        logical_to_physical=None,
+    )
+
+
+def reference_tokens(folder: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What transformers answers, greedily and past any end of sequence."""
+    model = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([list(prompt)]), max_new_tokens=num_tokens, do_sample=False
+        )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+class FakePrefill:
+    """Computes a prompt's KV with a model of its own and writes it into the sink."""
+
+    def __init__(self, folder: Path, transfer: Transfer, num_pages: int = 64) -> None:
+        config = ModelConfig.from_folder(folder)
+        self.kv_cache = torch.zeros(config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
+        self.transfer = transfer
+        transfer.register(self.kv_cache)
+        self._runner = Runner(load_model(folder), self.kv_cache, AttentionForm.PLAIN)
+
+    def answer(self, reserved: Reserved, sampling: Sampling) -> Prefilled:
+        """Fills the sink, one transfer a layer, and returns the first token."""
+        num_tokens = len(reserved.token_ids)
+        pages = list(range(-(-num_tokens // PAGE_TOKENS)))
+        piece = Piece(
+            token_ids=reserved.token_ids,
+            start=0,
+            pages=pages,
+            sample=SampleRow(sampling=sampling, position=num_tokens),
+        )
+        (token,) = self._runner.step([piece], (num_tokens,))
+        assert token is not None
+        self.write(reserved, pages)
+        return Prefilled(
+            request_id=reserved.request_id,
+            attempt_id=reserved.attempt_id,
+            token=token,
+            num_cached_tokens=0,
+            num_computed_tokens=num_tokens,
+            kv_bytes=len(pages) * self._page_bytes * self.kv_cache.shape[0],
+            queue_seconds=0.0,
+            compute_seconds=0.0,
+            transfer_seconds=0.001,
+        )
+
+    def write(self, reserved: Reserved, pages: list[int]) -> None:
+        peer = msgspec.msgpack.decode(reserved.sink.agent, type=AgentDescriptor)
+        targets = pages_of(reserved.sink.runs)
+        assert len(targets) == len(pages)
+        num_layers, num_pages = self.kv_cache.shape[:2]
+        peer_pages = peer.num_bytes // self._page_bytes // num_layers
+        for layer in range(num_layers):
+            copies = [
+                Copy(
+                    (layer * num_pages + source) * self._page_bytes,
+                    (layer * peer_pages + target) * self._page_bytes,
+                    self._page_bytes,
+                )
+                for source, target in zip(pages, targets, strict=True)
+            ]
+            notice = KvNotice(reserved.attempt_id, layer, 1, 0, len(pages))
+            self.transfer.submit(peer, copies, encode_notices([notice]))
+
+    @property
+    def _page_bytes(self) -> int:
+        return self.kv_cache[0, 0].numel() * self.kv_cache.element_size()
+
+
+@dataclass
+class Answer:
+    """What a request has got."""
+
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    num_attempts: int = 0
+    over: bool = False
+
+
+class OneRank:
+    """Plays the front: submits, has prefills answered, collects tokens."""
+
+    def __init__(self, link: "zmq.Socket[bytes]", prefill: FakePrefill) -> None:
+        self.prefill = prefill
+        self.answers: dict[str, Answer] = {}
+        self.stats = RankStats()
+        self.heard: list[RankMessage] = []
+        self.quarantined: list[str] = []
+        # Whether the prefill worker answers a Reserved by itself.
+        self.answering = True
+        self._link = link
+        self._decoder = msgspec.msgpack.Decoder(RankBatch)
+
+    def send(self, *messages: FrontMessage) -> None:
+        self._link.send(msgspec.msgpack.encode(FrontBatch(messages=messages)))
+
+    def submit(
+        self, name: str, prompt: Sequence[int], output: Sequence[int] = (), **sampling: object
+    ) -> Answer:
+        values = {"max_tokens": 16, "ignore_eos": True, **sampling}
+        submit = Submit(
+            request_id=name,
+            token_ids=(*prompt, *output),
+            num_prompt_tokens=len(prompt),
+            sampling=msgspec.convert(values, Sampling),
+        )
+        self.answers[name] = Answer(submit)
+        self.send(submit)
+        return self.answers[name]
+
+    def hear(self, seconds: float) -> bool:
+        """Takes in one batch of the rank, if one comes in time."""
+        if not self._link.poll(int(seconds * 1000)):
+            return False
+        batch = self._decoder.decode(self._link.recv())
+        self.stats = batch.stats
+        for message in batch.messages:
+            self.heard.append(message)
+            self._take(message)
+        return True
+
+    def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "nothing more came"
+            self.hear(0.05)
+
+    def run(self) -> None:
+        """Until every request is over."""
+        self.until(lambda: all(answer.over for answer in self.answers.values()))
+
+    def release(self) -> None:
+        """Every quarantined prefill is confirmed to have stopped."""
+        self.send(*(PrefillStopped(attempt_id=name) for name in self.quarantined))
+        self.quarantined.clear()
+
+    def until_free(self, num_pages: int) -> None:
+        """All pages are free again; the last statistics may take a second to come."""
+        self.release()
+        self.until(lambda: self.stats.pages_free == num_pages)
+
+    def abort(self, name: str) -> None:
+        self.send(Abort(request_id=name))
+
+    def _take(self, message: RankMessage) -> None:
+        match message:
+            case Reserved():
+                answer = self.answers[message.request_id]
+                answer.num_attempts += 1
+                if self.answering and not answer.over:
+                    self.send(self.prefill.answer(message, answer.submit.sampling))
+            case Produced():
+                answer = self.answers[message.request_id]
+                answer.tokens += [token.token_id for token in message.tokens]
+                answer.finish = message.finish
+                answer.over = message.finish is not Finish.NONE
+            case Quarantined():
+                self.quarantined.append(message.attempt_id)
+            case Failed():
+                self.answers[message.request_id].over = True
+            case _:
+                self.answers[message.request_id].over = True
+
+
+@contextmanager
+def one_rank(
+    folder: Path, run_dir: Path, *, num_pages: int = 64, max_running: int = 8, **values: object
+) -> Iterator[OneRank]:
+    """Stops the loop with Shutdown at the end, and checks that it has left in good order."""
+    number = next(_NAMES)
+    endpoint = f"ipc://{run_dir}/rank{number}"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    front = context.socket(zmq.PAIR)
+    front.bind(endpoint)
+    config = ModelConfig.from_folder(folder)
+    kv_cache = torch.zeros(config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
+    transfer = MemoryTransfer(f"decode-{number}")
+    transfer.register(kv_cache)
+    settings = WorkerSettings.model_validate(
+        {"model": folder, "page_tokens": PAGE_TOKENS, "max_running": max_running, **values}
+    )
+    group = EpGroup.create(
+        rank=0, size=1, rendezvous="", device=torch.device("cpu"), timeout_seconds=5
+    )
+    rank = RankContext(
+        start=RankStart(
+            role="decode",
+            epoch=f"e{number}",
+            local_rank=0,
+            rank=0,
+            size=1,
+            rendezvous="",
+            endpoint=endpoint,
+            front_pid=0,
+            settings={},
+        ),
+        settings=settings,
+        config=config,
+        kv_plan=KvPlan(num_pages=num_pages, page_bytes=1, max_model_len=num_pages * PAGE_TOKENS),
+        kv_fingerprint="f",
+        group=group,
+        kv_cache=kv_cache,
+        pool=PagePool(num_pages),
+        transfer=transfer,
+        runner=Runner(load_model(folder), kv_cache, AttentionForm.ABSORBED),
+        link=RankLink(endpoint, 0),
+    )
+    thread = threading.Thread(target=DecodeLoop(rank).run, daemon=True)
+    thread.start()
+    prefill = FakePrefill(folder, MemoryTransfer(f"prefill-{number}"), num_pages)
+    driver = OneRank(front, prefill)
+    try:
+        yield driver
+        assert thread.is_alive(), "the loop has died"
+    finally:
+        driver.send(Shutdown())
+        thread.join(5)
+        assert not thread.is_alive()
+        rank.pool.check_integrity()
+        rank.close()
+        rank.link.close()
+        prefill.transfer.close()
+        context.destroy(linger=0)
