@@ -34,6 +34,17 @@ class Finish(IntEnum):
     LENGTH = 2
 
 
+class Grammar(Frozen, frozen=True, kw_only=True):
+    """What the output must match; exactly one of the first three is not None. Meanings as in
+    `generate.proto` `Grammar`."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    after_token_id: int | None = None
+    compact: bool = True
+
+
 class Sampling(Frozen, frozen=True, kw_only=True):
     """Sampling parameters; field meanings as in `generate.proto` `SamplingParams`."""
 
@@ -48,6 +59,13 @@ class Sampling(Frozen, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
+    grammar: Grammar | None = None
+    prompt_logprobs: bool = False
+    top_prompt_logprobs: int = 0
 
 
 class TokenOut(Frozen, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from proto import worker_pb2 as proto_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/router.proto\x12\x11\x65pserve.router.v1\x1a\x12proto/worker.proto\"\x94\x01\n\rAssignRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x15\n\rprefix_hashes\x18\x05 \x03(\x06\x12\x16\n\x0e\x65xclude_epochs\x18\x06 \x03(\t\"9\n\tWorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x84\x01\n\x0e\x41ssignResponse\x12-\n\x07prefill\x18\x01 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12,\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\"G\n\x0f\x41nnounceRequest\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\"\\\n\x10\x41nnounceResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xc6\x01\n\x11GetStatusResponse\x12\x35\n\tprocesses\x18\x01 \x03(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x30\n\x07workers\x18\x02 \x03(\x0b\x32\x1f.epserve.worker.v1.WorkerStatus\x12\x33\n\x08rejected\x18\x03 \x03(\x0b\x32!.epserve.router.v1.RejectedWorker\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\"V\n\x0eRejectedWorker\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xac\x01\n\x06Router\x12M\n\x06\x41ssign\x12 .epserve.router.v1.AssignRequest\x1a!.epserve.router.v1.AssignResponse\x12S\n\x08\x41nnounce\x12\".epserve.router.v1.AnnounceRequest\x1a#.epserve.router.v1.AnnounceResponse2_\n\x05\x41\x64min\x12V\n\tGetStatus\x12#.epserve.router.v1.GetStatusRequest\x1a$.epserve.router.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/router.proto\x12\x11\x65pserve.router.v1\x1a\x12proto/worker.proto\"\xa6\x01\n\rAssignRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x15\n\rprefix_hashes\x18\x05 \x03(\x06\x12\x16\n\x0e\x65xclude_epochs\x18\x06 \x03(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\"9\n\tWorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x84\x01\n\x0e\x41ssignResponse\x12-\n\x07prefill\x18\x01 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12,\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\"G\n\x0f\x41nnounceRequest\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\"\\\n\x10\x41nnounceResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xc6\x01\n\x11GetStatusResponse\x12\x35\n\tprocesses\x18\x01 \x03(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x30\n\x07workers\x18\x02 \x03(\x0b\x32\x1f.epserve.worker.v1.WorkerStatus\x12\x33\n\x08rejected\x18\x03 \x03(\x0b\x32!.epserve.router.v1.RejectedWorker\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\"V\n\x0eRejectedWorker\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xac\x01\n\x06Router\x12M\n\x06\x41ssign\x12 .epserve.router.v1.AssignRequest\x1a!.epserve.router.v1.AssignResponse\x12S\n\x08\x41nnounce\x12\".epserve.router.v1.AnnounceRequest\x1a#.epserve.router.v1.AnnounceResponse2_\n\x05\x41\x64min\x12V\n\tGetStatus\x12#.epserve.router.v1.GetStatusRequest\x1a$.epserve.router.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.router_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ASSIGNREQUEST']._serialized_start=62
-  _globals['_ASSIGNREQUEST']._serialized_end=210
-  _globals['_WORKERREF']._serialized_start=212
-  _globals['_WORKERREF']._serialized_end=269
-  _globals['_ASSIGNRESPONSE']._serialized_start=272
-  _globals['_ASSIGNRESPONSE']._serialized_end=404
-  _globals['_ANNOUNCEREQUEST']._serialized_start=406
-  _globals['_ANNOUNCEREQUEST']._serialized_end=477
-  _globals['_ANNOUNCERESPONSE']._serialized_start=479
-  _globals['_ANNOUNCERESPONSE']._serialized_end=571
-  _globals['_GETSTATUSREQUEST']._serialized_start=573
-  _globals['_GETSTATUSREQUEST']._serialized_end=591
-  _globals['_GETSTATUSRESPONSE']._serialized_start=594
-  _globals['_GETSTATUSRESPONSE']._serialized_end=792
-  _globals['_REJECTEDWORKER']._serialized_start=794
-  _globals['_REJECTEDWORKER']._serialized_end=880
-  _globals['_ROUTER']._serialized_start=883
-  _globals['_ROUTER']._serialized_end=1055
-  _globals['_ADMIN']._serialized_start=1057
-  _globals['_ADMIN']._serialized_end=1152
+  _globals['_ASSIGNREQUEST']._serialized_end=228
+  _globals['_WORKERREF']._serialized_start=230
+  _globals['_WORKERREF']._serialized_end=287
+  _globals['_ASSIGNRESPONSE']._serialized_start=290
+  _globals['_ASSIGNRESPONSE']._serialized_end=422
+  _globals['_ANNOUNCEREQUEST']._serialized_start=424
+  _globals['_ANNOUNCEREQUEST']._serialized_end=495
+  _globals['_ANNOUNCERESPONSE']._serialized_start=497
+  _globals['_ANNOUNCERESPONSE']._serialized_end=589
+  _globals['_GETSTATUSREQUEST']._serialized_start=591
+  _globals['_GETSTATUSREQUEST']._serialized_end=609
+  _globals['_GETSTATUSRESPONSE']._serialized_start=612
+  _globals['_GETSTATUSRESPONSE']._serialized_end=810
+  _globals['_REJECTEDWORKER']._serialized_start=812
+  _globals['_REJECTEDWORKER']._serialized_end=898
+  _globals['_ROUTER']._serialized_start=901
+  _globals['_ROUTER']._serialized_end=1073
+  _globals['_ADMIN']._serialized_start=1075
+  _globals['_ADMIN']._serialized_end=1170
 # @@protoc_insertion_point(module_scope)
