@@ -11,6 +11,6 @@ import torch
 
 
 def rope(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], x.shape[-1] // 2, 2))
     rotated = torch.view_as_real(pairs * rotation.unsqueeze(1)).flatten(-2)
     return rotated.to(x.dtype)

@@ -107,7 +107,7 @@ class Attention:
         if self.q_b is not None:
             assert self.q_a_norm is not None
             query = linear(rms_norm(query, self.q_a_norm, LATENT_NORM_EPS), self.q_b)
-        query = query.unflatten(-1, (config.num_heads, config.qk_head_dim))
+        query = query.view(-1, config.num_heads, config.qk_head_dim)
         nope, query_rope = query.split((nope_dim, rope_dim), dim=-1)
         # The key is rotated as one more head.
         rotated = rope(torch.cat((query_rope, key_rope.unsqueeze(1)), dim=1), plan.rotation)
