@@ -36,8 +36,13 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
 
     def to_environment(self) -> dict[str, str]:
-        """The variable to add to the rank's environment."""
-        return {VARIABLE: msgspec.json.encode(self).decode()}
+        """Variables to add to the rank's environment."""
+        return {
+            # Idle OpenMP threads spin by default. Where several processes share the cores, that
+            # makes a forward pass up to a hundred times slower.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+            VARIABLE: msgspec.json.encode(self).decode(),
+        }
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> "RankStart":
