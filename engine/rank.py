@@ -16,6 +16,7 @@ import torch
 
 from core.log import configure, get_logger
 from core.process import die_with_parent
+from engine.cpu_threads import CpuThreads
 from engine.fingerprint import kv_fingerprint
 from engine.kv_memory import KvPlan, make_kv_cache, plan_kv, rank_memory_bytes
 from engine.link import RankLink
@@ -117,12 +118,12 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         level=settings.log_level,
         fmt=settings.log_format,
     )
-    torch.set_num_threads(settings.threads or _threads_of(settings))
     device = torch.device(settings.device_of(start.local_rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
     config = ModelConfig.from_folder(settings.model)
+    threads = CpuThreads(config, settings.threads or _threads_of(settings))
     group = EpGroup.create(
         rank=start.rank,
         size=start.size,
@@ -136,7 +137,8 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     kv_cache = make_kv_cache(settings, config, plan, device, dtype)
     transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
     transfer.register(kv_cache)
-    runner = Runner(model, kv_cache, FORMS[start.role])
+    on_cpu = device.type == "cpu"
+    runner = Runner(model, kv_cache, FORMS[start.role], threads if on_cpu else None)
     _warm_up(runner, start.size)
     return RankContext(
         start=start,

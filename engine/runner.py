@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from engine.cpu_threads import CpuThreads
 from engine.messages import TokenOut
 from engine.sampler import SampleRow, sample
 from model.batch import AttentionForm, ForwardBatch
@@ -34,10 +35,18 @@ class Piece:
 
 
 class Runner:
-    """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device."""
+    """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device; without `threads` the
+    thread count is left alone."""
 
-    def __init__(self, model: DeepseekV3, kv_cache: torch.Tensor, form: AttentionForm) -> None:
+    def __init__(
+        self,
+        model: DeepseekV3,
+        kv_cache: torch.Tensor,
+        form: AttentionForm,
+        threads: CpuThreads | None = None,
+    ) -> None:
         self._model = model
+        self._threads = threads
         self._kv_cache = kv_cache
         self._form = form
         self._page_tokens = kv_cache.shape[2]
@@ -67,6 +76,8 @@ class Runner:
         on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
         """[S, V] float32 logits behind the last token of each piece that is to be sampled."""
+        if self._threads is not None:
+            self._threads.prepare(sum(len(piece.token_ids) for piece in pieces))
         batch = build_batch(
             pieces,
             page_tokens=self._page_tokens,
