@@ -464,7 +464,9 @@ class PrefillResponse(_message.Message):
     compute_seconds: _builtins.float
     transfer_seconds: _builtins.float
     @_builtins.property
-    def first_token(self) -> Global___Token: ...
+    def first_token(self) -> Global___Token:
+        """absent for max_tokens 0"""
+
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
         """as in GenerateResponse"""
