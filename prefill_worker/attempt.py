@@ -26,7 +26,7 @@ class Attempt:
     compute_seconds: float = 0.0
     num_in_flight: int = 0  # transfers
     first_push_at: float | None = None
-    progress_at: float = 0.0  # last time a transfer began or ended
+    stalled_seconds: float = 0.0  # looked for an end of a transfer in vain, since the last event
     kv_bytes: int = 0
     peer_released: bool = False
     stop_asked: bool = False

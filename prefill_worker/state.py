@@ -38,6 +38,8 @@ from prefill_worker.events import (
 # owner keeps its pages in quarantine for longer than both bounds together.
 TRANSFER_STALL_SECONDS = 4.0
 RELEASE_STALL_SECONDS = 2.0
+# Transfers move only while somebody looks after them: a long step counts as one short look.
+LONGEST_LOOK_SECONDS = 0.5
 
 
 class PrefillState:
@@ -47,6 +49,7 @@ class PrefillState:
         self._max_waiting = max_waiting
         self._attempts: dict[str, Attempt] = {}
         self._num_waiting = 0
+        self._ticked_at: float | None = None
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts.values())
@@ -78,7 +81,7 @@ class PrefillState:
             case PushFailed(attempt_id, message):
                 return self._fail(self._attempts[attempt_id], message)
             case PushEnded(attempt_id, error):
-                return self._end_push(self._attempts[attempt_id], error, now)
+                return self._end_push(self._attempts[attempt_id], error)
             case Advanced(attempt_id, num_done_tokens, step_seconds):
                 self._advance(attempt_id, num_done_tokens, step_seconds)
             case Sampled(attempt_id, token):
@@ -115,13 +118,13 @@ class PrefillState:
     def _begin_push(self, attempt: Attempt, num_bytes: int, now: float) -> None:
         attempt.num_in_flight += 1
         attempt.kv_bytes += num_bytes
-        attempt.progress_at = now
+        attempt.stalled_seconds = 0.0
         if attempt.first_push_at is None:
             attempt.first_push_at = now
 
-    def _end_push(self, attempt: Attempt, error: str, now: float) -> list[Action]:
+    def _end_push(self, attempt: Attempt, error: str) -> list[Action]:
         attempt.num_in_flight -= 1
-        attempt.progress_at = now
+        attempt.stalled_seconds = 0.0
         assert attempt.num_in_flight >= 0
         if error:
             return self._fail(attempt, f"KV transfer failed: {error}")
@@ -180,16 +183,18 @@ class PrefillState:
         return actions
 
     def _tick(self, now: float) -> list[Action]:
+        since = now if self._ticked_at is None else self._ticked_at
+        self._ticked_at = now
         actions: list[Action] = []
         for attempt in self._attempts.values():
             if not attempt.num_in_flight:
                 continue
-            stalled_seconds = now - attempt.progress_at
-            if attempt.peer_released and stalled_seconds > RELEASE_STALL_SECONDS:
+            attempt.stalled_seconds += min(now - since, LONGEST_LOOK_SECONDS)
+            if attempt.peer_released and attempt.stalled_seconds > RELEASE_STALL_SECONDS:
                 actions.append(Die(f"transfers of {attempt.submit.attempt_id} do not end"))
-            elif not attempt.peer_released and stalled_seconds > TRANSFER_STALL_SECONDS:
+            elif not attempt.peer_released and attempt.stalled_seconds > TRANSFER_STALL_SECONDS:
                 attempt.peer_released = True
-                attempt.progress_at = now
+                attempt.stalled_seconds = 0.0
                 actions.append(ReleasePeer(attempt.submit.attempt_id))
         return actions
 

@@ -1,7 +1,7 @@
 """A prefill rank end to end: what arrives in the sink equals one forward pass of the prompt."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import msgspec
@@ -245,13 +245,15 @@ def test_a_peer_that_dies_fails_its_attempts_and_no_others(model: Model, dies: s
     rank.check_nothing_held()
 
 
+def waits(rank: OneRank, seconds: float) -> list[Callable[[], None]]:
+    """Script lines in which the rank looks after its transfers for so long, and a little more."""
+    return [lambda: rank.clock.advance(0.25)] * (int(seconds / 0.25) + 3)
+
+
 def test_a_transfer_that_never_lands_is_given_up(model: Model) -> None:
     rank, sink = OneRank(model), SinkRank(model)
     rank.transfer.drop_next(1)
-    late = TRANSFER_STALL_SECONDS + 0.1
-    messages = rank.run(
-        submit_to(sink, "a", tokens(20)), lambda: rank.clock.advance(late), lambda: None
-    )
+    messages = rank.run(submit_to(sink, "a", tokens(20)), *waits(rank, TRANSFER_STALL_SECONDS))
     assert [type(m) for m in messages] == [Prefilled, Failed]
     rank.check_nothing_held()
 
@@ -260,12 +262,9 @@ def test_a_rank_that_cannot_stop_its_writes_dies(model: Model) -> None:
     rank, sink = OneRank(model), SinkRank(model)
     rank.transfer.drop_next(1)
     rank.transfer.release = lambda peer_name: None  # type: ignore[method-assign]
-    waits = [TRANSFER_STALL_SECONDS + 0.1, RELEASE_STALL_SECONDS + 0.1]
+    seconds = TRANSFER_STALL_SECONDS + RELEASE_STALL_SECONDS
     with pytest.raises(RuntimeError, match="do not end"):
-        rank.run(
-            submit_to(sink, "a", tokens(20)),
-            *[lambda seconds=seconds: rank.clock.advance(seconds) for seconds in waits],
-        )
+        rank.run(submit_to(sink, "a", tokens(20)), *waits(rank, seconds))
 
 
 def broken_sinks(submit: Submit) -> dict[str, Submit]:

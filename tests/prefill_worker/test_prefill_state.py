@@ -168,16 +168,34 @@ def test_the_same_attempt_twice_is_refused_and_the_first_goes_on() -> None:
     assert state["a"].phase is Phase.RUNNING
 
 
+def ticks(state: PrefillState, begin: float, seconds: float, every: float = 0.1) -> list[Action]:
+    """What looking so often for so long brings; stops at the first action."""
+    for index in range(round(seconds / every) + 1):
+        actions = state.step(Ticked(), begin + index * every)
+        if actions:
+            return actions
+    return []
+
+
 def test_a_transfer_that_hangs_costs_its_peer_and_at_last_the_process() -> None:
     state = in_phase(Phase.PUSHING, num_in_flight=1)
-    begun = state["a"].progress_at
-    assert state.step(Ticked(), begun + TRANSFER_STALL_SECONDS) == []
-    late = begun + TRANSFER_STALL_SECONDS + 0.1
-    assert state.step(Ticked(), late) == [ReleasePeer("a")]
-    assert state.step(Ticked(), late + RELEASE_STALL_SECONDS) == []
-    assert isinstance(state.step(Ticked(), late + RELEASE_STALL_SECONDS + 0.1)[0], Die)
-    assert sent(state.step(PushEnded("a", "released"), late + 3)) == ["Release", "Failed"]
-    assert state.step(Ticked(), late + 100) == []
+    assert ticks(state, 10.0, TRANSFER_STALL_SECONDS - 0.1) == []
+    assert ticks(state, 10.0 + TRANSFER_STALL_SECONDS, 0.2) == [ReleasePeer("a")]
+    late = 10.2 + TRANSFER_STALL_SECONDS
+    assert ticks(state, late, RELEASE_STALL_SECONDS - 0.2) == []
+    (death,) = ticks(state, late + RELEASE_STALL_SECONDS, 0.2)
+    assert isinstance(death, Die)
+    assert sent(state.step(PushEnded("a", "released"), 30.0)) == ["Release", "Failed"]
+    assert ticks(state, 40.0, 10.0) == []
+
+
+def test_progress_and_long_steps_are_no_stall() -> None:
+    state = in_phase(Phase.PUSHING, num_in_flight=3)
+    for begin in (10.0, 14.0):
+        assert ticks(state, begin, TRANSFER_STALL_SECONDS - 0.2) == []
+        assert state.step(PushEnded("a"), begin + 3.9) == []
+    assert state.step(Ticked(), 100.0) == []  # a step of 82 seconds, then one look
+    assert ticks(state, 100.0, TRANSFER_STALL_SECONDS) == [ReleasePeer("a")]
 
 
 class AttemptsMachine(RuleBasedStateMachine):
