@@ -32,11 +32,13 @@ from engine.messages import (
     PrefillStopped,
     Reserved,
 )
+from proto import router_pb2
 from rpc.client import request_metadata, to_error
 
 log = get_logger("decode_worker.prefill_legs")
 
 Send = Callable[[int, FrontMessage], None]
+OnGone = Callable[[PrefillPeer], None]
 
 
 class _Leg:
@@ -51,10 +53,14 @@ class _Leg:
 
 
 class PrefillLegs:
-    """`send` speaks to a rank. All methods return at once."""
+    """`send` speaks to a rank; `on_gone` hears of peers that cannot be reached any more, whose
+    legs have been failed by then. All methods return at once."""
 
-    def __init__(self, model: str, send: Send, lease_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, model: str, send: Send, on_gone: OnGone, lease_seconds: float, clock: Clock
+    ) -> None:
         self._model = model
+        self._on_gone = on_gone
         self._send = send
         self._clock = clock
         self._peers = PrefillPeers(self._lost)
@@ -65,6 +71,11 @@ class PrefillLegs:
     def num_open(self) -> int:
         """Legs and quarantines."""
         return len(self._legs) + self._keeper.num_kept
+
+    def is_gone(self, address: str, epoch: str) -> bool:
+        """That worker was lost, and nothing has been heard from its address since."""
+        peer = self._peers.find(address)
+        return peer is not None and epoch in peer.gone_epochs
 
     def begin(self, call: Call, reserved: Reserved) -> None:
         """Has the call's prefill worker fill what was reserved."""
@@ -118,7 +129,8 @@ class PrefillLegs:
     def _lost(self, peer: PrefillPeer) -> None:
         for attempt_id, leg in list(self._legs.items()):
             if leg.peer is peer and leg.delivered:
-                self._fail(leg, attempt_id, _lost_error(leg.call))
+                self._fail(leg, attempt_id, lost_error(leg.call.prefill))
+        self._on_gone(peer)
 
     async def _run(self, leg: _Leg, reserved: Reserved) -> None:
         call, attempt_id = leg.call, reserved.attempt_id
@@ -131,6 +143,8 @@ class PrefillLegs:
             )
         except grpc.aio.AioRpcError as error:
             self._fail(leg, attempt_id, _meant(error, call))
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not leg.peer.connected:
+                self._on_gone(leg.peer)
             return
         if not reply.HasField("first_token"):
             self._fail(leg, attempt_id, InternalError("prefill answered without a token"))
@@ -140,7 +154,7 @@ class PrefillLegs:
         self._send(call.rank, prefilled_of(call.key, attempt_id, reply))
         leg.delivered = True
         if leg.num_losses != leg.peer.num_losses:
-            self._fail(leg, attempt_id, _lost_error(call))
+            self._fail(leg, attempt_id, lost_error(call.prefill))
 
     def _fail(self, leg: _Leg, attempt_id: str, error: EpserveError) -> None:
         call = leg.call
@@ -163,10 +177,10 @@ class PrefillLegs:
         )
 
 
-def _lost_error(call: Call) -> EpserveError:
+def lost_error(prefill: router_pb2.WorkerRef) -> Unavailable:
+    """The prefill worker is, to all appearances, dead."""
     return Unavailable(
-        f"connection to prefill worker {call.prefill.address} was lost",
-        failed_epoch=call.prefill.epoch,
+        f"connection to prefill worker {prefill.address} was lost", failed_epoch=prefill.epoch
     )
 
 

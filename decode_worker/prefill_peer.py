@@ -17,12 +17,14 @@ OnLost = Callable[["PrefillPeer"], None]
 
 class PrefillPeer:
     """One address. `num_losses` grows each time an established connection breaks: the process
-    behind it is gone, or is about to be taken for gone."""
+    behind it is gone, or is about to be taken for gone. `gone_epochs` are those it may have
+    been; they are forgotten when the address answers again, whoever it is then."""
 
     def __init__(self, address: str, on_lost: OnLost) -> None:
         self.address = address
         self.num_losses = 0
         self.num_users = 0
+        self.gone_epochs: set[str] = set()
         self._channel = channel(address)
         self.stub = generate_pb2_grpc.PrefillStub(self._channel)
         self._on_lost = on_lost
@@ -41,8 +43,11 @@ class PrefillPeer:
         state = self._channel.get_state()
         while state is not grpc.ChannelConnectivity.SHUTDOWN:
             await self._channel.wait_for_state_change(state)
-            before, state = state, self._channel.get_state()
-            if before is grpc.ChannelConnectivity.READY:
+            # Tried again at once after a loss, so that a restarted worker is found by itself.
+            before, state = state, self._channel.get_state(try_to_connect=True)
+            if state is grpc.ChannelConnectivity.READY:
+                self.gone_epochs.clear()
+            elif before is grpc.ChannelConnectivity.READY:
                 self.num_losses += 1
                 self._on_lost(self)
 
@@ -54,6 +59,10 @@ class PrefillPeers:
         self._on_lost = on_lost
         self._peers: OrderedDict[str, PrefillPeer] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+
+    def find(self, address: str) -> PrefillPeer | None:
+        """The peer at an address that was borrowed before."""
+        return self._peers.get(address)
 
     def borrow(self, address: str) -> PrefillPeer:
         """Raises ValueError when `address` is not host:port."""

@@ -24,7 +24,8 @@ from core.log import get_logger
 from decode_worker.call import Call, response_of
 from decode_worker.generate_request import submit_of
 from decode_worker.pick import RankRoom, pick_rank
-from decode_worker.prefill_legs import PrefillLegs
+from decode_worker.prefill_legs import PrefillLegs, lost_error
+from decode_worker.prefill_peer import PrefillPeer
 from engine.front import WorkerFront
 from engine.messages import (
     Abort,
@@ -59,6 +60,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._legs = PrefillLegs(
             front.settings.model_name,
             front.send,
+            self._prefill_gone,
             front.settings.quarantine_lease_seconds,
             self._clock,
         )
@@ -153,6 +155,8 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             parse_address(request.prefill.address)
         except ValueError as error:
             raise InvalidRequest(f"no prefill worker: {error}", param="prefill") from error
+        if self._legs.is_gone(request.prefill.address, request.prefill.epoch):
+            raise lost_error(request.prefill)
 
     def _rooms(self) -> list[RankRoom]:
         num_open = [0] * len(self._front.ready)
@@ -247,6 +251,15 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         call.put(produced)
         if produced.finish is not Finish.NONE:
             self._forget(call)
+
+    def _prefill_gone(self, peer: PrefillPeer) -> None:
+        """Requests that still wait for pages would only find out much later."""
+        for call in self._calls.values():
+            if call.prefill.address == peer.address:
+                peer.gone_epochs.add(call.prefill.epoch)
+                error = lost_error(call.prefill)
+                failed = Failed(request_id=call.key, code=error.status.grpc, message=error.message)
+                self._front.send(call.rank, failed)
 
     def _forget(self, call: Call) -> None:
         """The rank has said its last word on this call."""

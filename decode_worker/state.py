@@ -10,13 +10,15 @@ come late, twice or for an unknown request change nothing.
     Admit            planner   -> PREFILLING   .                           .
     Prefilled        front     .               joins, once KV is complete  .
     KvNotice         transfer  .               joins, once Prefilled is in .
-    Failed           front     .               over                        .
+    Failed           front     over (*)        over                        .
     Tick             clock     .               over, if KV is overdue      .
     Grow             planner   .               .                           one page more
     Preempt          planner   .               .                           -> WAITING
     Sampled          model     .               .                           next token; may be over
     Abort            front     over            over                        over
     PrefillStopped   front     (releases a quarantine; touches no request)
+
+    (*) when it names no attempt: the prefill worker is gone before the attempt began
 """
 
 from decode_worker.arrival import Arrival
@@ -234,10 +236,11 @@ class RankState:
     # ---- ends
 
     def _failed(self, event: Failed) -> list[RankMessage]:
-        request = self._prefilling(event.attempt_id)
-        if request is None:
-            return []
-        return self._give_up(request, event.code, event.message)
+        if event.attempt_id:
+            request = self._prefilling(event.attempt_id)
+        else:
+            request = self._in_phase(event.request_id, Phase.WAITING)
+        return [] if request is None else self._give_up(request, event.code, event.message)
 
     def _tick(self, now: float) -> list[RankMessage]:
         messages: list[RankMessage] = []
@@ -255,10 +258,9 @@ class RankState:
         return messages
 
     def _give_up(self, request: Request, code: str, text: str) -> list[RankMessage]:
-        assert request.attempt is not None
         failed = Failed(
             request_id=request.request_id,
-            attempt_id=request.attempt.attempt_id,
+            attempt_id=request.attempt.attempt_id if request.attempt is not None else "",
             code=code,
             message=text,
         )

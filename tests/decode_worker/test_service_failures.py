@@ -82,6 +82,34 @@ async def test_prefill_that_dies_in_the_call_is_named_at_once(both: Cluster) -> 
     assert asyncio.get_running_loop().time() - began > 0.4
 
 
+async def test_those_that_wait_for_pages_hear_of_a_dead_prefill_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path, quarantine_lease_seconds=60) as both:
+        both.script.kv, both.script.hold = "some", asyncio.Event()
+        long = {"prompt_token_ids": [5] * 50, "sampling": {"max_tokens": 5}}
+        calls = [
+            asyncio.create_task(
+                failure(both.decode.Generate(both.request(f"r{n}", **long), timeout=9))
+            )
+            for n in range(6)
+        ]
+        await until(lambda: both.service.num_accepted_total == 6)
+        await until(lambda: both.prefill.calls)
+        assert len(both.prefill.calls) < 6
+        began = asyncio.get_running_loop().time()
+        await both.kill_prefill()
+        errors = await asyncio.gather(*calls)
+        assert asyncio.get_running_loop().time() - began < 1
+        assert {error.failed_epoch for error in errors} == {"prefill-epoch"}
+        # One that comes later, from a router that does not know yet, does not wait either.
+        error = await asyncio.wait_for(failure(both.decode.Generate(both.request("late"))), 1)
+        assert error.failed_epoch == "prefill-epoch"
+        # When the address answers again, nothing is held against it.
+        await both.restart_prefill()
+        await both.quiet()
+        responses = await collect(both.decode.Generate(both.request("new"), timeout=5))
+        assert len(ids(responses)) == 5
+
+
 async def test_prefill_that_dies_between_reply_and_kv_is_noticed(both: Cluster) -> None:
     both.script.kv = "none"
     call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=9)))

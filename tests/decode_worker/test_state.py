@@ -78,6 +78,8 @@ ENDED = Ended(request_id="a")
 TRANSITIONS: list[tuple[str, Event, Phase | None, list[RankMessage]]] = [
     ("nothing", submit("a"), W, []),
     ("waiting", Abort(request_id="a"), None, [ENDED]),
+    ("waiting", failed(""), None, [failed("")]),
+    ("preempted", failed(""), None, [failed("")]),
     ("prefilling", prefilled(FIRST), P, []),
     ("prefilling", all_kv(FIRST), P, []),
     ("prefilling", failed(FIRST), None, [quarantined(FIRST), failed(FIRST)]),
@@ -118,6 +120,7 @@ EVENTS: list[Event] = [
     KvNotice(FIRST, 0, 1, 0, 2),
     failed(FIRST),
     failed(SECOND),
+    failed(""),
     Abort(request_id="a"),
     Abort(request_id="b"),
     PrefillStopped(attempt_id=FIRST),
