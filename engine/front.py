@@ -109,12 +109,13 @@ class WorkerFront:
         self._ranks[rank].send(message)
 
     async def stop(self, timeout_seconds: float) -> None:
-        """Has all ranks leave at a step boundary, and kills those that are not gone in time."""
+        """Has all ranks leave at a step boundary, and kills those that are not gone in time
+        (at once, where some are not ready yet and cannot listen)."""
         self._stopping = True
         living = [rank.died for rank in self._ranks if rank.pid and not rank.died.done()]
-        for rank in self._ranks:
-            rank.send(Shutdown())
-        if living and not self.died.done():
+        if living and self.ready and not self.died.done():
+            for rank in self._ranks:
+                rank.send(Shutdown())
             await asyncio.wait(living, timeout=timeout_seconds)
         await asyncio.gather(*(rank.close() for rank in self._ranks))
         self._context.destroy(linger=0)
