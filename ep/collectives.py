@@ -82,7 +82,11 @@ class TorchCollectives:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory as bytes."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    if not tensor.numel():
+        return memoryview(bytearray())  # writable, unlike b""
+    if tensor.dtype == torch.bfloat16:  # which numpy does not know
+        tensor = tensor.view(torch.int16)
+    return memoryview(tensor.numpy()).cast("B")
 
 
 def _groups(tensor: torch.Tensor, num_rows: Sequence[int]) -> list[memoryview]:

@@ -6,8 +6,8 @@ on the rows of its experts, in order of (local expert, owner, token, choice); th
 order of (owner, token, choice) and arrive in order of (expert's rank, token, choice).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Routes:
 
 def plan_routes(
     topk_idx: Indices,  # [R, longest, K], physical experts, rows past a rank's tokens ignored
-    tokens_per_rank: Sequence[int],
+    tokens_per_rank: tuple[int, ...],
     *,
     rank: int,
     slots_per_rank: int,
@@ -44,10 +44,7 @@ def plan_routes(
 ) -> Routes:
     """The plan of `rank`. Asserts that all experts lie in used slots."""
     num_ranks, longest, num_choices = topk_idx.shape
-    token_owner = np.repeat(np.arange(num_ranks), tokens_per_rank)
-    token_row = np.concatenate(
-        [np.arange(r * longest, r * longest + count) for r, count in enumerate(tokens_per_rank)]
-    )
+    token_owner, token_row = _tokens(tokens_per_rank)
     expert = topk_idx.reshape(num_ranks * longest, num_choices)[token_row].reshape(-1)
     expert_rank = expert // slots_per_rank
     assert not expert.size or (expert.min() >= 0 and expert_rank.max() < num_ranks)
@@ -69,6 +66,15 @@ def plan_routes(
         receive_rows=np.bincount(own_ranks, minlength=num_ranks).tolist(),
         row_of=_inverse(np.argsort(own_ranks, kind="stable")).reshape(-1, num_choices).T,
     )
+
+
+@lru_cache(maxsize=64)  # the same in all layers of a step
+def _tokens(tokens_per_rank: tuple[int, ...]) -> tuple[Indices, Indices]:
+    """Owner and padded position of each token of the group."""
+    longest = max(tokens_per_rank)
+    owner = np.repeat(np.arange(len(tokens_per_rank)), tokens_per_rank)
+    first = np.cumsum((0, *tokens_per_rank[:-1]))
+    return owner, owner * longest + np.arange(owner.size) - first[owner]
 
 
 def _inverse(permutation: Indices) -> Indices:

@@ -1,7 +1,9 @@
 """Real processes that form one EP group after another and run programs in it."""
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -11,7 +13,8 @@ import torch
 
 from ep.group import EpGroup
 
-START_SECONDS = 60.0
+IMPORT_SECONDS = 100.0  # torch, four times at once, on a machine that may be busy
+PATIENCE_SECONDS = 50.0
 Program = Callable[..., object]
 
 
@@ -33,6 +36,9 @@ class RankPool:
             theirs.close()
             self.processes.append(process)
             self.pipes.append(ours)
+        for pipe in self.pipes:
+            assert pipe.poll(IMPORT_SECONDS), "the processes do not start"
+            pipe.recv()
 
     def start(self, program: Program, size: int, *arguments: object, backend: str) -> None:
         """Runs `program(group, *arguments)` on a new group of the first `size` processes."""
@@ -42,7 +48,10 @@ class RankPool:
 
     def result(self, rank: int, seconds: float) -> object:
         """What the program returned; an AssertionError with its trace when it raised."""
-        assert self.pipes[rank].poll(seconds), f"rank {rank} is not done after {seconds} s"
+        if not self.pipes[rank].poll(seconds):
+            for process in self.processes:
+                os.kill(process.pid or 0, signal.SIGUSR1)  # each prints where it is
+            raise AssertionError(f"rank {rank} is not done after {seconds} s")
         succeeded, value = self.pipes[rank].recv()
         assert succeeded, value
         return value
@@ -53,7 +62,7 @@ class RankPool:
         size: int,
         *arguments: object,
         backend: str = "auto",
-        seconds: float = 60.0,
+        seconds: float = PATIENCE_SECONDS,
     ) -> list[object]:
         self.start(program, size, *arguments, backend=backend)
         return [self.result(rank, seconds) for rank in range(size)]
@@ -66,6 +75,8 @@ class RankPool:
 
 def serve(pipe: Connection, parent: int) -> None:
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
+    pipe.send("ready")
     while os.getppid() == parent:
         if not pipe.poll(1.0):
             continue
@@ -76,7 +87,7 @@ def serve(pipe: Connection, parent: int) -> None:
                 size=size,
                 rendezvous=rendezvous,
                 device=torch.device("cpu"),
-                timeout_seconds=START_SECONDS,
+                timeout_seconds=PATIENCE_SECONDS,
                 backend=backend,
             )
             value = program(group, *arguments)
