@@ -60,31 +60,31 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _unary(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> object:
             _take_request_id(context)
-            self._enter()
+            self.enter()
             try:
                 return await behaviour(request, context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
-                await context.abort(*to_status(_meant(error, method)))
+                await context.abort(*to_status(meant(error, method)))
             finally:
-                self._leave()
+                self.leave()
 
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> AsyncIterator[object]:
             _take_request_id(context)
-            self._enter()
+            self.enter()
             try:
                 async for response in behaviour(request, context):
                     yield response
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
-                await context.abort(*to_status(_meant(error, method)))
+                await context.abort(*to_status(meant(error, method)))
             finally:
-                self._leave()
+                self.leave()
 
         return call
 
@@ -107,7 +107,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
-                await context.abort(*to_status(_meant(error, method)))
+                await context.abort(*to_status(meant(error, method)))
 
         return call
 
@@ -125,11 +125,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             ended.cancel()
             await asyncio.gather(waiting, ended, return_exceptions=True)
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
+        """A call begins."""
         self.num_running += 1
         self.idle.clear()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """A call has ended."""
         self.num_running -= 1
         if self.num_running == 0:
             self.idle.set()
@@ -142,7 +144,8 @@ def _take_request_id(context: Context) -> None:
             REQUEST_ID.set(header_text(value))
 
 
-def _meant(error: Exception, method: str) -> EpserveError:
+def meant(error: Exception, method: str) -> EpserveError:
+    """What a caller is told about any exception; the log has those that are defects."""
     if isinstance(error, EpserveError):
         return error
     if isinstance(error, grpc.aio.AioRpcError):

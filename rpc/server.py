@@ -9,17 +9,19 @@ await server.stop(grace_seconds=5)
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from core.address import Address, parse_address
+from proto import multiplex_pb2, multiplex_pb2_grpc
 from rpc.interceptor import CallInterceptor
+from rpc.multiplex_server import MultiplexService, StreamMethod
 from rpc.options import SERVER_OPTIONS
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -40,6 +42,10 @@ class RpcServer:
         self._calls = CallInterceptor()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._services: list[str] = [""]
+        self._stream_methods: dict[str, StreamMethod] = {}
+        self._multiplex = MultiplexService(
+            self._stream_methods, self._calls, max_calls=max_concurrent_calls
+        )
         self._server = grpc.aio.server(
             interceptors=[self._calls],
             options=SERVER_OPTIONS,
@@ -68,11 +74,17 @@ class RpcServer:
         """Adds one service: `register` is the generated add_..._to_server, `module` the
         `..._pb2` that describes it, `service` its plain name ("Router")."""
         register(servicer, self._server)
+        register(servicer, cast("grpc.aio.Server", _StreamMethods(self._stream_methods)))
         self._services.append(module.DESCRIPTOR.services_by_name[service].full_name)
 
     async def start(self, *, serving: bool = True) -> None:
         """Starts to answer; health says NOT_SERVING until `set_serving` when not `serving`."""
         await self.set_serving(serving)
+        if self._stream_methods:
+            register = multiplex_pb2_grpc.add_MultiplexServicer_to_server
+            register(self._multiplex, self._server)
+            service = multiplex_pb2.DESCRIPTOR.services_by_name["Multiplex"]
+            self._services.append(service.full_name)
         names = [*self._services[1:], health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
         await self._server.start()
@@ -95,6 +107,7 @@ class RpcServer:
 
     async def _stop(self, grace_seconds: float) -> None:
         self.stopping.set()
+        self._multiplex.refuse()
         await self._health.enter_graceful_shutdown()
         stopping = asyncio.create_task(self._server.stop(grace_seconds))
         # One turn of the loop, so that the door is closed before calls are counted.
@@ -103,3 +116,22 @@ class RpcServer:
             await asyncio.wait_for(self._calls.idle.wait(), grace_seconds)
         self._calls.end_watches.set()
         await stopping
+
+
+class _StreamMethods:
+    """Stands in for a server when a service is registered: keeps its methods that answer one
+    request with a stream, by full name. Streams that never end are not for multiplexing."""
+
+    def __init__(self, methods: dict[str, StreamMethod]) -> None:
+        self._methods = methods
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same methods come by name as well."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
+    ) -> None:
+        for name, handler in handlers.items():
+            is_stream = handler.response_streaming and not handler.request_streaming
+            if is_stream and not name.startswith("Watch"):
+                self._methods[f"/{service}/{name}"] = cast("StreamMethod", handler)

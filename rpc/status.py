@@ -33,9 +33,7 @@ class Status(NamedTuple):
 def to_status(error: EpserveError) -> Status:
     """What a server aborts a call with because of `error`."""
     code = grpc.StatusCode[error.status.grpc]
-    message = error.message
-    if len(message) > MAX_MESSAGE_CHARACTERS:
-        message = message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
+    message = short_message(error)
     trailers: list[tuple[str, str | bytes]] = [("error-code", error.status.code)]
     if error.param is not None:
         trailers.append(("error-param", header_text(error.param)))
@@ -73,6 +71,14 @@ def to_error(error: grpc.aio.AioRpcError, *, peer_epoch: str = "") -> EpserveErr
         retry_after_seconds=_retry_after(trailers),
         failed_epoch=failed_epoch,
     )
+
+
+def short_message(error: EpserveError) -> str:
+    """The error's message, cut where it is too long for trailers."""
+    message = error.message
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    return message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
 
 
 def header_text(text: str) -> str:

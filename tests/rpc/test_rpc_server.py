@@ -261,6 +261,7 @@ async def test_reflection_lists_the_services(served: Served) -> None:
     assert names == {
         "epserve.generate.v1.Decode",
         "epserve.generate.v1.Prefill",
+        "epserve.rpc.v1.Multiplex",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }

@@ -1,0 +1,239 @@
+"""The client's side of `Multiplex`: many calls with streamed responses over one stream.
+
+    peer = MultiplexClient(channel, peer_epoch=worker.epoch)
+    with peer.call("/epserve.generate.v1.Decode/Generate", request, timeout_seconds=30) as call:
+        while content := await call.take():      # b"" at a good end
+            response = GenerateResponse.FromString(content)
+
+gRPC costs about as much CPU a message as everything else that a token needs. Here a frame holds
+what all calls were sent since the last one, and a call that is behind gets everything at once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+
+from core.errors import DeadlineExceeded, EpserveError, InternalError, Unavailable
+from core.log import REQUEST_ID, get_logger
+from proto.multiplex_pb2 import CallEnd, ClientFrame, OpenCall, ServerFrame
+from proto.multiplex_pb2_grpc import MultiplexStub
+from rpc.status import header_text, to_error
+
+if TYPE_CHECKING:  # only the stubs of the type checker have it
+    from proto.multiplex_pb2_grpc import MultiplexAsyncStub
+
+log = get_logger("rpc.multiplex")
+
+# Requests that begin together are spread over frames of about this size.
+FRAME_BYTES = 4 * 2**20
+# Responses that one call may have waiting; a reader that is further behind loses the call.
+MAX_WAITING_BYTES = 512 * 2**10
+
+
+class MultiplexClient:
+    """Calls to the server behind `channel`; opens a session when there is none."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        peer_epoch: str = "",
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        self._stub: MultiplexAsyncStub = MultiplexStub(channel)
+        self._peer_epoch = peer_epoch
+        self._max_waiting_bytes = max_waiting_bytes
+        self._session: _Session | None = None
+
+    def call(
+        self, method: str, request: bytes, *, timeout_seconds: float, request_id: str | None = None
+    ) -> "Call":
+        """Begins at once; leaving the `with` block of the result ends it."""
+        if self._session is None or self._session.is_over:
+            self._session = _Session(self._stub, self._peer_epoch)
+        text = header_text(REQUEST_ID.get() if request_id is None else request_id)
+        opened = OpenCall(
+            method=method, request=request, timeout_seconds=timeout_seconds, request_id=text
+        )
+        return Call(self._session, opened, self._max_waiting_bytes)
+
+    async def close(self) -> None:
+        """Ends the session; calls on it fail."""
+        if self._session is not None:
+            await self._session.close()
+
+
+class Call:
+    """One call: what has come and was not taken yet."""
+
+    def __init__(self, session: "_Session", opened: OpenCall, max_waiting_bytes: int) -> None:
+        self._session = session
+        self._max_waiting_bytes = max_waiting_bytes
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+        self._error: EpserveError | None = None
+        self._is_over = False
+        loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer = loop.call_later(opened.timeout_seconds, self._expire)
+        self._id = session.add(self, opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if not self._is_over:
+            self._leave(None)
+
+    async def take(self) -> bytes:
+        """All responses that are there, at least one, to be parsed as one message; b"" at the
+        end. Raises what the server meant by any other end, and DeadlineExceeded."""
+        while not self._parts:
+            if self._is_over:
+                if self._error is not None:
+                    raise self._error
+                return b""
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        parts, self._parts = self._parts, []
+        self._num_bytes = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def feed(self, content: bytes) -> None:
+        if self._is_over:
+            return
+        self._num_bytes += len(content)
+        if self._parts and self._num_bytes > self._max_waiting_bytes:
+            self._leave(DeadlineExceeded("the reply is not read as fast as it is generated"))
+            return
+        self._parts.append(content)
+        self._wake()
+
+    def end(self, error: EpserveError | None) -> None:
+        """Nothing comes any more; what is there can still be taken."""
+        if not self._is_over:
+            self._is_over = True
+            self._error = error
+            self._timer.cancel()
+            self._wake()
+
+    def _leave(self, error: EpserveError | None) -> None:
+        self.end(error)
+        self._session.leave(self._id)
+
+    def _expire(self) -> None:
+        self._leave(DeadlineExceeded("the request's deadline is over"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Session:
+    """One stream with its calls. It fails as a whole, and is never used again."""
+
+    def __init__(self, stub: "MultiplexAsyncStub", peer_epoch: str) -> None:
+        self.is_over = False
+        self._peer_epoch = peer_epoch
+        self._calls: dict[int, Call] = {}
+        self._last_id = 0
+        self._opening: deque[OpenCall] = deque()
+        self._cancelled: list[int] = []
+        self._changed = asyncio.Event()
+        self._stream: Any = stub.Session(self._frames())
+        self._task = asyncio.create_task(self._read())
+
+    def add(self, call: Call, opened: OpenCall) -> int:
+        self._last_id += 1
+        opened.call = self._last_id
+        self._calls[self._last_id] = call
+        self._opening.append(opened)
+        self._changed.set()
+        return self._last_id
+
+    def leave(self, call_id: int) -> None:
+        """The server is told that nobody wants more of a call."""
+        if self._calls.pop(call_id, None) is not None and not self.is_over:
+            self._cancelled.append(call_id)
+            self._changed.set()
+
+    async def close(self) -> None:
+        self.is_over = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _frames(self) -> AsyncIterator[ClientFrame]:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # Calls may be cancelled that this frame does not open yet: they go first.
+            cancelled, self._cancelled = set(self._cancelled), []
+            opening: list[OpenCall] = []
+            num_bytes = 0
+            while self._opening and num_bytes < FRAME_BYTES:
+                opened = self._opening.popleft()
+                if opened.call in cancelled:
+                    cancelled.discard(opened.call)
+                    continue
+                num_bytes += len(opened.request)
+                opening.append(opened)
+            if self._opening:
+                self._changed.set()
+            yield ClientFrame(open=opening, cancel=cancelled)
+
+    async def _read(self) -> None:
+        error: EpserveError = Unavailable("the connection is closing")
+        try:
+            async for frame in self._stream:
+                self._deliver(frame)
+            error = Unavailable("the server is stopping", failed_epoch=self._peer_epoch)
+        except grpc.aio.AioRpcError as failure:
+            error = to_error(failure, peer_epoch=self._peer_epoch)
+        except Exception:
+            log.exception("session ended by an unexpected exception")
+            error = InternalError("internal error")
+        finally:
+            self.is_over = True
+            self._stream.cancel()
+            calls, self._calls = self._calls, {}
+            for call in calls.values():
+                call.end(error)
+
+    def _deliver(self, frame: ServerFrame) -> None:
+        calls = self._calls
+        for piece in frame.pieces:
+            call = calls.get(piece.call)
+            if call is None:  # left a moment ago
+                continue
+            if piece.responses:
+                call.feed(piece.responses)
+            if piece.HasField("end"):
+                calls.pop(piece.call, None)
+                call.end(_meant(piece.end))
+
+
+def _meant(end: CallEnd) -> EpserveError | None:
+    if end.code == "OK":
+        return None
+    has_delay = end.HasField("retry_after_seconds")
+    return EpserveError.from_status(
+        end.code,
+        end.message,
+        code=end.error_code,
+        param=end.error_param or None,
+        retry_after_seconds=end.retry_after_seconds if has_delay else None,
+        failed_epoch=end.failed_epoch,
+    )
