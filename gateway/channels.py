@@ -4,16 +4,20 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
-
 from proto.router_pb2 import WorkerRef
 from rpc.client import channel
+from rpc.multiplex_client import MultiplexClient
 
 
 class _Connection:
-    def __init__(self, address: str) -> None:
-        self.channel = channel(address)
+    def __init__(self, worker: WorkerRef) -> None:
+        self.channel = channel(worker.address)
+        self.calls = MultiplexClient(self.channel, peer_epoch=worker.epoch)
         self.num_users = 0
+
+    async def close(self) -> None:
+        await self.calls.close()
+        await self.channel.close(grace=None)
 
 
 class ChannelPool:
@@ -31,7 +35,7 @@ class ChannelPool:
         return len(self._connections)
 
     @asynccontextmanager
-    async def lease(self, worker: WorkerRef) -> AsyncIterator[grpc.aio.Channel]:
+    async def lease(self, worker: WorkerRef) -> AsyncIterator[MultiplexClient]:
         """The connection to `worker`, open for as long as the block runs.
 
         Raises ValueError when its address is not host:port.
@@ -39,21 +43,21 @@ class ChannelPool:
         key = (worker.address, worker.epoch)
         connection = self._connections.get(key)
         if connection is None:
-            connection = self._connections[key] = _Connection(worker.address)
+            connection = self._connections[key] = _Connection(worker)
         self._connections.move_to_end(key)
         connection.num_users += 1
         try:
-            yield connection.channel
+            yield connection.calls
         finally:
             connection.num_users -= 1
             await self._close_stale()
 
     async def close(self) -> None:
-        """Closes all connections; calls still running on them end with CANCELLED."""
+        """Closes all connections; calls still running on them fail."""
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
-            await connection.channel.close(grace=None)
+            await connection.close()
 
     async def _close_stale(self) -> None:
         newest = dict(self._connections.keys())
@@ -66,4 +70,4 @@ class ChannelPool:
         ]
         for key in stale:
             connection = self._connections.pop(key)
-            await connection.channel.close(grace=None)
+            await connection.close()

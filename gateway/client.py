@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from core.clock import Clock
 from core.errors import (
@@ -49,15 +50,16 @@ from proto.generate_pb2 import (
     SamplingParams,
     Token,
 )
-from proto.generate_pb2_grpc import DecodeStub
 from proto.router_pb2 import AssignRequest, AssignResponse
 from rpc.client import request_metadata, to_error
+from rpc.multiplex_client import Call, MultiplexClient
 
-if TYPE_CHECKING:  # only the stubs of the type checker have these
-    from proto.generate_pb2_grpc import DecodeAsyncStub
+if TYPE_CHECKING:  # only the stubs of the type checker have it
     from proto.router_pb2_grpc import RouterAsyncStub
 
 log = get_logger("gateway.client")
+
+GENERATE = "/epserve.generate.v1.Decode/Generate"
 
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 0.4
@@ -135,26 +137,26 @@ class Leg:
         """
         while True:
             pair = await self._assign()
-            async with self._cluster.channels.lease(pair.decode) as channel:
-                call = self._generate(DecodeStub(channel), pair)
+            async with self._cluster.channels.lease(pair.decode) as calls:
                 try:
-                    async for response in call:
-                        batch = self._accept(response, pair)
-                        yield batch
-                        if batch.finish != FINISH_REASON_UNSPECIFIED:
-                            return
+                    with self._generate(calls, pair) as call:
+                        # Messages that waited together are read as one: a choice that is
+                        # behind catches up.
+                        while content := await call.take():
+                            batch = self._accept(GenerateResponse.FromString(content), pair)
+                            yield batch
+                            if batch.finish != FINISH_REASON_UNSPECIFIED:
+                                return
                     error: EpserveError = Unavailable("the decode worker gave no finish reason")
-                except grpc.aio.AioRpcError as failure:
-                    error = to_error(failure, peer_epoch=pair.decode.epoch)
-                except Unavailable as failure:  # from _accept
+                except DecodeError:
+                    error = Unavailable(
+                        "the decode worker sent no message", failed_epoch=pair.decode.epoch
+                    )
+                except EpserveError as failure:
                     error = failure
-                finally:
-                    call.cancel()
             self._note_failure(pair, error)
 
-    def _generate(
-        self, decode: "DecodeAsyncStub", pair: AssignResponse
-    ) -> grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]:
+    def _generate(self, calls: MultiplexClient, pair: AssignResponse) -> Call:
         # An id of its own for each call: the one before may still be ending on that worker.
         suffix = f".{self._num_calls}" if self._num_calls else ""
         self._num_calls += 1
@@ -167,8 +169,8 @@ class Leg:
             prefill=pair.prefill,
             decode_epoch=pair.decode.epoch,
         )
-        return decode.Generate(
-            request, timeout=self._remaining_seconds(), metadata=request_metadata()
+        return calls.call(
+            GENERATE, request.SerializeToString(), timeout_seconds=self._remaining_seconds()
         )
 
     # ---- assignment
