@@ -13,6 +13,7 @@ wakes the others, so that no wake-up can be lost or come too late:
             group.wake(); facts = group.exchange(...)
 """
 
+import math
 import os
 from array import array
 from collections.abc import Sequence
@@ -99,14 +100,15 @@ class EpGroup:
         self._mesh.swap([own] * self.size, incoming)
         return [tuple(one.cast("q")) for one in incoming]
 
-    def idle_wait(self, socket: zmq.Socket, timeout_seconds: float) -> None:
+    def idle_wait(self, socket: zmq.Socket[bytes], timeout_seconds: float) -> None:
         """Returns when `socket` is readable, a peer has begun the next exchange or called
-        `wake`, or the time is over; may be called again before that exchange."""
+        `wake`, or the time (in whole milliseconds) is over; may be called again before that
+        exchange."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         for connection in self._mesh.sockets:
             poller.register(connection.fileno(), zmq.POLLIN)
-        poller.poll(timeout_seconds * 1000)
+        poller.poll(math.ceil(timeout_seconds * 1000))
         self.peer_woke()  # finds a peer that died while nobody had work
 
     def wake(self) -> None:
@@ -139,7 +141,11 @@ def _init_torch(
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout_seconds),
-            device_id=device if device.type == "cuda" else None,
+            device_id=_with_index(device) if device.type == "cuda" else None,
         )
     except RuntimeError as error:
         raise Unavailable(f"EP rank {rank} cannot start {backend}: {error}") from error
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())

@@ -47,6 +47,7 @@ from transfer.ranges import merged_ranges
 
 log = get_logger("transfer.nixl")
 
+CREATION_ERRORS: tuple[type[Exception], ...] = (*NIXL_ERRORS, RuntimeError)
 SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
 
 
@@ -65,7 +66,7 @@ class NixlTransfer:
         """`name` is this agent's for ever: no later process may use it again."""
         try:
             self._agent = create_agent(name)
-        except (*NIXL_ERRORS, RuntimeError) as error:
+        except CREATION_ERRORS as error:
             raise TransferError(f"cannot start NIXL agent {name}: {error}") from error
         self._name = name
         self._buffer: torch.Tensor | None = None
