@@ -53,7 +53,7 @@ MaxRunning = Annotated[
     int, typer.Option(min=0, help="Requests in the batch of a decode rank; 0: default")
 ]
 Threads = Annotated[
-    int, typer.Option(min=0, help="CPU threads a rank; 0: the cores, shared out to all ranks")
+    int, typer.Option(min=0, help="CPU threads a rank; 0: the cores, shared out to a role's ranks")
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], typer.Option(help="Least level that is logged")

@@ -52,14 +52,18 @@ class Machine:
     num_gpus: int = 0
 
 
-def threads_per_rank(options: ClusterOptions, machine: Machine) -> int:
-    """Compute threads of a rank: all ranks together never need more cores than there are."""
+def threads_per_rank(options: ClusterOptions, machine: Machine, role: Role) -> int:
+    """Most compute threads of a rank: the cores, shared out to all ranks of its role.
+
+    Roles do not share: a rank uses threads only for large passes, which decode has none of, and
+    a prompt that arrives alone is to have the whole machine.
+    """
     if options.threads:
         return options.threads
-    num_ranks = (
-        options.prefill_workers * options.prefill_ranks
-        + options.decode_workers * options.decode_ranks
-    )
+    if role == "prefill":
+        num_ranks = options.prefill_workers * options.prefill_ranks
+    else:
+        num_ranks = options.decode_workers * options.decode_ranks
     return max(1, machine.num_cores // num_ranks)
 
 
@@ -97,10 +101,7 @@ def _workers(
         devices = assign_devices(ranks, machine.num_gpus)
     else:
         devices = [options.device] * len(ranks)
-    flags = _model_flags(options) | {
-        "dtype": options.dtype,
-        "threads": str(threads_per_rank(options, machine)),
-    }
+    flags = {**_model_flags(options), "dtype": options.dtype}
     for name in ("kv_pages", "chunk_tokens", "max_model_len", "max_running"):
         if value := getattr(options, name):
             flags[name.replace("_", "-")] = str(value)
@@ -110,7 +111,11 @@ def _workers(
         role: Role = "prefill" if index < options.prefill_workers else "decode"
         name = f"{role}-{next(numbers[role])}"
         address, metrics = (f"{LOOPBACK}:{next(ports)}" for _ in range(2))
-        own = {"ranks": str(ranks[index]), "device": device}
+        own = {
+            "ranks": str(ranks[index]),
+            "device": device,
+            "threads": str(threads_per_rank(options, machine, role)),
+        }
         workers.append(
             _spec(options, role, name, f"{role}_worker", address, metrics, flags | own)
         )

@@ -53,14 +53,21 @@ def test_all_workers_are_told_to_the_router_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "prefill_ranks", "decode_ranks", "threads"),
-    [(2, 1, 2, 1), (3, 1, 2, 1), (12, 1, 2, 4), (1, 2, 4, 1), (64, 1, 1, 32)],
+    ("num_cores", "prefill_ranks", "decode_ranks", "prefill_threads", "decode_threads"),
+    [(2, 1, 2, 2, 1), (3, 1, 2, 3, 1), (12, 1, 4, 12, 3), (1, 2, 4, 1, 1), (64, 2, 1, 32, 64)],
 )
-def test_ranks_never_need_more_cores_than_there_are(
-    num_cores: int, prefill_ranks: int, decode_ranks: int, threads: int
+def test_ranks_of_a_role_never_need_more_cores_than_there_are(
+    num_cores: int, prefill_ranks: int, decode_ranks: int, prefill_threads: int, decode_threads: int
 ) -> None:
     options = replace(OPTIONS, prefill_ranks=prefill_ranks, decode_ranks=decode_ranks)
-    assert threads_per_rank(options, Machine(num_cores=num_cores)) == threads
+    machine = Machine(num_cores=num_cores)
+    assert threads_per_rank(options, machine, "prefill") == prefill_threads
+    assert threads_per_rank(options, machine, "decode") == decode_threads
+
+
+def test_all_workers_of_a_role_share_the_cores() -> None:
+    specs = specs_of(replace(OPTIONS, prefill_workers=2, prefill_ranks=2), Machine(num_cores=8))
+    assert specs["prefill-1"].flags["threads"] == "2"
 
 
 def test_threads_may_be_given() -> None:
