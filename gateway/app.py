@@ -17,6 +17,7 @@ from gateway.frontend import Frontend
 from gateway.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.request_body import RequestModel
 from gateway.request_scope import RequestScope
+from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
 
 
 def create_app(frontend: Frontend) -> ASGIApp:
@@ -25,6 +26,7 @@ def create_app(frontend: Frontend) -> ASGIApp:
     app.add_exception_handler(EpserveError, on_epserve_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     _add_generation(app, frontend)
+    _add_tokens(app, frontend)
     _add_models(app, frontend)
     _add_operation(app, frontend)
     settings = frontend.settings
@@ -46,6 +48,18 @@ def _add_generation(app: FastAPI, frontend: Frontend) -> None:
     async def create_completion(request: Request) -> Response:
         """A continuation of one or several prompts, whole or as server-sent events."""
         return await frontend.complete(request)
+
+
+def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
+    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a text, or of the prompt that a chat comes to."""
+        return await frontend.tokenize(request)
+
+    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text that token ids stand for."""
+        return await frontend.detokenize(request)
 
 
 def _add_models(app: FastAPI, frontend: Frontend) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.job import Job
 from gateway.logprob_text import chat_logprob
-from gateway.output_text import Piece
+from gateway.piece import CallDelta, Piece, TokenEntry
 from gateway.reply import chunk_frame, encode_json, envelope, sse_event, usage_object
 from gateway.run import Usage
 from gateway.tokenizer import Tokenizer
@@ -21,33 +21,55 @@ class ChatReply:
         self._job = job
         self._model = model
         self._tokenizer = tokenizer
+        self._tells_thoughts = job.chat is None or job.chat.tells_thoughts
         self._head, self._tail = chunk_frame(job, model, CHUNK)
 
     def opening(self, choice: int) -> bytes:
         return self._chunk(choice, b'{"role":"assistant","content":""}', b"null", b"null")
 
     def events(self, choice: int, piece: Piece) -> bytes:
-        events = b""
+        events = []
+        if self._tells_thoughts and (piece.reasoning or piece.reasoning_entries):
+            delta = b'{"reasoning_content":' + encode_json(piece.reasoning) + b"}"
+            logprobs = self._logprobs([], piece.reasoning_entries)
+            events.append(self._chunk(choice, delta, encode_json(logprobs), b"null"))
         if piece.text or piece.entries:
             delta = b'{"content":' + encode_json(piece.text) + b"}"
-            events = self._chunk(choice, delta, encode_json(self._logprobs(piece)), b"null")
+            logprobs = self._logprobs(piece.entries, [])
+            events.append(self._chunk(choice, delta, encode_json(logprobs), b"null"))
+        for call in piece.calls:
+            delta = b'{"tool_calls":[' + encode_json(_call_delta(call)) + b"]}"
+            events.append(self._chunk(choice, delta, b"null", b"null"))
         if piece.finish_reason is not None:
             reason = encode_json(piece.finish_reason)
-            events += self._chunk(choice, b"{}", b"null", reason)
-        return events
+            events.append(self._chunk(choice, b"{}", b"null", reason))
+        return b"".join(events)
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         objects = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
-                "logprobs": self._logprobs(piece),
+                "message": self._message(piece),
+                "logprobs": self._logprobs(piece.entries, piece.reasoning_entries),
                 "finish_reason": piece.finish_reason,
             }
             for index, piece in enumerate(choices)
         ]
         fields = {"choices": objects, "usage": usage_object(usage)}
         return encode_json(envelope(self._job, self._model, WHOLE) | fields)
+
+    def _message(self, piece: Piece) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": piece.text,
+            "refusal": None,
+        }
+        if piece.reasoning and self._tells_thoughts:
+            message["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [_whole_call(call) for call in piece.calls]
+        return message
 
     def usage_event(self, usage: Usage) -> bytes:
         fields = {"choices": [], "usage": usage_object(usage)}
@@ -58,8 +80,30 @@ class ChatReply:
         middle = b',"delta":' + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason
         return self._head + index + middle + self._tail
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        if not self._job.sampling.logprobs:
+    def _logprobs(
+        self, entries: Sequence[TokenEntry], thoughts: Sequence[TokenEntry]
+    ) -> dict[str, Any] | None:
+        """Those of thoughts stand apart, as in DeepSeek's API."""
+        if not self._job.tells_logprobs:
             return None
-        content = [chat_logprob(self._tokenizer, entry) for entry in piece.entries]
-        return {"content": content, "refusal": None}
+        content = [chat_logprob(self._tokenizer, entry) for entry in entries]
+        logprobs: dict[str, Any] = {"content": content, "refusal": None}
+        if thoughts and self._tells_thoughts:
+            told = [chat_logprob(self._tokenizer, entry) for entry in thoughts]
+            logprobs["reasoning_content"] = told
+        return logprobs
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    """The first of a call has everything, the others only more of the arguments."""
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_whole_call(call)}
+
+
+def _whole_call(call: CallDelta) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -8,9 +8,10 @@ from pydantic import Field, model_validator
 from core.errors import InvalidRequest
 from gateway.request_body import RequestModel
 from gateway.sampling_fields import SamplingFields, is_text
+from gateway.tool_fields import ToolCall, ToolFields
 
 # A message's fields that are known but not supported, and could not be left out silently.
-UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+UNSUPPORTED_IN_MESSAGES = ("function_call", "audio")
 
 
 class TextPart(RequestModel):
@@ -19,28 +20,115 @@ class TextPart(RequestModel):
 
 
 class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise ValueError("content is required")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only the assistant makes tool_calls")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id is required")
         return self
 
-    def for_template(self) -> Mapping[str, Any]:
-        """Parts joined to one text; templates know the developer as system."""
+    @property
+    def text(self) -> str:
+        """Parts joined to one text."""
         content = self.content or ""
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates expect it: they know the developer as system, and a message that only
+        calls tools by its content, which is none."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": call.type,
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": call.function.arguments,
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            value = getattr(self, name)
+            if value is not None:
+                message[name] = value
+        return message
+
+    def texts(self) -> list[str]:
+        """All that comes into the prompt."""
+        calls = self.tool_calls or ()
+        return [
+            self.text,
+            self.name or "",
+            self.reasoning_content or "",
+            *(call.function.name + call.function.arguments for call in calls),
+        ]
 
 
-class ChatRequest(SamplingFields):
+class MessagesFields(ToolFields):
+    """What makes the prompt of a chat; /tokenize takes it as well."""
+
     messages: list[ChatMessage] = Field(min_length=1)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_final_message(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other",
+                param="continue_final_message",
+            )
+        return self
+
+    @property
+    def final_message(self) -> str | None:
+        """The text that is to be continued, if that is asked for."""
+        return self.messages[-1].text if self.continue_final_message else None
+
+    @property
+    def begins_turn(self) -> bool:
+        """Whether the prompt ends with the beginning of the assistant's turn."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    def template_messages(self) -> list[Mapping[str, Any]]:
+        """Raises InvalidRequest for what no template could be given."""
+        rendered: list[Mapping[str, Any]] = []
+        for position, message in enumerate(self.messages):
+            for name in UNSUPPORTED_IN_MESSAGES:
+                if (message.model_extra or {}).get(name):
+                    param = f"messages[{position}].{name}"
+                    raise InvalidRequest(f"{param} is not supported", param=param)
+            if not all(is_text(text) for text in message.texts()):
+                param = f"messages[{position}].content"
+                raise InvalidRequest(f"{param} is not valid Unicode", param=param)
+            rendered.append(message.for_template())
+        return rendered
+
+
+class ChatRequest(SamplingFields, MessagesFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    include_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -49,18 +137,3 @@ class ChatRequest(SamplingFields):
                 "top_logprobs is only allowed when logprobs is true", param="top_logprobs"
             )
         return self
-
-    def template_messages(self) -> list[Mapping[str, Any]]:
-        """Raises InvalidRequest for what no template could be given."""
-        rendered = []
-        for position, message in enumerate(self.messages):
-            for name in UNSUPPORTED_IN_MESSAGES:
-                if (message.model_extra or {}).get(name):
-                    param = f"messages[{position}].{name}"
-                    raise InvalidRequest(f"{param} is not supported", param=param)
-            one = message.for_template()
-            if not is_text(one["content"]):
-                param = f"messages[{position}].content"
-                raise InvalidRequest(f"{param} is not valid Unicode", param=param)
-            rendered.append(one)
-        return rendered

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -20,10 +20,14 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises CheckpointError when `source` is not a template."""
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template: Template = _environment().from_string(source)
+            self._template: Template = environment.from_string(source)
+            names = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
+        self.source = source
+        self.knows_tools = "tools" in names
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
@@ -34,20 +38,59 @@ class ChatTemplate:
         source = _source(folder)
         return None if source is None else cls(source, special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The whole prompt, up to where the assistant's turn begins.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continued: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The whole prompt, up to where the assistant's turn begins, or, where `continued` is
+        the last message's text, up to the end of that text. `variables` are the client's own.
 
-        Raises InvalidRequest when the template refuses the messages.
+        Raises InvalidRequest when the template refuses the messages, or variables that are the
+        gateway's to set.
         """
+        variables = variables or {}
+        for name in ("messages", "tools", "add_generation_prompt", *self._special_tokens):
+            if name in variables:
+                raise InvalidRequest(
+                    f"chat_template_kwargs: {name} cannot be set", param="chat_template_kwargs"
+                )
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._special_tokens
+            text = self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                **self._special_tokens,
+                **variables,
             )
         # Templates are programs: one that meets a message it was not made for may raise these.
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (
+            TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError,
+            RecursionError,
+        ) as error:  # fmt: skip
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        return text if continued is None else _cut_behind(text, continued)
+
+
+def _cut_behind(text: str, continued: str) -> str:
+    """Up to the end of the last message: behind it stands what ends a turn. Templates may strip
+    what they are given."""
+    wanted = continued.rstrip()
+    found = text.rfind(wanted)
+    if not wanted or found < 0:
+        raise InvalidRequest(
+            "continue_final_message: the model's chat template leaves the last message out, or "
+            "it is empty",
+            param="continue_final_message",
+        )
+    whole = text.rfind(continued)
+    return text[: whole + len(continued)] if whole >= 0 else text[: found + len(wanted)]
 
 
 def _source(folder: Path) -> str | None:

@@ -102,7 +102,8 @@ class _Search:
 
 
 class Leg:
-    """One choice. `num_cached_tokens` and `queue_seconds` are known with the first batch.
+    """One choice. `num_cached_tokens`, `queue_seconds` and, where asked for, `prompt_logprobs`
+    are known with the first batch.
 
     `page_tokens` (0: not known yet) is the size of the pages whose hashes the router wants.
     """
@@ -119,6 +120,7 @@ class Leg:
     ) -> None:
         self.output_token_ids: list[int] = []
         self.num_cached_tokens = 0
+        self.prompt_logprobs: Sequence[Token] = ()
         self.queue_seconds = 0.0
         self.num_moves = 0
         self._cluster = cluster
@@ -160,12 +162,16 @@ class Leg:
         # An id of its own for each call: the one before may still be ending on that worker.
         suffix = f".{self._num_calls}" if self._num_calls else ""
         self._num_calls += 1
+        sampling = SamplingParams()
+        sampling.CopyFrom(self._sampling)
+        # Nothing that has arrived is worked out again.
+        sampling.prompt_logprobs &= not self.prompt_logprobs
         request = GenerateRequest(
             request_id=self._request_id + suffix,
             model=self._cluster.model,
             prompt_token_ids=self._prompt.token_ids,
             output_token_ids=self.output_token_ids,
-            sampling=self._sampling,
+            sampling=sampling,
             prefill=pair.prefill,
             decode_epoch=pair.decode.epoch,
         )
@@ -220,11 +226,18 @@ class Leg:
     def _accept(self, response: GenerateResponse, pair: AssignResponse) -> TokenBatch:
         """Counts the tokens as received. Raises Unavailable when they make no sense."""
         token_ids = [token.token_id for token in response.tokens]
+        if len(response.prompt_logprobs) > len(self._prompt.token_ids):
+            raise Unavailable(
+                "the decode worker sent log-probabilities that cannot be",
+                failed_epoch=pair.decode.epoch,
+            )
         too_many = len(self.output_token_ids) + len(token_ids) > self._prompt.max_tokens
         if too_many or (token_ids and max(token_ids) >= self._cluster.vocab_size):
             raise Unavailable(
                 "the decode worker sent tokens that cannot be", failed_epoch=pair.decode.epoch
             )
+        if response.prompt_logprobs and not self.prompt_logprobs:
+            self.prompt_logprobs = response.prompt_logprobs
         if not self.output_token_ids:
             self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
         if token_ids:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.job import Job
 from gateway.logprob_text import completion_logprobs
-from gateway.output_text import Piece
+from gateway.piece import Piece
 from gateway.reply import chunk_frame, encode_json, envelope, sse_event, usage_object
 from gateway.run import Usage
 from gateway.tokenizer import Tokenizer
@@ -58,6 +58,6 @@ class CompletionReply:
         return self._head + index + middle + self._tail
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        if not self._job.sampling.logprobs:
+        if not self._job.tells_logprobs:
             return None
         return completion_logprobs(self._tokenizer, piece.entries)

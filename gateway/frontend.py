@@ -4,25 +4,32 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fastapi import Request, Response
 
 from core.errors import InvalidRequest, ModelNotFound
 from gateway.announcer import Announcer
+from gateway.chat_prompt import make_chat_prompt
 from gateway.chat_reply import ChatReply
 from gateway.chat_request import ChatRequest
 from gateway.client import Cluster
 from gateway.completion_reply import CompletionReply
 from gateway.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from gateway.generation_response import GenerationResponse, Serving
-from gateway.job import Job, Prompt, make_prompt
+from gateway.grammar_compiler import GrammarCompiler
+from gateway.grammar_request import constraint_grammar, tool_grammar
+from gateway.job import ChatForm, Job, Prompt, make_prompt
+from gateway.prompt_echo import PromptEcho
 from gateway.request_body import read_body
 from gateway.run import Run
 from gateway.sampling_fields import SamplingFields
 from gateway.served_model import ServedModel
 from gateway.settings import GatewaySettings
+from gateway.tokenize_reply import detokenize_reply, tokenize_reply
+from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
+from gateway.tool_fields import ToolUse
 from proto.generate_pb2 import SamplingParams
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -30,7 +37,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """Handles the two generation endpoints; everything it raises is an EpserveError that has
+    """Handles the endpoints that take a prompt; everything it raises is an EpserveError that has
     cost no worker anything."""
 
     settings: GatewaySettings
@@ -38,19 +45,18 @@ class Frontend:
     cluster: Cluster
     announcer: Announcer
     serving: Serving
+    grammars: GrammarCompiler
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         arrived_at = self._admit()
         body = await read_body(request, ChatRequest)
         self._check_common(body)
-        if self.model.chat_template is None:
-            raise InvalidRequest(f"{self.model.name} has no chat template; use /v1/completions")
-        text = self.model.chat_template.render(body.template_messages())
-        token_ids = await self.model.tokenizer.encode(text, add_special_tokens=False)
+        tools = body.tool_use()
+        rendered = await make_chat_prompt(body, self.model)
         by_new_name = body.max_completion_tokens is not None
         prompt = make_prompt(
-            token_ids,
+            rendered.token_ids,
             max_tokens=body.max_completion_tokens if by_new_name else body.max_tokens,
             default_max_tokens=None,
             max_model_len=self.max_model_len,
@@ -62,7 +68,18 @@ class Frontend:
             logprobs=bool(body.logprobs),
             top_logprobs=body.top_logprobs or 0,
         )
+        marks = self.model.think_marks
+        after = marks.close if marks is not None and rendered.is_thinking else None
+        await self._add_grammar(sampling, body, tools, after)
         job = self._job("chat", body, [prompt], sampling, arrived_at, request)
+        form = ChatForm(
+            marks=marks,
+            is_thinking=rendered.is_thinking,
+            tells_thoughts=body.include_reasoning is not False,
+            finds_tool_calls=bool(tools.offered),
+            at_most_one_call=tools.at_most_one,
+        )
+        job = replace(job, chat=form)
         return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
 
     async def complete(self, request: Request) -> Response:
@@ -70,25 +87,50 @@ class Frontend:
         arrived_at = self._admit()
         body = await read_body(request, CompletionRequest)
         self._check_common(body)
-        prompts = []
-        for text_or_ids in body.prompts():
-            prompts.append(
-                make_prompt(
-                    await self._token_ids(text_or_ids),
-                    max_tokens=body.max_tokens,
-                    default_max_tokens=DEFAULT_MAX_TOKENS,
-                    max_model_len=self.max_model_len,
-                    prompt_param="prompt",
-                    max_tokens_param="max_tokens",
-                )
-            )
+        prompts = [await self._prompt(body, text_or_ids) for text_or_ids in body.prompts()]
+        tells_logprobs = body.logprobs is not None
         sampling = body.sampling_params(
             self.model.sampling_defaults,
-            logprobs=body.logprobs is not None,
+            # The best are found by them.
+            logprobs=tells_logprobs or body.num_tried > (body.n or 1),
             top_logprobs=body.logprobs or 0,
         )
+        # Without tokens to generate, only the prompt's own log-probabilities are work.
+        if body.echo and (tells_logprobs or body.max_tokens == 0):
+            sampling.prompt_logprobs = True
+            sampling.top_prompt_logprobs = body.logprobs or 0
+        await self._add_grammar(sampling, body, None, None)
         job = self._job("completions", body, prompts, sampling, arrived_at, request)
+        job = replace(job, tells_logprobs=tells_logprobs)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        body = await read_body(request, TokenizeRequest)
+        self._check_model(body.model)
+        if body.messages is not None:
+            token_ids = (await make_chat_prompt(body.chat(), self.model)).token_ids
+        else:
+            token_ids = await self.model.tokenizer.encode(
+                body.text, add_special_tokens=body.add_special_tokens is not False
+            )
+        return tokenize_reply(
+            token_ids,
+            self.model.tokenizer,
+            max_model_len=self.max_model_len,
+            with_texts=bool(body.return_token_strs),
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        body = await read_body(request, DetokenizeRequest)
+        self._check_model(body.model)
+        if any(token_id >= self.model.vocab_size for token_id in body.tokens):
+            raise InvalidRequest(
+                f"tokens must be below the vocabulary's size, {self.model.vocab_size}",
+                param="tokens",
+            )
+        return detokenize_reply(body.tokens, self.model.tokenizer)
 
     @property
     def max_model_len(self) -> int:
@@ -101,9 +143,57 @@ class Frontend:
         return self.serving.clock.now()
 
     def _check_common(self, body: SamplingFields) -> None:
-        if body.model != self.model.name:
-            raise ModelNotFound(f"The model {body.model!r} does not exist.")
+        self._check_model(body.model)
         body.check_token_ids(self.model.vocab_size)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model.name:
+            raise ModelNotFound(f"The model {name!r} does not exist.")
+
+    async def _add_grammar(
+        self,
+        sampling: SamplingParams,
+        body: SamplingFields,
+        tools: ToolUse | None,
+        after_token_id: int | None,
+    ) -> None:
+        """Raises InvalidRequest for a form that cannot be kept to."""
+        constraint = body.constraint()
+        if tools is not None and tools.forced:
+            if constraint is not None:
+                raise InvalidRequest(
+                    f"{constraint.param} cannot be kept to while tool_choice forces a call",
+                    param=constraint.param,
+                )
+            grammar = await tool_grammar(
+                tools.forced,
+                self.model.tool_form,
+                self.grammars,
+                at_most_one=tools.at_most_one,
+                after_token_id=after_token_id,
+            )
+        elif constraint is not None:
+            grammar = await constraint_grammar(
+                constraint, self.grammars, after_token_id=after_token_id
+            )
+        else:
+            return
+        sampling.grammar.CopyFrom(grammar)
+
+    async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:
+        token_ids = await self._token_ids(text_or_ids)
+        prompt = make_prompt(
+            token_ids,
+            max_tokens=body.max_tokens,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            max_model_len=self.max_model_len,
+            prompt_param="prompt",
+            max_tokens_param="max_tokens",
+        )
+        if not body.echo:
+            return prompt
+        text = text_or_ids if isinstance(text_or_ids, str) else None
+        return replace(prompt, echo=PromptEcho(self.model.tokenizer, token_ids, text))
 
     async def _token_ids(self, text_or_ids: str | list[int]) -> list[int]:
         if isinstance(text_or_ids, str):
@@ -124,11 +214,12 @@ class Frontend:
         arrived_at: float,
         request: Request,
     ) -> Job:
-        num_per_prompt = body.n or 1
+        num_returned = body.n or 1
+        num_per_prompt = body.num_tried
         if len(prompts) * num_per_prompt > self.settings.max_choices:
             raise InvalidRequest(
                 f"at most {self.settings.max_choices} choices in a request, over all prompts",
-                param="n" if num_per_prompt > 1 else "prompt",
+                param=_blamed_for_choices(body),
             )
         if any(sampling.min_tokens > prompt.max_tokens for prompt in prompts):
             raise InvalidRequest(
@@ -141,13 +232,21 @@ class Frontend:
             created=int(time.time()),
             prompts=tuple(prompts),
             num_per_prompt=num_per_prompt,
+            num_returned=num_returned,
             sampling=sampling,
             stop_strings=body.stop_strings,
             stream=bool(body.stream),
             include_usage=body.include_usage,
             arrived_at=arrived_at,
             deadline=arrived_at + self._timeout_seconds(request),
+            end_token_ids=self._end_token_ids(sampling),
+            tells_logprobs=sampling.logprobs,
+            priority=body.priority or 0,
         )
+
+    def _end_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        eos_token_ids = () if sampling.ignore_eos else self.model.eos_token_ids
+        return frozenset((*eos_token_ids, *sampling.stop_token_ids))
 
     def _timeout_seconds(self, request: Request) -> float:
         """The settings' bound, or less when the client says so. Raises InvalidRequest."""
@@ -170,3 +269,9 @@ class Frontend:
         page_tokens = self.announcer.page_tokens
         run = Run(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
         return GenerationResponse(job, run, reply, self.serving)
+
+
+def _blamed_for_choices(body: SamplingFields) -> str:
+    if body.num_tried > (body.n or 1):
+        return "best_of"
+    return "n" if body.num_tried > 1 else "prompt"

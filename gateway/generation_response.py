@@ -19,7 +19,7 @@ from gateway.admission import Admission
 from gateway.job import Job
 from gateway.metrics import GatewayMetrics
 from gateway.openai_error import error_body
-from gateway.output_text import Piece
+from gateway.piece import Piece, join_pieces
 from gateway.reply import SSE_DONE, Reply, sse_event
 from gateway.run import Run
 
@@ -91,16 +91,12 @@ class GenerationResponse(Response):
             return "ok"
 
     async def _collect(self, send: Send) -> None:
-        choices = [Piece("", []) for _ in range(self._job.num_choices)]
-        texts: list[list[str]] = [[] for _ in choices]
+        parts: list[list[Piece]] = [[] for _ in range(self._job.num_choices)]
         async with self._run as run:
             async for pieces in run:
                 for index, piece in pieces:
-                    texts[index].append(piece.text)
-                    choices[index].entries += piece.entries
-                    choices[index].finish_reason = piece.finish_reason
-        for choice, parts in zip(choices, texts, strict=True):
-            choice.text = "".join(parts)
+                    parts[index].append(piece)
+        choices = [join_pieces(parts[index]) for index in self._run.returned()]
         body = self._reply.whole(choices, self._run.usage())
         length = (b"content-length", str(len(body)).encode())
         self._has_begun = True

@@ -4,22 +4,42 @@ from dataclasses import dataclass
 from typing import Literal
 
 from core.errors import ContextLengthExceeded, InvalidRequest
+from gateway.prompt_echo import PromptEcho
+from gateway.think_marks import ThinkMarks
 from proto.generate_pb2 import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Token ids and how many tokens may come behind them."""
+    """Token ids and how many tokens may come behind them; `echo` where they are to be told."""
 
     token_ids: list[int]
     max_tokens: int
+    echo: PromptEcho | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatForm:
+    """How the output of a chat is taken apart.
+
+    `marks` None: thoughts are not looked for. `is_thinking`: the prompt has opened them.
+    `tells_thoughts` false: they are counted but not shown.
+    """
+
+    marks: ThinkMarks | None = None
+    is_thinking: bool = False
+    tells_thoughts: bool = True
+    finds_tool_calls: bool = False
+    at_most_one_call: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """All choices of one request: choice i is sample i % n of prompt i // n.
 
-    `created` is in unix seconds; `arrived_at` and `deadline` are on the gateway's clock.
+    `created` is in unix seconds; `arrived_at` and `deadline` are on the gateway's clock. Of the
+    `num_per_prompt` choices of a prompt the likeliest `num_returned` are told. `end_token_ids`
+    end a choice without being shown. `chat` is None for completions.
     """
 
     id: str
@@ -27,12 +47,17 @@ class Job:
     created: int
     prompts: tuple[Prompt, ...]
     num_per_prompt: int
+    num_returned: int
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
     stream: bool
     include_usage: bool
     arrived_at: float
     deadline: float
+    end_token_ids: frozenset[int]
+    tells_logprobs: bool
+    chat: ChatForm | None = None
+    priority: int = 0
 
     @property
     def num_choices(self) -> int:
@@ -58,7 +83,7 @@ def make_prompt(
         raise InvalidRequest(f"{prompt_param} must not be empty", param=prompt_param)
     room = max_model_len - len(token_ids)
     limit = f"This model's maximum context length is {max_model_len} tokens."
-    if room < 1:
+    if room < (1 if max_tokens != 0 else 0):
         raise ContextLengthExceeded(
             f"{limit} However, your prompt has {len(token_ids)} tokens and must leave room for "
             "at least one more.",

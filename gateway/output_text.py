@@ -6,46 +6,53 @@ part of a stop string. Joined, the pieces are the same whatever messages the tok
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-import msgspec
-
+from gateway.piece import FinishText, Piece, TokenEntry
 from gateway.stop_strings import StopStrings
 from gateway.tokenizer import Tokenizer
 from proto.generate_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, FinishReason, Token
 
-FinishText = Literal["stop", "length"]
 
+class Output(Protocol):
+    """What becomes of one choice's tokens: `OutputText`, or `ChatOutput` around it."""
 
-class TokenEntry(msgspec.Struct, frozen=True):
-    """One token's log-probabilities. `offset` is where its text begins, in characters."""
+    @property
+    def finish_reason(self) -> FinishText | None: ...
 
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-    offset: int
-    end: int  # offset behind its text
+    @property
+    def num_tokens(self) -> int: ...
 
+    @property
+    def num_reasoning_tokens(self) -> int: ...
 
-class Piece(msgspec.Struct):
-    """What is new: text, and the entries of the tokens whose text is out entirely."""
+    @property
+    def sum_logprob(self) -> float: ...
 
-    text: str
-    entries: list[TokenEntry]
-    finish_reason: FinishText | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.entries or self.finish_reason)
+    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> Piece:
+        """Takes the next tokens, in order, and the worker's reason to end, if it has one."""
+        ...
 
 
 class OutputText:
     """Incremental detokenizer of one choice; linear in the length of the output."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stops: Sequence[str], min_tokens: int, logprobs: bool
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str],
+        min_tokens: int,
+        logprobs: bool,
+        end_token_ids: Collection[int] | None = None,
+        offset: int = 0,
     ) -> None:
+        """`end_token_ids` are those that end a request and are not shown (None: whichever
+        token is the last); `offset` is where the text begins, for log-probabilities."""
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.sum_logprob = 0.0
         self.finish_reason: FinishText | None = None
         self._tokenizer = tokenizer
         self._stops = StopStrings(stops)
@@ -53,18 +60,21 @@ class OutputText:
         self._logprobs = logprobs
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # decoded, not handed out yet
-        self._num_out = 0  # characters handed out
+        self._num_out = offset  # characters handed out
+        self._end_token_ids = end_token_ids
         self._entries: deque[TokenEntry] = deque()
 
     def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> Piece:
         """Takes the next tokens; those behind the end of a stop string are not counted.
 
-        The token that ended the request (STOP) is counted but neither shown nor listed.
+        The token that ended the request (STOP) is counted but neither shown nor listed; a
+        grammar that is complete ends one without such a token.
         """
         assert self.finish_reason is None, "nothing comes behind the end"
-        num_shown = len(tokens) - (finish == FINISH_REASON_STOP)
+        num_shown = len(tokens) - (finish == FINISH_REASON_STOP and self._ends_with_mark(tokens))
         for position, token in enumerate(tokens):
             self.num_tokens += 1
+            self.sum_logprob += token.logprob
             if position < num_shown and self._push(token):
                 return self._take(len(self._held))
         if finish in (FINISH_REASON_STOP, FINISH_REASON_LENGTH):
@@ -74,14 +84,20 @@ class OutputText:
             return self._take(len(self._held))
         return self._take(len(self._held) - self._stops.num_held)
 
+    def _ends_with_mark(self, tokens: Sequence[Token]) -> bool:
+        if not tokens or self._end_token_ids is None:
+            return bool(tokens)
+        return tokens[-1].token_id in self._end_token_ids
+
     def _push(self, token: Token) -> bool:
         """Adds a token's text; true when that completed a stop string."""
         start = self._num_out + len(self._held)
         stopped = self._append(self._decoder.decode(self._tokenizer.shown_bytes(token.token_id)))
         end = self._num_out + len(self._held)
         if self._logprobs:
-            top = tuple((other.token_id, other.logprob) for other in token.top_logprobs)
-            self._entries.append(TokenEntry(token.token_id, token.logprob, top, start, end))
+            self._entries.append(
+                TokenEntry(token.token_id, token.logprob, alternatives(token), start, end)
+            )
         if stopped:
             while self._entries and self._entries[-1].offset >= end:
                 self._entries.pop()
@@ -108,3 +124,7 @@ class OutputText:
         while self._entries and (ended or self._entries[0].end <= self._num_out):
             entries.append(self._entries.popleft())
         return Piece(text, entries, self.finish_reason)
+
+
+def alternatives(token: Token) -> tuple[tuple[int, float], ...]:
+    return tuple((other.token_id, other.logprob) for other in token.top_logprobs)

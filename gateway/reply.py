@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.job import Job
-from gateway.output_text import Piece
+from gateway.piece import Piece
 from gateway.run import Usage
 
 SSE_DONE = b"data: [DONE]\n\n"
@@ -56,9 +56,12 @@ def chunk_frame(job: Job, model: str, kind: str) -> tuple[bytes, bytes]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens is not None:
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return fields

@@ -16,11 +16,15 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from core.errors import EpserveError
+from gateway.chat_output import ChatOutput
 from gateway.client import Cluster, Leg, TokenBatch
 from gateway.job import Job
-from gateway.output_text import OutputText, Piece
+from gateway.output_text import Output, OutputText
+from gateway.piece import Piece
+from gateway.prompt_echo import PromptEcho
 from gateway.sampling_fields import choice_seed
 from gateway.tokenizer import Tokenizer
+from gateway.tool_call_parser import ToolCallParser
 from proto.generate_pb2 import SamplingParams
 
 # Pieces that wait for a slow client; past it nothing more is read from the workers.
@@ -33,13 +37,15 @@ class Usage(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int | None = None  # None: thoughts are not told apart
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
     index: int
     leg: Leg
-    text: OutputText
+    text: Output
+    echo: PromptEcho | None
 
 
 class Run:
@@ -112,11 +118,30 @@ class Run:
     def usage(self) -> Usage:
         """Cached tokens are those that the first choice of each prompt found."""
         first_of_prompt = self._choices[:: self._job.num_per_prompt]
+        chat = self._job.chat
+        reasoning_tokens = None
+        if chat is not None and chat.marks is not None:
+            reasoning_tokens = sum(choice.text.num_reasoning_tokens for choice in self._choices)
         return Usage(
             prompt_tokens=sum(len(prompt.token_ids) for prompt in self._job.prompts),
             cached_tokens=sum(choice.leg.num_cached_tokens for choice in first_of_prompt),
             completion_tokens=sum(choice.text.num_tokens for choice in self._choices),
+            reasoning_tokens=reasoning_tokens,
         )
+
+    def returned(self) -> list[int]:
+        """The choices to tell: for each prompt, those with the likeliest tokens, in order."""
+        indices: list[int] = []
+        num_tried, num_returned = self._job.num_per_prompt, self._job.num_returned
+        for first in range(0, len(self._choices), num_tried):
+            of_prompt = sorted(range(first, first + num_tried), key=self._surprise)
+            indices += of_prompt if num_tried == num_returned else of_prompt[:num_returned]
+        return sorted(indices) if num_tried == num_returned else indices
+
+    def _surprise(self, index: int) -> float:
+        """Mean negative log-probability of a choice's tokens."""
+        text = self._choices[index].text
+        return -text.sum_logprob / max(1, text.num_tokens)
 
     @property
     def num_moves(self) -> int:
@@ -129,11 +154,15 @@ class Run:
     async def _drive(self, choice: _Choice) -> None:
         """Reads one leg until the choice has ended: by the worker, or by a stop string."""
         last_at: float | None = None
+        is_first = True
         async with aclosing(choice.leg.batches()) as batches:
             async for batch in batches:
                 if batch.tokens:
                     last_at = self._observe(choice, batch, last_at)
                 piece = choice.text.feed(batch.tokens, batch.finish)
+                if is_first and choice.echo is not None:
+                    piece = choice.echo.before(piece, choice.leg.prompt_logprobs)
+                is_first = False
                 if piece:
                     await self._room.wait()
                     self._pieces.append((choice.index, piece))
@@ -171,10 +200,28 @@ def _make_choice(
         deadline=job.deadline,
         page_tokens=page_tokens,
     )
-    text = OutputText(
+    return _Choice(index, leg, _make_output(job, tokenizer, prompt.echo), prompt.echo)
+
+
+def _make_output(job: Job, tokenizer: Tokenizer, echo: PromptEcho | None) -> Output:
+    chat = job.chat
+    if chat is None:
+        return OutputText(
+            tokenizer,
+            stops=job.stop_strings,
+            min_tokens=job.sampling.min_tokens,
+            logprobs=job.tells_logprobs,
+            end_token_ids=job.end_token_ids,
+            offset=echo.num_characters if echo else 0,
+        )
+    parser = ToolCallParser(at_most_one=chat.at_most_one_call) if chat.finds_tool_calls else None
+    return ChatOutput(
         tokenizer,
+        marks=chat.marks,
+        is_thinking=chat.is_thinking,
+        tools=parser,
         stops=job.stop_strings,
-        min_tokens=sampling.min_tokens,
-        logprobs=sampling.logprobs,
+        min_tokens=job.sampling.min_tokens,
+        logprobs=job.tells_logprobs,
+        end_token_ids=job.end_token_ids,
     )
-    return _Choice(index, leg, text)

@@ -6,15 +6,21 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from core.errors import InvalidRequest
+from gateway.constraint_fields import ConstraintFields
 from gateway.request_body import RequestModel
 from gateway.sampling_defaults import SamplingDefaults
-from proto.generate_pb2 import SamplingParams
+from proto.generate_pb2 import SamplingParams, TokenBias
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_BIASES = 1024
+PRIORITIES = 2**31
 UINT64 = 2**64
 
+# JSON's keys are texts.
+TokenIdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -22,9 +28,9 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(RequestModel):
-    """Names, ranges and defaults are OpenAI's; top_k, min_p, min_tokens, stop_token_ids and
-    ignore_eos are the usual extensions."""
+class SamplingFields(ConstraintFields):
+    """Names, ranges and defaults are OpenAI's; top_k, min_p, repetition_penalty, min_tokens,
+    stop_token_ids, ignore_eos and priority are the usual extensions."""
 
     model: str = Field(min_length=1, max_length=256)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -33,6 +39,10 @@ class SamplingFields(RequestModel):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[TokenIdText, Bias] | None = Field(None, max_length=MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=UINT64)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
@@ -40,6 +50,7 @@ class SamplingFields(RequestModel):
     )
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1)
+    priority: int | None = Field(None, ge=-PRIORITIES, lt=PRIORITIES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -68,6 +79,11 @@ class SamplingFields(RequestModel):
         return (stop,) if isinstance(stop, str) else tuple(stop)
 
     @property
+    def num_tried(self) -> int:
+        """Choices generated for each prompt."""
+        return self.n or 1
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -89,14 +105,30 @@ class SamplingFields(RequestModel):
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
             top_logprobs=top_logprobs,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            logit_bias=[
+                TokenBias(token_id=token_id, bias=bias) for token_id, bias in self._biases().items()
+            ],
         )
 
+    def _biases(self) -> dict[int, float]:
+        """In the order of the ids, so that equal requests are equal to the byte."""
+        biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
+        return dict(sorted(biases.items()))
+
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises InvalidRequest for stop tokens that the model does not have."""
+        """Raises InvalidRequest for tokens that the model does not have."""
         if any(token_id >= vocab_size for token_id in self.stop_token_ids or ()):
             raise InvalidRequest(
                 f"stop_token_ids must be below the vocabulary's size, {vocab_size}",
                 param="stop_token_ids",
+            )
+        if any(token_id >= vocab_size for token_id in self._biases()):
+            raise InvalidRequest(
+                f"logit_bias: token ids must be below the vocabulary's size, {vocab_size}",
+                param="logit_bias",
             )
 
 

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from gateway.chat_template import ChatTemplate
 from gateway.sampling_defaults import SamplingDefaults
 from gateway.settings import GatewaySettings
+from gateway.think_marks import ThinkMarks
 from gateway.tokenizer import Tokenizer
+from gateway.tool_form import V3_FORM, ToolForm
 from model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """Read once at the start; `max_position` is in tokens."""
+    """Read once at the start; `max_position` is in tokens. `think_marks` None: thoughts are left
+    in the text."""
 
     name: str
     max_position: int
@@ -19,6 +22,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    think_marks: ThinkMarks | None
+    tool_form: ToolForm
     sampling_defaults: SamplingDefaults
 
     @classmethod
@@ -30,12 +35,15 @@ class ServedModel:
         defaults = SamplingDefaults()
         if settings.sampling_defaults == "model":
             defaults = SamplingDefaults.of_model(folder)
+        chat_template = ChatTemplate.load(folder, tokenizer.special_tokens)
         return cls(
             name=settings.served_model_name or folder.name,
             max_position=config.max_position,
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.load(folder, tokenizer.special_tokens),
+            chat_template=chat_template,
+            think_marks=ThinkMarks.of(tokenizer) if settings.reasoning_parser == "auto" else None,
+            tool_form=ToolForm.of_template(chat_template.source) if chat_template else V3_FORM,
             sampling_defaults=defaults,
         )

@@ -21,6 +21,7 @@ from gateway.channels import ChannelPool
 from gateway.client import Cluster
 from gateway.frontend import Frontend
 from gateway.generation_response import Serving
+from gateway.grammar_compiler import GrammarCompiler
 from gateway.metrics import GatewayMetrics
 from gateway.served_model import ServedModel
 from gateway.settings import GatewaySettings
@@ -76,9 +77,12 @@ async def serve(
         router = RouterStub(router_channel)
         announcer = Announcer(router, identity, clock, model=model.name)
         admission = Admission(max_inflight=settings.max_inflight, metrics=metrics)
+        grammars = GrammarCompiler(settings.model, model.eos_token_ids)
+        stack.push_async_callback(grammars.close)
         frontend = Frontend(
             settings=settings,
             model=model,
+            grammars=grammars,
             cluster=Cluster(
                 router=router,
                 channels=channels,

@@ -35,6 +35,12 @@ class GatewaySettings(ProcessSettings):
         "silent: the folder's generation_config.json, or OpenAI's API",
     )
 
+    reasoning_parser: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: in chats, text between <think> and </think> becomes "
+        "reasoning_content if both are tokens of the model; off: it stays in the text",
+    )
+
     # ---- bounds
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="Larger bodies get 413")
     body_timeout_seconds: float = Field(

@@ -84,6 +84,22 @@ class Tokenizer:
             token_ids.insert(0, self._bos_id)
         return token_ids
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written `text`, if there is one."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that `encode` puts in front of a text, if it does."""
+        return self._bos_id
+
+    def vocabulary(self) -> list[str]:
+        """All tokens as tokenizer.json writes them, by id; "" where an id has none."""
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        by_id = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
+        return [by_id.get(token_id, "") for token_id in range(max(by_id, default=size - 1) + 1)]
+
     def shown_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text: nothing for special and unknown ones. Tokens that
         were added but are not special (<think>) are shown."""

@@ -12,7 +12,8 @@ from core.log import get_logger
 
 log = get_logger("gateway.unsupported")
 
-# Field -> values that change nothing; JSON null is always among them.
+# Field -> values that change nothing; JSON null is always among them. Some of them only one of
+# the endpoints knows.
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),
@@ -21,24 +22,17 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
+    "reasoning": (),
     "skip_special_tokens": (True,),
     "store": (False,),
+    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -49,7 +43,8 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 # Part of the API, without any effect on the reply: not worth a line in the log.
 WITHOUT_EFFECT = frozenset(
     {
-        "include_reasoning", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key",
+        "guided_decoding_backend", "include_reasoning", "metadata", "parallel_tool_calls",
+        "prompt_cache_key", "prompt_cache_retention",
         "reasoning_effort", "safety_identifier", "service_tier", "user", "verbosity",
     }
 )  # fmt: skip

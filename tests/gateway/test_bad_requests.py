@@ -1,5 +1,6 @@
 """What a client may get wrong: the right status, OpenAI's object, and no worker bothered."""
 
+import json
 from typing import Any
 
 import httpx
@@ -22,6 +23,8 @@ def error_of(reply: httpx.Response) -> dict[str, Any]:
     assert error["message"]
     return error
 
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 SHARED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": "many"}, "max_tokens"),
@@ -60,19 +63,32 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"model": 5}, "model"),
     ({"model": None}, "model"),
     ({"model": ""}, "model"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"presence_penalty": -1}, "presence_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"best_of": 2}, "best_of"),
-    ({"echo": True}, "echo"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"presence_penalty": "much"}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 11}, "repetition_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"logit_bias": {"five": 1}}, "logit_bias.five"),
+    ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"priority": "high"}, "priority"),
     ({"suffix": "x"}, "suffix"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"guided_regex": "a*"}, "guided_regex"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+     "response_format.json_schema.name"),
+    ({"guided_regex": "a("}, "guided_regex"),
+    ({"guided_regex": 5}, "guided_regex"),
+    ({"guided_grammar": "root ::= nothing"}, "guided_grammar"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a", ""]}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {"type": "object"}, "guided_regex": "a"}, "guided_regex"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"store": True}, "store"),
-]
+]  # fmt: skip
 COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
@@ -90,6 +106,12 @@ COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": ["a"] * 65, "n": 2}, "n"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
+    ({"max_tokens": 0, "echo": False}, "max_tokens"),
+    ({"echo": "yes"}, "echo"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 129, "stream": False}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
 ]
 CHAT: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": []}, "messages"),
@@ -105,7 +127,27 @@ CHAT: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
      "messages[0].content[0].type"),
     ({"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]},
-     "messages[0].tool_calls"),
+     "messages[0].tool_calls[0]"),
+    ({"messages": [{"role": "assistant", "content": None, "function_call": {"name": "f"}}]},
+     "messages[0].function_call"),
+    ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0]"),
+    ({"messages": [{"role": "function", "content": "4"}]}, "messages[0].role"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
+     "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+    ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+     "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
+      "tool_choice": "required"}, "tools[0].function.parameters"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ({"include_reasoning": "no"}, "include_reasoning"),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -130,6 +172,62 @@ async def test_completions(
 ) -> None:
     body = {"model": MODEL, "prompt": "plain", "stream": stream} | change
     await refused(gateway, "/v1/completions", body, param)
+
+
+SCHEMAS: list[tuple[Any, str]] = [
+    ({"type": "nope"}, "nope"),
+    ({"$ref": "#/$defs/nope"}, "leads nowhere"),
+    ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}, "leads nowhere"),
+    ({"$ref": "https://example.com/schema"}, "nothing outside"),
+    ({"$ref": "#"}, "back to itself"),
+    ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+     "back to itself"),
+    ({"type": "string", "pattern": "(["}, "Regex"),
+    ({"type": "string", "pattern": "(?=a)b"}, "ookahead"),
+    ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
+    ({"type": "string", "pattern": "a+", "minLength": 5}, "not supported"),
+    ({"enum": []}, "enum"),
+    ({"not": {"type": "string"}}, "not is not supported"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "array", "contains": {}}, "contains"),
+    ({"allOf": [{"type": "string"}, {"minLength": 3}]}, "allOf"),
+    ({"anyOf": [{"type": "string"}], "type": "integer"}, "beside"),
+    ({"anyOf": []}, "anyOf"),
+    ({"type": "object", "required": ["a"]}, "not among properties"),
+    ({"pattern": "a"}, "needs type"),
+    ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
+    ({"type": "object", "properties": {"a": {"type": "array", "items": {"if": {}}}}},
+     "#/properties/a/items"),
+    ({"type": "object", "properties": 5}, "properties"),
+    (False, "false"),
+    (5, "object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "reason"), SCHEMAS)
+async def test_schemas_that_cannot_be_kept_to(gateway: Gateway, schema: Any, reason: str) -> None:
+    wrapped = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    as_text = json.dumps(schema)
+    forms: list[tuple[str, Any]] = [("guided_json", as_text)]
+    if isinstance(schema, dict):
+        forms += [("response_format", wrapped), ("guided_json", schema)]
+    for field, value in forms:
+        reply = await gateway.chat("plain", **{field: value})
+        assert reply.status_code == 400, reply.text
+        error = error_of(reply)
+        assert error["param"].startswith(field)
+        assert reason in error["message"]
+        assert ".cc:" not in error["message"]
+    assert not gateway.cluster.router.requests
+
+
+async def test_a_deep_schema(gateway: Gateway) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        schema = {"type": "array", "items": schema}
+    reply = await gateway.chat("plain", guided_json=schema)
+    assert reply.status_code == 400
+    assert "deep" in error_of(reply)["message"]
 
 
 @pytest.mark.parametrize(("change", "param"), SHARED + CHAT)

@@ -1,0 +1,73 @@
+"""What a choice has new to tell: text, reasoning, parts of tool calls, log-probabilities."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+FinishText = Literal["stop", "length", "tool_calls"]
+
+
+class TokenEntry(msgspec.Struct, frozen=True):
+    """One token's log-probabilities. `offset` is where its text begins, in characters;
+    `logprob` is None for the first token of an echoed prompt."""
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    offset: int
+    end: int  # offset behind its text
+
+
+class CallDelta(msgspec.Struct, frozen=True):
+    """More of tool call number `index`; its first delta has id and name."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+class Piece(msgspec.Struct):
+    """What is new: text, and the entries of the tokens whose text is out entirely."""
+
+    text: str
+    entries: list[TokenEntry]
+    finish_reason: FinishText | None = None
+    reasoning: str = ""
+    reasoning_entries: list[TokenEntry] = []
+    calls: list[CallDelta] = []
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.text
+            or self.entries
+            or self.finish_reason
+            or self.reasoning
+            or self.reasoning_entries
+            or self.calls
+        )
+
+
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """All of a choice as one piece, its tool calls whole."""
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [entry for piece in pieces for entry in piece.entries],
+        pieces[-1].finish_reason if pieces else None,
+        "".join(piece.reasoning for piece in pieces),
+        [entry for piece in pieces for entry in piece.reasoning_entries],
+        _join_calls(delta for piece in pieces for delta in piece.calls),
+    )
+
+
+def _join_calls(deltas: Iterable[CallDelta]) -> list[CallDelta]:
+    first: dict[int, CallDelta] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        first.setdefault(delta.index, delta)
+        arguments.setdefault(delta.index, []).append(delta.arguments)
+    return [
+        CallDelta(index, "".join(arguments[index]), delta.id, delta.name)
+        for index, delta in sorted(first.items())
+    ]
