@@ -30,7 +30,8 @@ log = get_logger("decode_worker.loop")
 # Idle, the front is told of this rank's state this often.
 IDLE_SECONDS = 1.0
 # KV lands without waking anybody, and lands only while somebody looks: often, when nothing else
-# keeps a request from starting, and now and then while its prefill is still computing.
+# keeps a request from starting, and now and then while its prefill is still computing. A peer
+# that is to stop writing cannot finish either before we have looked.
 KV_POLL_SECONDS = 0.0002
 PREFILL_POLL_SECONDS = 0.002
 
@@ -109,7 +110,7 @@ class DecodeLoop:
             time.sleep(KV_POLL_SECONDS)
             seconds = 0.0
         else:
-            seconds = PREFILL_POLL_SECONDS if self._state.num_prefilling else IDLE_SECONDS
+            seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
         self._group.idle_wait(self._link.socket, seconds)
 
     def _arrived(self) -> list[Event]:

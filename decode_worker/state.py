@@ -80,6 +80,11 @@ class RankState:
     def num_prefilling(self) -> int:
         return sum(request.phase is Phase.PREFILLING for request in self.requests.values())
 
+    @property
+    def expects_writes(self) -> bool:
+        """A peer may be writing into our pages, for a live request or an abandoned one."""
+        return self.num_prefilling > 0 or self.pool.counts().quarantined > 0
+
     def snapshot(self) -> Snapshot:
         """What the planner needs to know."""
         running = self.of_phase(Phase.RUNNING)

@@ -130,6 +130,8 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         rendezvous=start.rendezvous,
         device=device,
         timeout_seconds=settings.start_timeout_seconds,
+        silence_seconds=settings.step_timeout_seconds,
+        backend=settings.ep_backend,
     )
     model = _load_model(settings, config, start, group, device, dtype)
     memory_bytes = rank_memory_bytes(settings, device)

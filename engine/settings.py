@@ -41,6 +41,12 @@ class WorkerSettings(ProcessSettings):
     rendezvous: Annotated[str, AfterValidator(_check_rendezvous)] = Field(
         "", description="host:port on node 0 where the EP group meets; one node: a free port"
     )
+    ep_backend: Literal["auto", "sockets", "gloo", "nccl"] = Field(
+        "auto", description="What moves tensors between ranks; auto: nccl on cuda, else sockets"
+    )
+    step_timeout_seconds: float = Field(
+        120.0, gt=0, description="A rank that keeps its EP group waiting this long is lost"
+    )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda, or cuda:N for rank 0"
     )

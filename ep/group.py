@@ -60,27 +60,29 @@ class EpGroup:
         rendezvous: str,
         device: torch.device,
         timeout_seconds: float,
+        silence_seconds: float | None = None,
         backend: str = "auto",
     ) -> "EpGroup":
         """Waits until all `size` ranks are there; one group a process.
 
         `rendezvous` is "host:port", an address of rank 0 that all ranks reach; unused by a
-        group of one. `timeout_seconds` bounds the forming and later the silence of any peer,
-        a dead one is noticed at once. `backend` moves the tensors: "auto" is NCCL for a CUDA
+        group of one. `timeout_seconds` bounds the forming, `silence_seconds` (default: the same)
+        later how long a peer may keep the others waiting; a dead one is noticed at once. `backend` moves the tensors: "auto" is NCCL for a CUDA
         device and sockets for the CPU. ValueError for bad arguments, else Unavailable.
         """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 .. {size - 1}")
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        silence_seconds = silence_seconds or timeout_seconds
         if size == 1:
-            mesh = SocketMesh(0, {}, timeout_seconds)
+            mesh = SocketMesh(0, {}, silence_seconds)
             alone = MeshCollectives(mesh, 0, 1)
             return cls(rank=0, size=1, mesh=mesh, collectives=alone, store=None)
         host, port = split_address(rendezvous)
         store = open_store(host, port, rank=rank, size=size, timeout=timeout_seconds)
         peers = connect_all(store, host, rank=rank, size=size, timeout=timeout_seconds)
-        mesh = SocketMesh(rank, peers, timeout_seconds)
+        mesh = SocketMesh(rank, peers, silence_seconds)
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "sockets"
         collectives: Collectives = MeshCollectives(mesh, rank, size)
@@ -88,7 +90,7 @@ class EpGroup:
             if backend == "gloo" and host in LOOPBACK_HOSTS:
                 # Else gloo resolves the host's name, which need not lead back here.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            _init_torch(backend, store, rank, size, device, timeout_seconds)
+            _init_torch(backend, store, rank, size, device, silence_seconds)
             collectives = TorchCollectives()
         return cls(rank=rank, size=size, mesh=mesh, collectives=collectives, store=store)
 
