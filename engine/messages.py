@@ -19,6 +19,7 @@ import msgspec
 
 # A reply carries alternatives for every token: a bound that no client has a use beyond.
 MAX_TOP_LOGPROBS = 128
+MAX_TOP_PROMPT_LOGPROBS = 20
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -96,7 +97,8 @@ class Sink(Frozen, frozen=True, kw_only=True):
 
 class Submit(Frozen, frozen=True, kw_only=True):
     """Start a request. Decode: `token_ids` are prompt + tokens produced by earlier attempts
-    elsewhere, `sink` is None. Prefill: all tokens to compute KV for, and where to put it."""
+    elsewhere, `sink` is None. Prefill: all tokens to compute KV for, and where to put it.
+    Higher `priority` goes first, equal ones in order of arrival."""
 
     request_id: str
     attempt_id: str = ""
@@ -104,21 +106,29 @@ class Submit(Frozen, frozen=True, kw_only=True):
     num_prompt_tokens: int
     sampling: Sampling
     sink: Sink | None = None
+    priority: int = 0
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Only behind a prompt: whoever has output tokens has had them already."""
+        return self.sampling.prompt_logprobs and len(self.token_ids) == self.num_prompt_tokens
 
 
 class Prefilled(Frozen, frozen=True, kw_only=True):
-    """Prefill finished: the sampled token behind `token_ids`, and figures for metrics.
-    Sent by the prefill rank once every write is submitted; relayed to the decode rank."""
+    """Prefill finished: the sampled token behind `token_ids` (None for `max_tokens` 0), and
+    figures for metrics. Sent by the prefill rank once every write is submitted; relayed to the
+    decode rank, without `prompt_logprobs`, which the fronts pass on."""
 
     request_id: str
     attempt_id: str
-    token: TokenOut
+    token: TokenOut | None
     num_cached_tokens: int
     num_computed_tokens: int
     kv_bytes: int
     queue_seconds: float
     compute_seconds: float
     transfer_seconds: float
+    prompt_logprobs: tuple[TokenOut, ...] = ()
 
 
 class Failed(Frozen, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import torch
 
 from engine.cpu_threads import CpuThreads
 from engine.messages import TokenOut
+from engine.prompt_scores import PromptScores
 from engine.sampler import SampleRow, sample
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
@@ -26,12 +27,20 @@ class Piece:
     pages      page ids in token order, at least up to the last of these tokens; read during
                the call only, so that a live list may be passed
     sample     how to sample the token behind the last one; None: not wanted
+    scores     where log-probabilities of the prompt that this is a piece of are gathered; None:
+               not wanted
     """
 
     token_ids: Sequence[int]
     start: int
     pages: Sequence[int]
     sample: SampleRow | None = None
+    scores: PromptScores | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many of its last tokens need logits."""
+        return len(self.token_ids) if self.scores is not None else int(self.sample is not None)
 
 
 class Runner:
@@ -63,7 +72,10 @@ class Runner:
         `tokens_per_rank` are the token counts of all ranks of the EP group in this step; a
         rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`.
         """
-        logits = self.forward(pieces, tokens_per_rank, on_layer)
+        if any(piece.scores is not None for piece in pieces):
+            logits = self._score(pieces, tokens_per_rank, on_layer)
+        else:
+            logits = self.forward(pieces, tokens_per_rank, on_layer)
         rows = [piece.sample for piece in pieces if piece.sample is not None]
         tokens = iter(sample(logits, rows))
         return [None if piece.sample is None else next(tokens) for piece in pieces]
@@ -76,16 +88,38 @@ class Runner:
         on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
         """[S, V] float32 logits behind the last token of each piece that is to be sampled."""
+        batch = self._batch(pieces, tokens_per_rank)
+        return self._model.forward(batch, self._kv_cache, on_layer)
+
+    def _score(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        on_layer: OnLayer | None,
+    ) -> torch.Tensor:
+        """As `forward`; fills the scores of pieces that have some, a slice of logits at a time."""
+        batch = self._batch(pieces, tokens_per_rank)
+        hidden = self._model.hidden_rows(batch, self._kv_cache, on_layer)
+        sampled, begin = [], 0
+        for piece in pieces:
+            end = begin + piece.num_rows
+            if piece.scores is not None:
+                piece.scores.add(piece.start, hidden[begin:end], self._model.logits)
+            if piece.sample is not None:
+                sampled.append(end - 1)
+            begin = end
+        return self._model.logits(hidden[sampled])
+
+    def _batch(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> ForwardBatch:
         if self._threads is not None:
             self._threads.prepare(sum(len(piece.token_ids) for piece in pieces))
-        batch = build_batch(
+        return build_batch(
             pieces,
             page_tokens=self._page_tokens,
             form=self._form,
             tokens_per_rank=tokens_per_rank,
             device=self._kv_cache.device,
         )
-        return self._model.forward(batch, self._kv_cache, on_layer)
 
 
 def build_batch(
@@ -101,9 +135,9 @@ def build_batch(
     starts = np.array([piece.start for piece in pieces], dtype=np.int64)
     num_pages = -(-(starts + counts) // page_tokens)
     num_rows, num_tokens, width = len(pieces), int(counts.sum()), int(num_pages.max(initial=0))
-    sampled = [row for row, piece in enumerate(pieces) if piece.sample is not None]
+    num_logits = np.array([piece.num_rows for piece in pieces], dtype=np.int64)
     sizes = (
-        *(num_tokens, num_tokens, num_tokens, len(sampled)),
+        *(num_tokens, num_tokens, num_tokens, int(num_logits.sum())),
         *(num_rows + 1, num_rows, num_rows * width),
     )
     buffer = np.zeros(_num_longs(sizes), dtype=np.int64)
@@ -120,7 +154,9 @@ def build_batch(
     positions[:] = np.arange(num_tokens) + (starts - query_start[:-1])[row_of]
     page, offset = np.divmod(positions, page_tokens)
     slots[:] = blocks[row_of, page].astype(np.int64) * page_tokens + offset
-    logit_rows[:] = query_start[1:][sampled] - 1
+    # Each piece's last rows, in order.
+    logit_rows[:] = np.arange(len(logit_rows))
+    logit_rows[:] += np.repeat(query_start[1:] - num_logits.cumsum(), num_logits)
     parts = _views(torch.from_numpy(buffer).to(device), sizes, torch.int32)
     return ForwardBatch(
         token_ids=parts[0],

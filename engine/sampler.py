@@ -1,9 +1,10 @@
 """From logits to tokens.
 
-For each row: suppressed tokens out, then logits / temperature, then the `top_k` largest, then
-the smallest set of largest ones with probability >= `top_p`, then those at least `min_p` times
-as likely as the best. What is left, in descending order, is inverted at u(seed, position)
-(`engine.uniform`). Ties keep the order of token ids. Temperature 0 takes the largest logit.
+For each row: its history's rules (`engine.logit_rules`), suppressed tokens out, then logits /
+temperature, then the `top_k` largest, then the smallest set of largest ones with probability >=
+`top_p`, then those at least `min_p` times as likely as the best. What is left, in descending
+order, is inverted at u(seed, position) (`engine.uniform`). Ties keep the order of token ids.
+Temperature 0 takes the largest logit.
 
 A row's result depends on that row alone. Log-probabilities are those of the unmodified
 distribution (all tokens, temperature 1).
@@ -14,7 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.messages import MAX_TOP_LOGPROBS, Sampling, TokenOut
+from engine.history import History
+from engine.logit_rules import apply_history
+from engine.logprobs import best, with_logprobs
+from engine.messages import Sampling, TokenOut
 from engine.uniform import seeds_to_int64, uniform
 
 NUM_CANDIDATES = 128
@@ -23,11 +27,13 @@ NUM_CANDIDATES = 128
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """How one row of logits is sampled. `position` is that of the token to be sampled (the
-    number of tokens before it); `suppressed` are token ids that must not come out."""
+    number of tokens before it); `suppressed` are token ids that must not come out, unless the
+    grammar allows no other; `history` is None when logits and position decide alone."""
 
     sampling: Sampling
     position: int
     suppressed: tuple[int, ...] = ()
+    history: History | None = None
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
@@ -35,7 +41,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     if not rows:
         return []
-    allowed = _suppress(logits, rows)
+    allowed = _suppress(apply_history(logits, [row.history for row in rows]), rows)
     token_ids = allowed.argmax(dim=1)
     random = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     if len(random) == len(rows):
@@ -48,9 +54,14 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
         for index, row in enumerate(rows)
         if row.sampling.logprobs or row.sampling.top_logprobs
     ]
-    if not wanted:
-        return [TokenOut(token_id=token_id) for token_id in token_ids.tolist()]
-    return _with_logprobs(logits, token_ids, rows, wanted)
+    out = [TokenOut(token_id=token_id) for token_id in token_ids.tolist()]
+    if wanted:
+        index = torch.tensor(wanted, device=logits.device)
+        nums_top = [rows[i].sampling.top_logprobs for i in wanted]
+        scored = with_logprobs(logits[index], token_ids[index], nums_top)
+        for i, token in zip(wanted, scored, strict=True):
+            out[i] = token
+    return out
 
 
 def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -63,7 +74,12 @@ def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     if not pairs:
         return logits
     at_row, at_token = torch.tensor(pairs, device=logits.device).t()
-    return logits.index_put((at_row, at_token), logits.new_tensor(-torch.inf))
+    allowed = logits.index_put((at_row, at_token), logits.new_tensor(-torch.inf))
+    if any(row.history is not None and row.history.match is not None for row in rows):
+        # A grammar may leave nothing else.
+        empty = torch.isneginf(allowed.amax(dim=1, keepdim=True))
+        allowed = torch.where(empty, logits, allowed)
+    return allowed
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -83,7 +99,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     numbers = uniform(counters[0], counters[1]).unsqueeze(1)
     if vocab_size <= 2 * NUM_CANDIDATES:
         return _draw_sorted(logits, knobs, numbers)
-    ordered, token_of = _best(logits, NUM_CANDIDATES)
+    ordered, token_of = best(logits, NUM_CANDIDATES)
     place, sure = _invert(ordered, knobs, numbers, _total_weight(logits, knobs), vocab_size)
     token_ids = token_of.gather(1, place).squeeze(1)
     unsure = (~sure).squeeze(1).nonzero().squeeze(1)
@@ -96,14 +112,6 @@ def _draw_sorted(logits: torch.Tensor, knobs: torch.Tensor, numbers: torch.Tenso
     ordered, token_of = logits.sort(dim=1, descending=True, stable=True)
     place, _ = _invert(ordered, knobs, numbers, torch.zeros_like(numbers), logits.shape[1])
     return token_of.gather(1, place).squeeze(1)
-
-
-def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest logits of each row and their tokens, equal ones in order of tokens."""
-    values, token_of = logits.topk(count, dim=1)
-    token_of, order = token_of.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, token_of.gather(1, order)
 
 
 def _total_weight(logits: torch.Tensor, knobs: torch.Tensor) -> torch.Tensor:
@@ -150,24 +158,3 @@ def _invert(
 def _knobs(sampling: Sampling, vocab_size: int) -> tuple[float, float, float, float]:
     top_k = min(sampling.top_k or vocab_size, vocab_size)
     return sampling.temperature, float(top_k), sampling.top_p or 1.0, sampling.min_p
-
-
-def _with_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[SampleRow], wanted: list[int]
-) -> list[TokenOut]:
-    """Tokens of all rows, log-probabilities for those in `wanted`."""
-    index = torch.tensor(wanted, device=logits.device)
-    logprobs = logits[index].float().log_softmax(dim=1)  # [W, V]
-    chosen = logprobs.gather(1, token_ids[index].unsqueeze(1)).squeeze(1).tolist()
-    tops: list[tuple[tuple[int, float], ...]] = [()] * len(wanted)
-    most = max(rows[i].sampling.top_logprobs for i in wanted)
-    if most:
-        # Always as many, so that equal ones come out the same whatever else is in the batch.
-        values, alternatives = _best(logprobs, min(MAX_TOP_LOGPROBS, logits.shape[1]))
-        pairs = zip(alternatives[:, :most].tolist(), values[:, :most].tolist(), strict=True)
-        tops = [tuple(zip(ids, probs, strict=True)) for ids, probs in pairs]
-    out = [TokenOut(token_id=token_id) for token_id in token_ids.tolist()]
-    for place, i in enumerate(wanted):
-        top = tops[place][: rows[i].sampling.top_logprobs]
-        out[i] = TokenOut(token_id=out[i].token_id, logprob=chosen[place], top=top)
-    return out

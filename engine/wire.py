@@ -1,23 +1,34 @@
 """Between gRPC messages and those of the front-rank link; refuses what no worker can mean."""
 
 import math
+from collections.abc import Iterable
 
 from core.errors import InvalidRequest
-from engine.messages import MAX_TOP_LOGPROBS, Run, Sampling, Sink, TokenOut
+from engine.grammar_wire import grammar_message, grammar_of
+from engine.messages import (
+    MAX_TOP_LOGPROBS,
+    MAX_TOP_PROMPT_LOGPROBS,
+    Run,
+    Sampling,
+    Sink,
+    TokenOut,
+)
 from proto import generate_pb2
+
+MAX_LOGIT_BIAS = 1024
 
 
 def sampling_of(params: generate_pb2.SamplingParams) -> Sampling:
     """Raises InvalidRequest, naming the field, for values out of range."""
-    ranges = {
-        "temperature": (params.temperature, math.inf),
-        "top_p": (params.top_p, 1.0),
-        "min_p": (params.min_p, 1.0),
-        "top_logprobs": (params.top_logprobs, MAX_TOP_LOGPROBS),
-    }
-    for name, (value, most) in ranges.items():
-        if not (math.isfinite(value) and 0 <= value <= most):
-            raise InvalidRequest(f"{name} is {value:g}, not from 0 to {most:g}", param=name)
+    _check_range("temperature", params.temperature, 0, math.inf)
+    _check_range("top_p", params.top_p, 0, 1)
+    _check_range("min_p", params.min_p, 0, 1)
+    _check_range("top_logprobs", params.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
+    _check_range("presence_penalty", params.presence_penalty, -2, 2)
+    _check_range("repetition_penalty", params.repetition_penalty, 0, 100)
+    _check_range("top_prompt_logprobs", params.top_prompt_logprobs, 0, MAX_TOP_PROMPT_LOGPROBS)
+    _check_bias(params.logit_bias)
     return Sampling(
         temperature=params.temperature,
         top_p=params.top_p or 1.0,
@@ -30,6 +41,13 @@ def sampling_of(params: generate_pb2.SamplingParams) -> Sampling:
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
         top_logprobs=params.top_logprobs,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        logit_bias=tuple((one.token_id, one.bias) for one in params.logit_bias),
+        grammar=grammar_of(params.grammar) if params.HasField("grammar") else None,
+        prompt_logprobs=params.prompt_logprobs,
+        top_prompt_logprobs=params.top_prompt_logprobs,
     )
 
 
@@ -47,7 +65,25 @@ def sampling_message(sampling: Sampling) -> generate_pb2.SamplingParams:
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
         top_logprobs=sampling.top_logprobs,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=[
+            generate_pb2.TokenBias(token_id=token_id, bias=bias)
+            for token_id, bias in sampling.logit_bias
+        ],
+        grammar=None if sampling.grammar is None else grammar_message(sampling.grammar),
+        prompt_logprobs=sampling.prompt_logprobs,
+        top_prompt_logprobs=sampling.top_prompt_logprobs,
     )
+
+
+def check_sampled_ids(sampling: Sampling, vocab_size: int) -> None:
+    """Raises InvalidRequest for parameters that name tokens which the model does not know."""
+    check_token_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    check_token_ids(tuple(one for one, _ in sampling.logit_bias), vocab_size, "logit_bias")
+    if sampling.grammar is not None and sampling.grammar.after_token_id is not None:
+        check_token_ids((sampling.grammar.after_token_id,), vocab_size, "grammar")
 
 
 def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, param: str) -> None:
@@ -68,6 +104,14 @@ def token_message(token: TokenOut) -> generate_pb2.Token:
             for token_id, logprob in token.top
         ],
     )
+
+
+def prompt_messages(tokens: Iterable[TokenOut]) -> list[generate_pb2.Token]:
+    """Log-probabilities of a whole prompt; nothing says how likely its first token is."""
+    messages = [token_message(token) for token in tokens]
+    for message in messages[1:]:
+        message.has_logprob = True
+    return messages
 
 
 def token_of(message: generate_pb2.Token) -> TokenOut:
@@ -92,3 +136,21 @@ def sink_of(message: generate_pb2.KvSink) -> Sink:
         runs=tuple(Run(first=run.first, count=run.count) for run in message.runs),
         kv_fingerprint=message.kv_fingerprint,
     )
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise InvalidRequest(f"{name} is {value:g}, not from {least:g} to {most:g}", param=name)
+
+
+def _check_bias(biases: Iterable[generate_pb2.TokenBias]) -> None:
+    token_ids = [one.token_id for one in biases]
+    if len(token_ids) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias names {len(token_ids)} tokens, at most {MAX_LOGIT_BIAS} are possible",
+            param="logit_bias",
+        )
+    if len(set(token_ids)) < len(token_ids):
+        raise InvalidRequest("logit_bias names a token twice", param="logit_bias")
+    for one in biases:
+        _check_range("logit_bias", one.bias, -100, 100)

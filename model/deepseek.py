@@ -85,11 +85,20 @@ class DeepseekV3:
         on_layer  called with l once layer l's latents of this batch are in the cache; on a GPU
                   once the writes are enqueued on the current stream
         """
+        return self.logits(self.hidden_rows(batch, kv_cache, on_layer))
+
+    def hidden_rows(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> torch.Tensor:
+        """[S, H] of `batch.logit_rows` in front of the final norm, for `logits`."""
         # Behind the last layer's attention nobody needs the other rows. With several ranks the
         # row counts are agreed beforehand, so there all rows go on.
         rows = batch.logit_rows if len(batch.tokens_per_rank) == 1 else None
         hidden = self.run_layers(batch, kv_cache, on_layer, rows)
-        return self.logits(hidden if rows is not None else hidden[batch.logit_rows])
+        return hidden if rows is not None else hidden[batch.logit_rows]
 
     def hidden_states(
         self,

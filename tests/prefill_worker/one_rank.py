@@ -71,7 +71,7 @@ class Model:
         num_pages = -(-len(token_ids) // PAGE)
         cache = self.new_cache(num_pages)
         piece = SimpleNamespace(
-            token_ids=token_ids, start=0, pages=range(num_pages), sample=object()
+            token_ids=token_ids, start=0, pages=range(num_pages), num_rows=1
         )
         batch = build_batch(
             [piece],  # type: ignore[list-item]

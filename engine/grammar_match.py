@@ -1,0 +1,133 @@
+"""Grammars by xgrammar: compiled ones, and how far an output has come in one.
+
+Importing xgrammar takes a second: `engine.grammars` does so when the first grammar comes.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import xgrammar
+
+from engine.history import Match
+from engine.messages import Grammar
+from engine.token_bytes import token_bytes
+
+# Free whitespace between JSON's tokens is allowed up to this many characters: a weak model
+# would go on with it for ever.
+MAX_WHITESPACE = 64
+ANY_OBJECT = json.dumps({"type": "object"})
+# xgrammar tells where in its own sources an error was found.
+_ORIGIN = re.compile(r"^\s*(\[[\d:]+\])?\s*\S+\.(cc|h):\d+:\s*")
+
+
+class GrammarCompiler:
+    """For one checkpoint; thread-safe."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """Raises CheckpointError for a tokenizer that cannot be used."""
+        self._tokens = token_bytes(folder, vocab_size)
+        self._eos_token_ids = eos_token_ids
+        info = xgrammar.TokenizerInfo(
+            self._tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=vocab_size,
+            stop_token_ids=list(eos_token_ids),
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        """Raises ValueError saying why a grammar is none. `after_token_id` does not matter."""
+        try:
+            compiled = self._compile(grammar)
+            first = xgrammar.GrammarMatcher(compiled)
+            bits = torch.zeros(1, -(-len(self._tokens) // 32), dtype=torch.int32)
+            first.fill_next_token_bitmask(bits)
+        except (RuntimeError, TypeError) as error:
+            text = _ORIGIN.sub("", str(error)).strip() or "it cannot be compiled"
+            raise ValueError(text) from error
+        if not bits.any():
+            raise ValueError("no output can match it")
+        return compiled
+
+    def match(
+        self, grammar: Grammar, compiled: xgrammar.CompiledGrammar, stop_token_ids: Sequence[int]
+    ) -> "GrammarMatch":
+        """At the begin of an output. Stop tokens that are no text end it where it may end."""
+        textless = [token for token in stop_token_ids if not self._tokens[token]]
+        matcher = xgrammar.GrammarMatcher(
+            compiled, override_stop_tokens=[*{*self._eos_token_ids, *textless}]
+        )
+        return GrammarMatch(matcher, len(self._tokens), grammar.after_token_id)
+
+    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        if grammar.regex is not None:
+            return self._compiler.compile_regex(grammar.regex)
+        if grammar.ebnf is not None:
+            return self._compiler.compile_grammar(grammar.ebnf)
+        return self._compiler.compile_json_schema(
+            grammar.json_schema or ANY_OBJECT,
+            any_whitespace=not grammar.compact,
+            separators=(",", ":") if grammar.compact else None,
+            max_whitespace_cnt=None if grammar.compact else MAX_WHITESPACE,
+        )
+
+
+class GrammarMatch:
+    """Implements `engine.history.Match`."""
+
+    def __init__(
+        self, matcher: xgrammar.GrammarMatcher, vocab_size: int, after_token_id: int | None
+    ) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._after_token_id = after_token_id
+        self._begun = after_token_id is None
+        self._complete = False
+
+    @property
+    def is_active(self) -> bool:
+        return self._begun and not self._complete
+
+    @property
+    def is_complete(self) -> bool:
+        return self._complete
+
+    def accept(self, token_id: int) -> bool:
+        if not self._begun:
+            self._begun = token_id == self._after_token_id
+            return True
+        if self._complete or not self._matcher.accept_token(token_id):
+            return False
+        self._complete = self._matcher.is_terminated() or (
+            self._matcher.is_completed() and self._can_only_end()
+        )
+        return True
+
+    def fill(self, matches: Sequence[Match], bits: torch.Tensor) -> None:
+        matchers = [match._matcher for match in matches if isinstance(match, GrammarMatch)]
+        assert len(matchers) == len(matches) == bits.shape[0]
+        if len(matchers) == 1:
+            matchers[0].fill_next_token_bitmask(bits)
+            return
+        _batch_matcher().batch_fill_next_token_bitmask(matchers, bits)
+
+    def _can_only_end(self) -> bool:
+        bits = torch.empty(1, -(-self._vocab_size // 32), dtype=torch.int32)
+        self._matcher.fill_next_token_bitmask(bits)
+        words = bits.numpy()[0].view("uint32")
+        for token_id in self._matcher.stop_token_ids:
+            words[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
+        return not words.any()
+
+
+_BATCH_MATCHERS: list[xgrammar.BatchGrammarMatcher] = []
+
+
+def _batch_matcher() -> xgrammar.BatchGrammarMatcher:
+    """With as many threads as the rank's other work has."""
+    if not _BATCH_MATCHERS:
+        _BATCH_MATCHERS.append(xgrammar.BatchGrammarMatcher(max_threads=torch.get_num_threads()))
+    return _BATCH_MATCHERS[0]

@@ -1,0 +1,42 @@
+"""The bytes that each token of a checkpoint stands for."""
+
+import json
+from pathlib import Path
+
+from core.errors import CheckpointError
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level BPE: printable bytes stand for themselves, the others for
+    the characters from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + position): byte for position, byte in enumerate(others)
+    }
+
+
+def token_bytes(folder: Path, vocab_size: int) -> list[bytes]:
+    """`vocab_size` entries, by token id; empty for special tokens, which no text contains, and
+    for ids that the tokenizer does not have. Raises CheckpointError when tokenizer.json is
+    missing, broken, or not byte-level BPE."""
+    path = folder / "tokenizer.json"
+    try:
+        fields = json.loads(path.read_bytes())
+        vocab: dict[str, int] = fields["model"]["vocab"]
+        added = [(one["id"], one["content"], one["special"]) for one in fields["added_tokens"]]
+        decoder = fields["decoder"]["type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error!r}") from error
+    if decoder != "ByteLevel":
+        raise CheckpointError(f"{path}: the decoder is {decoder}, not ByteLevel")
+    alphabet = _byte_of_character()
+    entries = [b""] * vocab_size
+    added_ids = {token_id for token_id, _, _ in added}
+    for text, token_id in vocab.items():
+        if token_id < vocab_size and token_id not in added_ids:
+            entries[token_id] = bytes(alphabet[character] for character in text)
+    for token_id, text, special in added:
+        if token_id < vocab_size and not special:
+            entries[token_id] = text.encode()
+    return entries
