@@ -32,6 +32,7 @@ class Call:
         self.request_id = request_id
         self.rank = rank
         self.sampling = submit.sampling
+        self.priority = submit.priority
         self.num_prompt_tokens = submit.num_prompt_tokens
         self.num_tokens = len(submit.token_ids)  # prompt and output so far
         self.prefill = prefill
@@ -39,6 +40,7 @@ class Call:
         self.accepted_at = accepted_at
         self.reserved_at: float | None = None
         self.num_cached_tokens = 0
+        self.prompt_logprobs: list[generate_pb2.Token] = []  # until they are sent
         self.num_sent_tokens = 0
         self.last_sent_at: float | None = None
         self.left = False
@@ -70,6 +72,8 @@ def response_of(
     if not call.num_sent_tokens:
         response.num_cached_tokens = call.num_cached_tokens
         response.rank = call.rank
+        response.prompt_logprobs.extend(call.prompt_logprobs)
+        call.prompt_logprobs = []
     for item in items:
         if isinstance(item, EpserveError):
             return response, item

@@ -6,6 +6,8 @@ the rest are the rank's own and are here.
 
 from dataclasses import dataclass
 
+from core.errors import EpserveError
+from engine.history import Match
 from engine.kv_notice import KvNotice
 from engine.messages import Abort, Failed, Prefilled, PrefillStopped, Submit, TokenOut
 
@@ -48,6 +50,16 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """The request's grammar is compiled; `match` is at the begin of the output. Or there is no
+    such grammar, and `error` says why."""
+
+    request_id: str
+    match: Match | None
+    error: EpserveError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -63,6 +75,7 @@ Event = (
     | Grow
     | Preempt
     | Sampled
+    | GrammarReady
     | Tick
 )
 

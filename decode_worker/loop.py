@@ -13,13 +13,24 @@ from collections import deque
 import msgspec
 
 from core.clock import Clock, SystemClock
+from core.errors import EpserveError
 from core.log import get_logger
-from decode_worker.events import Admit, Event, Grow, Preempt, RankFacts, Sampled, Tick
+from decode_worker.events import (
+    Admit,
+    Event,
+    GrammarReady,
+    Grow,
+    Preempt,
+    RankFacts,
+    Sampled,
+    Tick,
+)
 from decode_worker.plan import plan
 from decode_worker.request import Phase, Request
 from decode_worker.state import RankState
+from engine.grammars import GRAMMAR_POLL_SECONDS, Grammars
 from engine.kv_notice import decode_notices
-from engine.messages import FrontMessage, RankMessage, RankStats, Shutdown, TokenOut
+from engine.messages import FrontMessage, RankMessage, RankStats, Shutdown, Submit, TokenOut
 from engine.rank import RankContext
 from engine.runner import Piece
 from engine.sampler import SampleRow
@@ -47,6 +58,12 @@ class DecodeLoop:
         self._clock = clock or SystemClock()
         self._pool = context.pool
         self._state = RankState(_facts(context), context.pool)
+        self._grammars = Grammars(
+            context.settings.model,
+            context.config.vocab_size,
+            context.config.eos_token_ids,
+            self._clock,
+        )
         self._outbox: list[RankMessage] = []
         self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
         self._num_steps = 0
@@ -59,6 +76,7 @@ class DecodeLoop:
         while self._step():
             pass
         self._report()
+        self._grammars.close()
 
     def _step(self) -> bool:
         """One step of the whole group; False when it leaves."""
@@ -84,7 +102,7 @@ class DecodeLoop:
     def _turn(self) -> list[Request]:
         """Brings the books up to date; the requests that step next."""
         events = self._link.drain()
-        self._apply(*self._arrived(), *self._heard(events), Tick())
+        self._apply(*self._arrived(), *self._heard(events), *self._compiled(), Tick())
         decided = plan(self._state.snapshot())
         self._apply(
             *(Preempt(request_id) for request_id in decided.preempt),
@@ -111,6 +129,8 @@ class DecodeLoop:
             seconds = 0.0
         else:
             seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
+            if self._grammars.num_waiting:
+                seconds = min(seconds, GRAMMAR_POLL_SECONDS)
         self._group.idle_wait(self._link.socket, seconds)
 
     def _arrived(self) -> list[Event]:
@@ -134,7 +154,18 @@ class DecodeLoop:
                 self._stop = True
             else:
                 events.append(message)
+            if isinstance(message, Submit) and message.sampling.grammar is not None:
+                self._grammars.begin(message.request_id, message.sampling)
         return events
+
+    def _compiled(self) -> list[Event]:
+        """Grammars that are there by now, or cannot be had."""
+        return [
+            GrammarReady(request_id, None, result)
+            if isinstance(result, EpserveError)
+            else GrammarReady(request_id, result)
+            for request_id, result in self._grammars.poll()
+        ]
 
     def _apply(self, *events: Event) -> None:
         now = self._clock.now()
@@ -154,7 +185,12 @@ class DecodeLoop:
             token_ids=request.tokens[-1:],
             start=position - 1,
             pages=request.pages,
-            sample=SampleRow(sampling=request.sampling, position=position, suppressed=suppressed),
+            sample=SampleRow(
+                sampling=request.sampling,
+                position=position,
+                suppressed=suppressed,
+                history=request.history,
+            ),
         )
 
     def _take(self, batch: list[Request], tokens: list[TokenOut | None]) -> None:

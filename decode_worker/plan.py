@@ -1,14 +1,16 @@
 """What a decode rank does next: who steps, who gets a page, who is put back, who is let in.
 
-    1. Running requests are served oldest first. One that needs a page and finds none free
-       takes those of the youngest running request, which is preempted. One that finds nobody
-       younger stalls: it sits this step out and keeps its pages.
-    2. Waiting requests are let in by age, the oldest first and no later one before it, while
+    1. Running requests are served by rank: higher priorities first, equal ones oldest first. One
+       that needs a page and finds none free takes those of the running request that ranks last,
+       which is preempted. One that finds nobody behind it stalls: it sits this step out and
+       keeps its pages.
+    2. Waiting requests are let in by rank, the first one first and no later one before it, while
        there are pages for all their tokens and a headroom for those that grow. Not in a step
        in which somebody was preempted or stalled.
 
-The oldest request thus always progresses, or waits only for pages that come back within a
-bound (of prefills under way, or in quarantine): nobody starves, nobody is stuck.
+The request that ranks first thus always progresses, or waits only for pages that come back within a
+bound (of prefills under way, or in quarantine): nobody is stuck, and nobody starves but for
+requests of higher priority.
 """
 
 from collections.abc import Sequence
@@ -29,7 +31,7 @@ class RequestView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`running` and `waiting` oldest first. `num_prefilling` requests hold pages and places."""
+    """`running` and `waiting` by rank. `num_prefilling` requests hold pages and places."""
 
     running: Sequence[RequestView]
     waiting: Sequence[RequestView]
@@ -58,7 +60,7 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 def plan(snapshot: Snapshot) -> Plan:
     """The next step, see above. Depends on nothing but the snapshot."""
     free = snapshot.pages_free
-    kept = list(snapshot.running)  # shrinks from the young end
+    kept = list(snapshot.running)  # shrinks from its end
     preempt: list[str] = []
     grow: list[str] = []
     step: list[str] = []
@@ -71,7 +73,7 @@ def plan(snapshot: Snapshot) -> Plan:
                 preempt.append(victim.request_id)
                 free += victim.num_pages
             if free == 0:
-                break  # stalled, and with it nobody younger is left
+                break  # stalled, and nobody is left behind it
             free -= 1
             grow.append(request.request_id)
         step.append(request.request_id)

@@ -146,11 +146,12 @@ class PrefillLegs:
             if error.code() is grpc.StatusCode.UNAVAILABLE and not leg.peer.connected:
                 self._on_gone(leg.peer)
             return
-        if not reply.HasField("first_token"):
+        if call.sampling.max_tokens and not reply.HasField("first_token"):
             self._fail(leg, attempt_id, InternalError("prefill answered without a token"))
             return
         if not call.num_sent_tokens:
             call.num_cached_tokens = reply.num_cached_tokens
+            call.prompt_logprobs = list(reply.prompt_logprobs)
         self._send(call.rank, prefilled_of(call.key, attempt_id, reply))
         leg.delivered = True
         if leg.num_losses != leg.peer.num_losses:

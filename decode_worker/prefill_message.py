@@ -17,6 +17,7 @@ def prefill_request(call: Call, reserved: Reserved, model: str) -> generate_pb2.
         sampling=sampling_message(call.sampling),
         sink=sink_message(reserved.sink),
         prefill_epoch=call.prefill.epoch,
+        priority=call.priority,
     )
 
 
@@ -25,7 +26,7 @@ def prefilled_of(key: str, attempt_id: str, reply: generate_pb2.PrefillResponse)
     return Prefilled(
         request_id=key,
         attempt_id=attempt_id,
-        token=token_of(reply.first_token),
+        token=token_of(reply.first_token) if reply.HasField("first_token") else None,
         num_cached_tokens=reply.num_cached_tokens,
         num_computed_tokens=reply.num_computed_tokens,
         kv_bytes=reply.kv_bytes,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from decode_worker.arrival import Arrival
+from engine.history import History
 from engine.messages import Prefilled, Sampling
 
 
@@ -35,7 +36,9 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """`age` orders requests by arrival: smaller is older; it outlives preemptions.
+    """`age` orders requests of equal `priority` by arrival: smaller is older; it outlives
+    preemptions. `history` is None when the next token depends on logits and position only;
+    `is_ready` unless its grammar is still being compiled.
 
     `tokens` is the prompt and all output; while running, the KV of all but the last is there.
     """
@@ -45,6 +48,9 @@ class Request:
     tokens: list[int]
     num_prompt_tokens: int
     sampling: Sampling
+    priority: int = 0
+    history: History | None = None
+    is_ready: bool = True
     phase: Phase = Phase.WAITING
     attempt: Attempt | None = None
     pages: list[int] = field(default_factory=list)  # page ids in token order

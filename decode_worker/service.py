@@ -92,6 +92,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
                 response, failure = response_of(call, await call.take())
                 if response.tokens:
                     self._count(call, len(response.tokens))
+                if response.tokens or response.finish_reason:
                     yield response
                 if failure is not None:
                     raise failure

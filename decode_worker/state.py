@@ -10,6 +10,7 @@ come late, twice or for an unknown request change nothing.
     Admit            planner   -> PREFILLING   .                           .
     Prefilled        front     .               joins, once KV is complete  .
     KvNotice         transfer  .               joins, once Prefilled is in .
+    GrammarReady     compiler  noted (+)       joins, once both are in (+) .
     Failed           front     over (*)        over                        .
     Tick             clock     .               over, if KV is overdue      .
     Grow             planner   .               .                           one page more
@@ -19,12 +20,24 @@ come late, twice or for an unknown request change nothing.
     PrefillStopped   front     (releases a quarantine; touches no request)
 
     (*) when it names no attempt: the prefill worker is gone before the attempt began
+    (+) over, if there is no such grammar, or the output has come to its end
 """
 
 from decode_worker.arrival import Arrival
-from decode_worker.events import Admit, Event, Grow, Preempt, RankFacts, Sampled, Tick, Totals
+from decode_worker.events import (
+    Admit,
+    Event,
+    GrammarReady,
+    Grow,
+    Preempt,
+    RankFacts,
+    Sampled,
+    Tick,
+    Totals,
+)
 from decode_worker.plan import RequestView, Snapshot, pages_for
 from decode_worker.request import Attempt, Phase, Request
+from engine.history import history_of
 from engine.kv_notice import KvNotice
 from engine.messages import (
     Abort,
@@ -60,10 +73,10 @@ class RankState:
     # ---- views
 
     def of_phase(self, phase: Phase) -> list[Request]:
-        """Requests in `phase`, oldest first."""
+        """Requests in `phase`, higher priorities first, equal ones oldest first."""
         return sorted(
             (request for request in self.requests.values() if request.phase is phase),
-            key=lambda request: request.age,
+            key=lambda request: (-request.priority, request.age),
         )
 
     @property
@@ -73,6 +86,7 @@ class RankState:
             request.attempt is not None
             and request.phase is Phase.PREFILLING
             and request.attempt.prefilled is not None
+            and not request.attempt.arrival.complete
             for request in self.requests.values()
         )
 
@@ -126,6 +140,8 @@ class RankState:
                 return self._preempt(event.request_id)
             case Sampled():
                 return self._sampled(event)
+            case GrammarReady():
+                return self._grammar_ready(event)
             case Tick():
                 return self._tick(now)
 
@@ -141,8 +157,29 @@ class RankState:
             tokens=list(event.token_ids),
             num_prompt_tokens=event.num_prompt_tokens,
             sampling=event.sampling,
+            priority=event.priority,
+            history=history_of(event.sampling, event.token_ids, event.num_prompt_tokens),
+            is_ready=event.sampling.grammar is None,
         )
         return []
+
+    def _grammar_ready(self, event: GrammarReady) -> list[RankMessage]:
+        request = self.requests.get(event.request_id)
+        if request is None or request.is_ready:
+            return []
+        assert request.history is not None
+        if event.match is None:
+            error = event.error
+            assert error is not None
+            return self._give_up(request, error.status.grpc, error.message)
+        try:
+            request.history.attach(event.match, request.tokens[request.num_prompt_tokens :])
+        except ValueError as error:
+            return self._give_up(request, "INVALID_ARGUMENT", str(error))
+        request.is_ready = True
+        if request.history.is_complete:
+            return self._finish(request, Finish.STOP)
+        return self._join_if_complete(request) if request.phase is Phase.PREFILLING else []
 
     def _admit(self, request_id: str) -> list[RankMessage]:
         request = self._in_phase(request_id, Phase.WAITING)
@@ -193,15 +230,17 @@ class RankState:
 
     def _join_if_complete(self, request: Request) -> list[RankMessage]:
         """Both proofs are needed: the first token says that prefill was right, the notices
-        that every page is here."""
+        that every page is here. And so is the grammar, where there is one."""
         attempt = request.attempt
         assert attempt is not None
-        if attempt.prefilled is None or not attempt.arrival.complete:
+        if attempt.prefilled is None or not attempt.arrival.complete or not request.is_ready:
             return []
         request.phase = Phase.RUNNING
         self.totals.tokens_transferred += len(request.tokens)
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
         self.totals.kv_seconds += attempt.prefilled.transfer_seconds
+        if attempt.prefilled.token is None:
+            return self._finish(request, Finish.LENGTH)
         return self._append(request, attempt.prefilled.token)
 
     def _sampled(self, event: Sampled) -> list[RankMessage]:
@@ -209,6 +248,10 @@ class RankState:
         return [] if request is None else self._append(request, event.token)
 
     def _append(self, request: Request, token: TokenOut) -> list[RankMessage]:
+        history = request.history
+        if history is not None and not history.append(token.token_id):
+            text = f"no token that follows {len(request.tokens)} tokens fits the grammar"
+            return self._give_up(request, "INVALID_ARGUMENT", text)
         request.tokens.append(token.token_id)
         self.totals.tokens_generated += 1
         finish = finish_after(
@@ -219,6 +262,8 @@ class RankState:
             eos_token_ids=self.facts.eos_token_ids,
             max_model_len=self.facts.max_model_len,
         )
+        if history is not None and history.is_complete:
+            finish = Finish.STOP
         if finish is not Finish.NONE:
             self._forget(request)
         return [Produced(request_id=request.request_id, tokens=(token,), finish=finish)]
@@ -240,6 +285,11 @@ class RankState:
 
     # ---- ends
 
+    def _finish(self, request: Request, finish: Finish) -> list[RankMessage]:
+        """Without another token."""
+        produced = Produced(request_id=request.request_id, tokens=(), finish=finish)
+        return [*self._forget(request), produced]
+
     def _failed(self, event: Failed) -> list[RankMessage]:
         if event.attempt_id:
             request = self._prefilling(event.attempt_id)
@@ -253,6 +303,8 @@ class RankState:
             attempt = request.attempt
             assert attempt is not None
             if request.phase is not Phase.PREFILLING or attempt.prefilled is None:
+                continue
+            if attempt.arrival.complete:
                 continue
             if now - attempt.prefilled_at > self.facts.kv_arrival_seconds:
                 text = (

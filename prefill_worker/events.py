@@ -18,6 +18,15 @@ class AbortAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """There can be no token behind this prompt; `code` is a gRPC status name."""
+
+    attempt_id: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """Its pages are reserved; `num_cached_tokens` are known already."""
 
@@ -60,10 +69,12 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The whole prompt is computed and submitted; this is the token behind it."""
+    """The whole prompt is computed and submitted; this is the token behind it (None: none is
+    wanted) and, where asked for, what the prompt's own tokens had for log-probabilities."""
 
     attempt_id: str
-    token: TokenOut
+    token: TokenOut | None
+    prompt_logprobs: tuple[TokenOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,7 @@ class Ticked:
 Event = (
     Arrived
     | AbortAsked
+    | Refused
     | Started
     | PushBegan
     | PushFailed

@@ -42,10 +42,11 @@ class Ledger:
         """Tokens of the prefix that would not have to be computed."""
         return self._tree.num_matching(token_ids) * self._page_tokens
 
-    def hold(self, attempt_id: str, token_ids: Sequence[int]) -> int:
-        """Takes a lease on the longest known prefix; how many tokens that are."""
+    def hold(self, attempt_id: str, token_ids: Sequence[int], *, reuse: bool = True) -> int:
+        """Takes a lease on the longest known prefix; how many tokens that are. Without `reuse`
+        everything is to be computed anew, and nothing is leased."""
         assert attempt_id not in self._holdings, attempt_id
-        lease = self._tree.match(token_ids)
+        lease = self._tree.match(token_ids if reuse else ())
         self._holdings[attempt_id] = _Holding(token_ids, lease, lease.pages)
         return lease.num_pages * self._page_tokens
 

@@ -15,11 +15,10 @@ import msgspec
 from core.clock import Clock, SystemClock
 from core.errors import EpserveError, InvalidRequest
 from core.log import get_logger
+from engine.grammars import GRAMMAR_POLL_SECONDS
 from engine.messages import Abort, Failed, RankMessage, RankStats, Shutdown, Submit
 from engine.rank import RankContext
 from engine.runner import Piece
-from engine.sampler import SampleRow
-from engine.sequence_end import suppressed_token_ids
 from prefill_worker.attempt import Attempt, Phase
 from prefill_worker.events import (
     AbortAsked,
@@ -28,6 +27,7 @@ from prefill_worker.events import (
     Arrived,
     Die,
     Event,
+    Refused,
     Release,
     ReleasePeer,
     Sampled,
@@ -35,6 +35,7 @@ from prefill_worker.events import (
     Started,
     Ticked,
 )
+from prefill_worker.first_token import FirstTokens
 from prefill_worker.ledger import Ledger
 from prefill_worker.plan import Candidate, Chunk, plan_chunks
 from prefill_worker.push import PageRange, Pusher
@@ -65,6 +66,7 @@ class PrefillLoop:
         self._ledger = Ledger(context.pool, context.settings.page_tokens)
         self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
         self._sinks: dict[str, SinkPages] = {}
+        self._first_tokens = FirstTokens(context, self._clock)
         self._outbox: list[RankMessage] = []
         self._steps: list[tuple[float, int]] = []  # seconds, requests; not reported yet
         self._num_steps = 0
@@ -79,6 +81,7 @@ class PrefillLoop:
         while self._step():
             pass
         self._report()
+        self._first_tokens.stop()
 
     def _step(self) -> bool:
         """One step of the whole group; False when it leaves."""
@@ -108,7 +111,11 @@ class PrefillLoop:
                     self._stop = True
                 case _:
                     raise AssertionError(f"{type(message).__name__} is not for a prefill rank")
-        self._apply(*self._pusher.poll(), Ticked())
+        refused = [
+            Refused(attempt_id, error.status.grpc, error.message)
+            for attempt_id, error in self._first_tokens.poll()
+        ]
+        self._apply(*refused, *self._pusher.poll(), Ticked())
         chunks = self._plan()
         self._begin([self._state[chunk.attempt_id] for chunk in chunks])
         # A peer that could not be reached has ended its attempts just now.
@@ -126,7 +133,7 @@ class PrefillLoop:
                 return
 
     def _wait(self) -> None:
-        seconds = IDLE_SECONDS
+        seconds = GRAMMAR_POLL_SECONDS if self._first_tokens.num_waiting else IDLE_SECONDS
         if self._pusher.num_outstanding:
             # Shorter than what sockets can be polled for.
             time.sleep(TRANSFER_POLL_SECONDS)
@@ -151,13 +158,16 @@ class PrefillLoop:
         self._apply(Arrived(submit))
         if submit.attempt_id in self._state:
             self._sinks.setdefault(submit.attempt_id, sink)
+            self._first_tokens.open(submit)
 
     def _plan(self) -> tuple[Chunk, ...]:
         candidates: list[Candidate] = []
-        for attempt in self._state:
+        for attempt in self._state.by_priority():
             submit = attempt.submit
+            if not self._first_tokens.is_ready(submit.attempt_id):
+                continue
             if attempt.phase is Phase.WAITING:
-                num_done = self._ledger.num_known_tokens(submit.token_ids)
+                num_done = self._num_known_tokens(submit)
                 num_pages = self._ledger.num_pages(len(submit.token_ids))
             elif attempt.phase is Phase.RUNNING:
                 num_done, num_pages = attempt.num_done_tokens, 0
@@ -169,6 +179,7 @@ class PrefillLoop:
                     num_tokens=len(submit.token_ids),
                     num_done_tokens=num_done,
                     num_pages_needed=num_pages,
+                    priority=submit.priority,
                 )
             )
             if len(candidates) == PLAN_WINDOW:
@@ -180,6 +191,12 @@ class PrefillLoop:
             num_available_pages=self._ledger.num_available,
         )
 
+    def _num_known_tokens(self, submit: Submit) -> int:
+        """Tokens that are not computed. Log-probabilities need all."""
+        if submit.wants_prompt_logprobs:
+            return 0
+        return self._ledger.num_known_tokens(submit.token_ids)
+
     def _begin(self, attempts: list[Attempt]) -> None:
         """Pages for those that start; what is known of them is pushed at once.
 
@@ -190,7 +207,11 @@ class PrefillLoop:
         for attempt in attempts:
             if attempt.phase is Phase.WAITING:
                 submit = attempt.submit
-                known[submit.attempt_id] = self._ledger.hold(submit.attempt_id, submit.token_ids)
+                known[submit.attempt_id] = self._ledger.hold(
+                    submit.attempt_id,
+                    submit.token_ids,
+                    reuse=not submit.wants_prompt_logprobs,
+                )
         for attempt_id, num_tokens in known.items():
             pages = self._ledger.reserve(attempt_id)
             self._pusher.open(attempt_id, self._sinks[attempt_id], pages)
@@ -216,8 +237,9 @@ class PrefillLoop:
                 continue  # its peer is gone
             self._ledger.learn(chunk.attempt_id, chunk.end)
             self._apply(Advanced(chunk.attempt_id, chunk.end, step_seconds))
-            if token is not None:
-                self._apply(Sampled(chunk.attempt_id, token))
+            if chunk.is_last:
+                logprobs = self._first_tokens.prompt_logprobs(chunk.attempt_id)
+                self._apply(Sampled(chunk.attempt_id, token, logprobs))
         self._num_steps += 1
         self._steps.append((step_seconds, len(chunks)))
         self._news = True
@@ -228,20 +250,12 @@ class PrefillLoop:
 
     def _piece(self, chunk: Chunk) -> Piece:
         submit = self._state[chunk.attempt_id].submit
-        row = None
-        if chunk.is_last:
-            suppressed = suppressed_token_ids(
-                num_tokens=chunk.end,
-                num_prompt_tokens=submit.num_prompt_tokens,
-                sampling=submit.sampling,
-                eos_token_ids=self._context.config.eos_token_ids,
-            )
-            row = SampleRow(sampling=submit.sampling, position=chunk.end, suppressed=suppressed)
         return Piece(
             token_ids=submit.token_ids[chunk.begin : chunk.end],
             start=chunk.begin,
             pages=self._ledger.pages(chunk.attempt_id),
-            sample=row,
+            sample=self._first_tokens.row(chunk),
+            scores=self._first_tokens.scores(chunk.attempt_id),
         )
 
     def _is_running(self, attempt_id: str) -> bool:
@@ -260,6 +274,7 @@ class PrefillLoop:
                     self._ledger.close(attempt_id)
                     self._pusher.close(attempt_id)
                     self._sinks.pop(attempt_id, None)
+                    self._first_tokens.close(attempt_id)
                     self._news = True
                 case ReleasePeer(attempt_id):
                     log.warning("a peer takes no KV, given up", attempt_id=attempt_id)

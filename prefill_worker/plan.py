@@ -1,8 +1,9 @@
 """Which prompt tokens the next step computes: a pure function of a snapshot and a budget.
 
-Requests are admitted in order of arrival, as long as their pages fit. The oldest gets half of
-the budget, so that it always progresses; the rest goes to those with least left to compute, so
-that a short prompt does not wait for a long one in front of it. Chunks end at page borders,
+Requests are admitted by priority, equal ones in order of arrival, as long as their pages fit. The
+first gets half of the budget, so that it always progresses; the rest goes by priority, and among
+equal ones to those with least left to compute, so that a short prompt does not wait for a long
+one in front of it. Chunks end at page borders,
 but for a prompt's last one: each page is complete in exactly one step.
 """
 
@@ -23,6 +24,7 @@ class Candidate:
     num_tokens: int
     num_done_tokens: int
     num_pages_needed: int
+    priority: int = 0
 
     @property
     def num_left(self) -> int:
@@ -46,7 +48,8 @@ def plan_chunks(
     page_tokens: int,
     num_available_pages: int,
 ) -> tuple[Chunk, ...]:
-    """Chunks of at most `budget_tokens` together, in order of arrival like `candidates`.
+    """Chunks of at most `budget_tokens` together, in the order of `candidates`: higher priority
+    first, then arrival.
 
     `budget_tokens` is at least a page. Not empty if there is a candidate that has started, or
     one whose pages are available.
@@ -60,7 +63,7 @@ def plan_chunks(
     kept = _fit(oldest.num_left, max(budget_tokens // 2, page_tokens), page_tokens)
     left = budget_tokens - kept
     granted: dict[str, int] = {}
-    for candidate in sorted(others, key=lambda other: other.num_left):
+    for candidate in sorted(others, key=lambda other: (-other.priority, other.num_left)):
         granted[candidate.attempt_id] = _fit(candidate.num_left, left, page_tokens)
         left -= granted[candidate.attempt_id]
     granted[oldest.attempt_id] = _fit(oldest.num_left, kept + left, page_tokens)
@@ -77,7 +80,7 @@ def plan_chunks(
 
 
 def _admit(candidates: Sequence[Candidate], num_available_pages: int) -> list[Candidate]:
-    """In order of arrival, up to the first one whose pages do not fit: nobody overtakes it for
+    """In their order, up to the first one whose pages do not fit: nobody overtakes it for
     pages, or a large request might wait for ever."""
     admitted: list[Candidate] = []
     blocked = False

@@ -24,7 +24,14 @@ from core.errors import (
 from core.log import get_logger
 from engine.front import WorkerFront
 from engine.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
-from engine.wire import check_token_ids, sampling_of, sink_of, token_message
+from engine.wire import (
+    check_sampled_ids,
+    check_token_ids,
+    prompt_messages,
+    sampling_of,
+    sink_of,
+    token_message,
+)
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_service import Load
 from prefill_worker.rank_choice import RankChoice
@@ -101,13 +108,14 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
             total_ms=round(seconds * 1e3, 2),
         )
         return generate_pb2.PrefillResponse(
-            first_token=token_message(prefilled.token),
+            first_token=None if prefilled.token is None else token_message(prefilled.token),
             num_cached_tokens=prefilled.num_cached_tokens,
             num_computed_tokens=prefilled.num_computed_tokens,
             kv_bytes=prefilled.kv_bytes,
             queue_seconds=prefilled.queue_seconds,
             compute_seconds=prefilled.compute_seconds,
             transfer_seconds=prefilled.transfer_seconds,
+            prompt_logprobs=prompt_messages(prefilled.prompt_logprobs),
         )
 
     async def Abort(  # noqa: N802 - as above
@@ -200,13 +208,16 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
                 param="token_ids",
             )
         check_token_ids(token_ids, ready.vocab_size, "token_ids")
+        sampling = sampling_of(request.sampling)
+        check_sampled_ids(sampling, ready.vocab_size)
         return Submit(
             request_id=request.request_id,
             attempt_id=request.attempt_id,
             token_ids=token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
-            sampling=sampling_of(request.sampling),
+            sampling=sampling,
             sink=sink_of(request.sink),
+            priority=request.priority,
         )
 
     async def _prefill(self, submit: Submit) -> Prefilled:

@@ -14,7 +14,7 @@ attempt is in flight or ever will be.
 
 from collections.abc import Iterator
 
-from engine.messages import Failed, Prefilled, Stopped, Submit, TokenOut
+from engine.messages import Failed, Prefilled, Stopped, Submit
 from prefill_worker.attempt import Attempt, Phase
 from prefill_worker.events import (
     AbortAsked,
@@ -26,6 +26,7 @@ from prefill_worker.events import (
     PushBegan,
     PushEnded,
     PushFailed,
+    Refused,
     Release,
     ReleasePeer,
     Sampled,
@@ -54,6 +55,10 @@ class PrefillState:
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts.values())
 
+    def by_priority(self) -> list[Attempt]:
+        """Higher priorities first, equal ones in order of arrival."""
+        return sorted(self._attempts.values(), key=lambda attempt: -attempt.submit.priority)
+
     def __getitem__(self, attempt_id: str) -> Attempt:
         return self._attempts[attempt_id]
 
@@ -74,18 +79,20 @@ class PrefillState:
                 return self._arrive(submit, now)
             case AbortAsked(attempt_id):
                 return self._abort(attempt_id)
+            case Refused(attempt_id, code, message):
+                return self._fail(self._attempts[attempt_id], code, message)
             case Started(attempt_id, num_cached_tokens):
                 self._start(self._attempts[attempt_id], num_cached_tokens, now)
             case PushBegan(attempt_id, num_bytes):
                 self._begin_push(self._attempts[attempt_id], num_bytes, now)
             case PushFailed(attempt_id, message):
-                return self._fail(self._attempts[attempt_id], message)
+                return self._fail(self._attempts[attempt_id], "UNAVAILABLE", message)
             case PushEnded(attempt_id, error):
                 return self._end_push(self._attempts[attempt_id], error)
             case Advanced(attempt_id, num_done_tokens, step_seconds):
                 self._advance(attempt_id, num_done_tokens, step_seconds)
-            case Sampled(attempt_id, token):
-                return self._answer(attempt_id, token, now)
+            case Sampled():
+                return self._answer(event, now)
             case Ticked():
                 return self._tick(now)
         return []
@@ -127,7 +134,7 @@ class PrefillState:
         attempt.stalled_seconds = 0.0
         assert attempt.num_in_flight >= 0
         if error:
-            return self._fail(attempt, f"KV transfer failed: {error}")
+            return self._fail(attempt, "UNAVAILABLE", f"KV transfer failed: {error}")
         if attempt.num_in_flight or attempt.phase is Phase.RUNNING:
             return []
         return self._end(attempt)
@@ -139,9 +146,9 @@ class PrefillState:
             attempt.num_done_tokens = num_done_tokens
             attempt.compute_seconds += step_seconds
 
-    def _answer(self, attempt_id: str, token: TokenOut, now: float) -> list[Action]:
+    def _answer(self, sampled: Sampled, now: float) -> list[Action]:
         """As `_advance`: a failed attempt gives no token."""
-        attempt = self._attempts.get(attempt_id)
+        attempt = self._attempts.get(sampled.attempt_id)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return []
         assert not attempt.num_left_tokens
@@ -149,21 +156,22 @@ class PrefillState:
         first_push_at = now if attempt.first_push_at is None else attempt.first_push_at
         prefilled = Prefilled(
             request_id=attempt.submit.request_id,
-            attempt_id=attempt_id,
-            token=token,
+            attempt_id=sampled.attempt_id,
+            token=sampled.token,
             num_cached_tokens=attempt.num_cached_tokens,
             num_computed_tokens=len(attempt.submit.token_ids) - attempt.num_cached_tokens,
             kv_bytes=attempt.kv_bytes,
             queue_seconds=attempt.started_at - attempt.arrived_at,
             compute_seconds=attempt.compute_seconds,
             transfer_seconds=now - first_push_at,
+            prompt_logprobs=sampled.prompt_logprobs,
         )
         answer: list[Action] = [Send(prefilled)]
         return answer if attempt.num_in_flight else answer + self._end(attempt)
 
-    def _fail(self, attempt: Attempt, message: str) -> list[Action]:
+    def _fail(self, attempt: Attempt, code: str, message: str) -> list[Action]:
         if attempt.failure is None:
-            attempt.failure = failed(attempt.submit, "UNAVAILABLE", message)
+            attempt.failure = failed(attempt.submit, code, message)
         return self._stop(attempt)
 
     def _stop(self, attempt: Attempt) -> list[Action]:
