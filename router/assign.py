@@ -1,4 +1,4 @@
-"""Assignment with a bounded, first-come-first-served wait for room."""
+"""Assignment with a bounded wait for room: by priority, equal ones in order of arrival."""
 
 import asyncio
 from bisect import bisect_left
@@ -43,7 +43,7 @@ class _Placed:
 
 
 class Assigner:
-    """Every Assign call joins the queue; `wake` goes through it in order of arrival and takes
+    """Every Assign call joins the queue; `wake` goes through it by priority and arrival and takes
     out each call that has a pair or can have none. Call `wake` after every change of the
     table: nothing here polls."""
 
@@ -107,7 +107,7 @@ class Assigner:
         capacities = sorted({worker.capacity_tokens for worker in workers})
         # Calls that the same workers could take: if one found no room, neither will the next.
         full: set[tuple[str, frozenset[str], int]] = set()
-        for waiting in list(self._queue):
+        for waiting in sorted(self._queue, key=lambda waiting: -waiting.demand.priority):
             demand = waiting.demand
             kind = (
                 demand.model,

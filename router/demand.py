@@ -6,10 +6,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """`prefix_hashes[i]` covers the first i + 1 full pages of the prompt; `excluded` holds
-    epochs of workers that have failed this request."""
+    epochs of workers that have failed this request. Higher `priority` is placed first."""
 
     request_id: str
     model: str
     num_prompt_tokens: int
     prefix_hashes: tuple[int, ...] = ()
     excluded: frozenset[str] = frozenset()
+    priority: int = 0

@@ -139,6 +139,7 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         num_prompt_tokens=request.num_prompt_tokens,
         prefix_hashes=tuple(request.prefix_hashes),
         excluded=frozenset(request.exclude_epochs),
+        priority=request.priority,
     )
 
 
