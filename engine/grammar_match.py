@@ -70,7 +70,6 @@ class GrammarCompiler:
         return self._compiler.compile_json_schema(
             grammar.json_schema or ANY_OBJECT,
             any_whitespace=not grammar.compact,
-            separators=(",", ":") if grammar.compact else None,
             max_whitespace_cnt=None if grammar.compact else MAX_WHITESPACE,
         )
 

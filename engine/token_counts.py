@@ -34,7 +34,8 @@ class TokenCounts:
 
     def add(self, token_id: int) -> None:
         """One more token of the output."""
-        self._counts[self._place_of(token_id)] += 1
+        place = self._place_of(token_id)  # first, since it may make room
+        self._counts[place] += 1
 
     def _place_of(self, token_id: int) -> int:
         place = self._place.setdefault(token_id, len(self._place))
