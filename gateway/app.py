@@ -10,14 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from core.errors import EpserveError, ModelNotFound, Unavailable
+from gateway.api_document import describe
 from gateway.body_limit import BodyLimit
-from gateway.chat_request import ChatRequest
-from gateway.completion_request import CompletionRequest
 from gateway.frontend import Frontend
 from gateway.openai_error import error_response, on_epserve_error, on_http_exception
-from gateway.request_body import RequestModel
 from gateway.request_scope import RequestScope
-from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
 
 
 def create_app(frontend: Frontend) -> ASGIApp:
@@ -29,8 +26,10 @@ def create_app(frontend: Frontend) -> ASGIApp:
     _add_tokens(app, frontend)
     _add_models(app, frontend)
     _add_operation(app, frontend)
+    document = describe(app, frontend.model.name)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     settings = frontend.settings
-    paths = frozenset(app.openapi()["paths"])
+    paths = frozenset(document["paths"])
     limited = BodyLimit(
         app, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds
     )
@@ -38,25 +37,25 @@ def create_app(frontend: Frontend) -> ASGIApp:
 
 
 def _add_generation(app: FastAPI, frontend: Frontend) -> None:
-    # The bodies are read by our own stricter code; the document still describes them.
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    # The bodies are read by our own stricter code; `api_document` describes them.
+    @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         """A reply to a conversation, whole or as server-sent events."""
         return await frontend.chat(request)
 
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         """A continuation of one or several prompts, whole or as server-sent events."""
         return await frontend.complete(request)
 
 
 def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
-    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeRequest))
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of the prompt that a chat comes to."""
         return await frontend.tokenize(request)
 
-    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeRequest))
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """The text that token ids stand for."""
         return await frontend.detokenize(request)
@@ -116,11 +115,6 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
         """Prometheus exposition of this process."""
         content = generate_latest(frontend.serving.metrics.registry)
         return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
-
-
-def _body_schema(model: type[RequestModel]) -> dict[str, Any]:
-    schema = {"schema": model.model_json_schema()}
-    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
 
 
 def _version() -> str:

@@ -87,6 +87,9 @@ class ChatOutput:
             tokens = self._look_for_open(tokens, finish)
             if self._answer is not None or self._thoughts is None:
                 return tokens
+        elif tokens and not self.num_tokens and tokens[0].token_id == self._marks.open:
+            self._skip(tokens[0])  # opened by the prompt, and again by the model
+            tokens = tokens[1:]
         ids = [token.token_id for token in tokens]
         is_over = self._marks.close in ids
         num_thoughts = ids.index(self._marks.close) if is_over else len(ids)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from gateway.served_model import ServedModel
 from gateway.server import listen_on, serve
 from gateway.settings import GatewaySettings
+from gateway.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from proto.generate_pb2 import GenerateRequest
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID, make_model_folder, make_tokenizer
@@ -21,14 +22,34 @@ from tests.gateway.model_folder import EOS_ID, make_model_folder, make_tokenizer
 TOKENIZER = make_tokenizer()
 MODEL = "tiny/model"
 
+
+def v3_call(name: str, arguments: str) -> str:
+    """One call as DeepSeek-V3 and R1 write it."""
+    return f"{CALL_BEGIN}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
+
+
 # What the fake workers answer, by what the prompt's text begins with.
 ANSWERS = {
+    "opened": "hm, naïve</think>\n\nyes",
     "plain": "The cat and the dog sat in the sun, then they slept.",
     "unicode": "naïve café — 日本語 🙂🙃 e\u0301 end",
     "think": "<think>one and one</think>two",
     "repeat": "ab" * 40,
     "long": "word " * 80,
     "empty": "",
+    "one call": "I look.\n"
+    + CALLS_BEGIN
+    + v3_call("weather", '{"city": "Zürich {x}"}')
+    + CALLS_END,
+    "two calls": "<think>which?</think>"
+    + CALLS_BEGIN
+    + v3_call("weather", '{"city":"Bern"}')
+    + "\n"
+    + v3_call("time", '{"zone": {"name": "a\\"}", "n": [1, 2]}}')
+    + CALLS_END,
+    "new calls": CALLS_BEGIN + f'{CALL_BEGIN}time{SEPARATOR}{{"zone":"CET"}}{CALL_END}' + CALLS_END,
+    "bare call": CALLS_BEGIN + f"{CALL_BEGIN}function{SEPARATOR}now{CALL_END}" + CALLS_END,
+    "no call": f"a {CALLS_BEGIN}nothing",
 }
 
 

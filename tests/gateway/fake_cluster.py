@@ -126,6 +126,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
                     tokens=[self._token(request, token_id) for token_id in batch],
                     finish_reason=reason if is_last and plan.finish else 0,
                     num_cached_tokens=plan.num_cached_tokens if num_sent == 0 else 0,
+                    prompt_logprobs=self._prompt_logprobs(request) if num_sent == 0 else [],
                 )
             num_sent += len(batch)
             if num_sent == plan.fail_after:
@@ -142,7 +143,9 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
         """All output tokens, earlier attempts' included, and why they end."""
         sampling = request.sampling
         stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {self._eos_id})
-        tokens = []
+        tokens: list[int] = []
+        if sampling.max_tokens == 0:
+            return tokens, generate_pb2.FINISH_REASON_LENGTH
         for token_id in self._tokens_of(request):
             tokens.append(token_id)
             if token_id in stops and len(tokens) >= sampling.min_tokens:
@@ -156,11 +159,22 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
             return Token(token_id=self.plan.bad_token_id)
         if not request.sampling.logprobs:
             return Token(token_id=token_id)
-        top = [
-            TokenLogprob(token_id=(token_id + rank) % 256 + 4, logprob=-float(rank + 1))
-            for rank in range(request.sampling.top_logprobs)
-        ]
-        return Token(token_id=token_id, logprob=-token_id / 16, top_logprobs=top)
+        return _with_logprob(token_id, request.sampling.top_logprobs)
+
+    def _prompt_logprobs(self, request: GenerateRequest) -> list[Token]:
+        if not request.sampling.prompt_logprobs:
+            return []
+        first, *others = request.prompt_token_ids
+        num_top = request.sampling.top_prompt_logprobs
+        return [Token(token_id=first), *(_with_logprob(one, num_top) for one in others)]
+
+
+def _with_logprob(token_id: int, num_top: int) -> Token:
+    top = [
+        TokenLogprob(token_id=(token_id + rank) % 256 + 4, logprob=-float(rank + 1))
+        for rank in range(num_top)
+    ]
+    return Token(token_id=token_id, logprob=-token_id / 16, top_logprobs=top, has_logprob=True)
 
 
 class FakeRouter(router_pb2_grpc.RouterServicer):

@@ -23,6 +23,8 @@ class Joined:
     """One choice of a stream."""
 
     text: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[Any] = field(default_factory=list)
     num_chunks: int = 0
@@ -49,12 +51,28 @@ def join(reply: httpx.Response, *, chat: bool) -> tuple[list[Joined], dict[str, 
             assert ("role" in delta) == is_first
         text = delta.get("content" if chat else "text", "")
         joined.text += text
+        joined.reasoning += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", ()):
+            _join_call(joined.calls, call)
         joined.num_chunks += 1
         joined.finish_reason = choice["finish_reason"]
         assert not (joined.finish_reason and text)
         if choice["logprobs"] is not None:
             joined.logprobs.append(choice["logprobs"])
     return [choices[index] for index in sorted(choices)], usage
+
+
+def _join_call(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
+    """The first delta of a call has its id, type and name, the others only arguments."""
+    function = delta["function"]
+    if delta["index"] == len(calls):
+        assert delta["type"] == "function"
+        calls.append({"id": delta["id"], "name": function["name"], "arguments": ""})
+    else:
+        assert set(delta) == {"index", "function"}
+        assert set(function) == {"arguments"}
+    assert delta["index"] == len(calls) - 1, "one call after the other"
+    calls[-1]["arguments"] += function["arguments"]
 
 
 def joined_logprobs(parts: list[Any], *, chat: bool) -> Any:

@@ -83,6 +83,7 @@ async def test_whole_reply(gateway: Gateway) -> None:
 
 
 async def test_stream_headers_and_order(gateway: Gateway) -> None:
+    gateway.cluster.first.plan.step_seconds = 0.002
     reply = await gateway.complete("plain", stream=True)
     assert reply.headers["cache-control"] == "no-cache"
     assert reply.headers["x-accel-buffering"] == "no"

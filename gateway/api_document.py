@@ -1,0 +1,112 @@
+"""The OpenAPI document: every path, body, reply and status that there is."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from gateway.chat_request import ChatRequest
+from gateway.completion_request import CompletionRequest
+from gateway.reply_models import (
+    ChatCompletion,
+    Completion,
+    DetokenizeReply,
+    ErrorReply,
+    HealthReply,
+    ModelList,
+    ModelObject,
+    TokenizeReply,
+    VersionReply,
+)
+from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
+
+JSON = "application/json"
+# What any request may meet: a wrong key, and what should not happen.
+ANY = (401, 500)
+BODY = (400, 404, 408, 413, *ANY)
+GENERATION = (*BODY, 429, 499, 503, 504)
+
+
+class Operation(NamedTuple):
+    """Body and reply of one path; `reply` None: a text that is not JSON."""
+
+    reply: type[BaseModel] | None
+    errors: Sequence[int]
+    body: type[BaseModel] | None = None
+    streams: bool = False
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("/v1/chat/completions", "post"): Operation(ChatCompletion, GENERATION, ChatRequest, True),
+    ("/v1/completions", "post"): Operation(Completion, GENERATION, CompletionRequest, True),
+    ("/tokenize", "post"): Operation(TokenizeReply, (*BODY, 429, 499, 503), TokenizeRequest),
+    ("/detokenize", "post"): Operation(DetokenizeReply, (*BODY, 429, 499, 503), DetokenizeRequest),
+    ("/v1/models", "get"): Operation(ModelList, ANY),
+    ("/v1/models/{model_id}", "get"): Operation(ModelObject, (404, *ANY)),
+    ("/version", "get"): Operation(VersionReply, ANY),
+    ("/health", "get"): Operation(HealthReply, (503, *ANY)),
+    ("/ready", "get"): Operation(HealthReply, (503, *ANY)),
+    ("/metrics", "get"): Operation(None, ANY),
+}
+
+
+def describe(app: FastAPI, model_name: str) -> dict[str, Any]:
+    """The document for `app`, which serves one model."""
+    document: dict[str, Any] = get_openapi(
+        title=app.title, version=app.version, openapi_version=app.openapi_version, routes=app.routes
+    )
+    document["components"] = {"schemas": _schemas(model_name)}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            described = OPERATIONS.get((path, method))
+            if described is not None:
+                _fill(operation, described)
+    return document
+
+
+def _fill(operation: dict[str, Any], described: Operation) -> None:
+    if described.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {JSON: {"schema": _reference(described.body)}},
+        }
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if described.reply is not None:
+        content = {JSON: {"schema": _reference(described.reply)}}
+    if described.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
+    for status in sorted(described.errors):
+        # 499 is nobody's but everybody's: the client closed the request.
+        phrase = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
+        responses[str(status)] = {
+            "description": phrase,
+            "content": {JSON: {"schema": _reference(ErrorReply)}},
+        }
+    operation["responses"] = responses
+
+
+def _schemas(model_name: str) -> dict[str, Any]:
+    bodies = [one.body for one in OPERATIONS.values() if one.body is not None]
+    replies = [one.reply for one in OPERATIONS.values() if one.reply is not None]
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        *((body, "validation") for body in bodies),
+        *((reply, "validation") for reply in dict.fromkeys([*replies, ErrorReply])),
+    ]
+    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    schemas: dict[str, Any] = definitions["$defs"]
+    for body in bodies:
+        named = schemas[body.__name__]["properties"].get("model", {})
+        if "anyOf" in named:
+            named["anyOf"][0] = {"type": "string", "enum": [model_name]}
+        else:
+            named["enum"] = [model_name]
+    return schemas
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}

@@ -1,0 +1,149 @@
+"""Thoughts told apart from the answer, streamed and not."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.gateway.conftest import TOKENIZER, Gateway, running_gateway
+from tests.gateway.fake_cluster import FakeCluster
+from tests.gateway.model_folder import TEMPLATE, THINK, make_model_folder
+from tests.gateway.stream import events_of, join, joined_logprobs
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLOSE_ID = TOKENIZER.token_to_id(THINK[1])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def thinking(
+    shared_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    """A model whose template opens the thoughts, as R1's does."""
+    folder = make_model_folder(tmp_path_factory.mktemp("thinking") / "model")
+    template = TEMPLATE.replace("{{ '<|Assistant|>' }}", "{{ '<|Assistant|><think>\n' }}")
+    (folder / "chat_template.jinja").write_text(template)
+    async with running_gateway(shared_cluster, folder) as gateway:
+        yield gateway
+
+
+async def ask(gateway: Gateway, content: str, **fields: Any) -> tuple[dict[str, Any], Any]:
+    """The message and the whole body; streamed in the same way."""
+    body = (await gateway.chat(content, **fields)).json()
+    reply = await gateway.chat(
+        content, **fields, stream=True, stream_options={"include_usage": True}
+    )
+    (joined,), usage = join(reply, chat=True)
+    (choice,) = body["choices"]
+    message = choice["message"]
+    assert joined.text == message["content"]
+    assert joined.reasoning == message.get("reasoning_content", "")
+    assert joined.finish_reason == choice["finish_reason"]
+    assert usage == body["usage"]
+    if choice["logprobs"] is not None:
+        assert joined_logprobs(joined.logprobs, chat=True) == choice["logprobs"]["content"]
+    return message, body
+
+
+@pytest.mark.parametrize("step_tokens", [1, 3, 100])
+async def test_the_model_opens_its_thoughts(gateway: Gateway, step_tokens: int) -> None:
+    gateway.cluster.first.plan.step_tokens = step_tokens
+    message, body = await ask(gateway, "think")
+    assert (message["reasoning_content"], message["content"]) == ("one and one", "two")
+    num_thoughts = len(TOKENIZER.encode("one and one").ids)
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thoughts}
+    num_answer = len(TOKENIZER.encode("two").ids)
+    assert body["usage"]["completion_tokens"] == num_thoughts + num_answer + 3  # marks, EOS
+
+
+async def test_without_thoughts(gateway: Gateway) -> None:
+    message, body = await ask(gateway, "plain")
+    assert "reasoning_content" not in message
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+@pytest.mark.parametrize("step_tokens", [1, 4])
+async def test_the_template_opens_them(thinking: Gateway, step_tokens: int) -> None:
+    thinking.cluster.router.reset()
+    thinking.cluster.first.plan.step_tokens = step_tokens
+    message, _ = await ask(thinking, "opened")
+    assert (message["reasoning_content"], message["content"]) == ("hm, naïve", "\n\nyes")
+
+
+async def test_opened_twice(thinking: Gateway) -> None:
+    thinking.cluster.router.reset()
+    message, _ = await ask(thinking, "think")
+    assert (message["reasoning_content"], message["content"]) == ("one and one", "two")
+
+
+async def test_cut_off_while_thinking(thinking: Gateway) -> None:
+    thinking.cluster.router.reset()
+    message, body = await ask(thinking, "opened", max_tokens=3)
+    assert message == {
+        "role": "assistant", "content": "", "refusal": None, "reasoning_content": "hm,",
+    }  # fmt: skip
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+async def test_a_character_cut_off_in_thought(thinking: Gateway) -> None:
+    thinking.cluster.router.reset()
+    num_whole = len(TOKENIZER.encode("hm, na").ids)
+    message, _ = await ask(thinking, "opened", max_tokens=num_whole + 1)
+    assert message["reasoning_content"] == "hm, na�"
+
+
+async def test_thoughts_may_be_left_out(gateway: Gateway) -> None:
+    message, body = await ask(gateway, "think", include_reasoning=False)
+    assert message == {"role": "assistant", "content": "two", "refusal": None}
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    events = events_of(await gateway.chat("think", include_reasoning=False, stream=True))
+    assert all("reasoning_content" not in event["choices"][0]["delta"] for event in events)
+
+
+async def test_stop_strings_count_in_the_answer_only(gateway: Gateway) -> None:
+    message, _ = await ask(gateway, "think", stop=["and", "wo"])
+    assert (message["reasoning_content"], message["content"]) == ("one and one", "t")
+
+
+async def test_logprobs_stand_apart(gateway: Gateway) -> None:
+    _, body = await ask(gateway, "think", logprobs=True, top_logprobs=1)
+    logprobs = body["choices"][0]["logprobs"]
+    for name, text in (("content", "two"), ("reasoning_content", "one and one")):
+        spelled = b"".join(bytes(entry["bytes"]) for entry in logprobs[name])
+        assert spelled.decode() == text
+
+
+async def test_the_parser_can_be_off(shared_cluster: FakeCluster, model_folder: Path) -> None:
+    shared_cluster.router.reset()
+    async with running_gateway(shared_cluster, model_folder, reasoning_parser="off") as gateway:
+        message, body = await ask(gateway, "think")
+    assert message["content"] == "<think>one and one</think>two"
+    assert "completion_tokens_details" not in body["usage"]
+
+
+async def test_a_constraint_begins_behind_the_thoughts(gateway: Gateway, thinking: Gateway) -> None:
+    decode = gateway.cluster.first
+    for asked, expected in ((thinking, CLOSE_ID), (gateway, None)):
+        asked.cluster.router.reset()
+        await asked.chat("plain", response_format={"type": "json_object"})
+        (request,) = decode.requests
+        grammar = request.sampling.grammar
+        assert (grammar.after_token_id if grammar.HasField("after_token_id") else None) == expected
+
+
+async def test_a_message_that_is_thinking_is_continued(gateway: Gateway) -> None:
+    messages = [
+        {"role": "user", "content": "opened"},
+        {"role": "assistant", "content": "<think>so"},
+    ]
+    body = (
+        await gateway.post("/v1/chat/completions", messages=messages, continue_final_message=True)
+    ).json()
+    message = body["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm, naïve", "\n\nyes")
+    (request,) = gateway.cluster.first.requests
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    assert prompt == "<|bos|><|User|>opened<|Assistant|><think>so"

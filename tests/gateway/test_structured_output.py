@@ -1,0 +1,147 @@
+"""What workers are asked to keep to, and the process that compiles it first."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import InvalidRequest
+from gateway.constraint_fields import ebnf_literal
+from gateway.grammar_compiler import GrammarCompiler
+from tests.gateway.conftest import Gateway
+from tests.gateway.model_folder import EOS_ID, make_model_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCHEMA = {
+    "$defs": {"Step": {"type": "object", "properties": {"n": {"type": "integer"}},
+                       "required": ["n"], "additionalProperties": False}},
+    "type": "object",
+    "properties": {"steps": {"type": "array", "items": {"$ref": "#/$defs/Step"}},
+                   "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Note"}},
+    "required": ["steps"],
+}  # fmt: skip
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "json_object"}}, "json_schema", ""),
+    ({"response_format": {"type": "json_schema",
+                          "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+     "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+    ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+    ({"guided_json": '{"type": "integer"}'}, "json_schema", '{"type": "integer"}'),
+    ({"guided_regex": "[0-9]{3}"}, "regex", "[0-9]{3}"),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, "ebnf", 'root ::= "a" | "b"'),
+    ({"guided_choice": ["yes", 'n"ö']}, "ebnf", 'root ::= "yes" | "n\\U00000022\\U000000f6"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+@pytest.mark.parametrize(("fields", "kind", "text"), CASES)
+async def test_what_workers_are_asked(
+    gateway: Gateway, endpoint: str, fields: dict[str, Any], kind: str, text: str
+) -> None:
+    reply = await getattr(gateway, endpoint)("plain", **fields)
+    assert reply.status_code == 200, reply.text
+    (request,) = gateway.cluster.first.requests
+    grammar = request.sampling.grammar
+    assert grammar.WhichOneof("kind") == kind
+    assert getattr(grammar, kind) == text
+    assert grammar.compact
+    assert not grammar.HasField("after_token_id")
+
+
+async def test_text_is_no_constraint(gateway: Gateway) -> None:
+    await gateway.chat("plain", response_format={"type": "text"})
+    assert not gateway.cluster.first.requests[0].sampling.HasField("grammar")
+
+
+async def test_literals_are_what_they_spell() -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    for text in ('a"b\\c', "日本🙂\n\t\x7f", "<｜tool▁sep｜>", "[a]{2}|(b)"):
+        grammar = xgrammar.Grammar.from_ebnf(f"root ::= {ebnf_literal(text)}")
+        assert _is_grammar_accept_string(grammar, text)
+        assert not _is_grammar_accept_string(grammar, text + "x")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_model_folder(tmp_path / "model")
+
+
+REGEX = {"kind": "regex", "text": "[0-9]+"}
+
+
+async def test_a_stuck_compiler_is_killed_and_replaced(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,), compile_seconds=0.5)
+    try:
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process is not None
+        pid = compiler._process.pid
+        os.kill(pid, 19)  # SIGSTOP: it answers no more
+        with pytest.raises(InvalidRequest, match=r"more than 0\.5 seconds"):
+            await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
+        await compiler.compile(REGEX | {"text": "b"}, param="guided_regex")
+        assert compiler._process.pid != pid
+    finally:
+        await compiler.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_compiler_that_dies_is_replaced(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process is not None
+        compiler._process.kill()
+        await compiler._process.wait()
+        await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
+    finally:
+        await compiler.close()
+
+
+async def test_a_client_that_leaves_takes_no_answer_along(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        leaving = asyncio.create_task(
+            compiler.compile({"kind": "regex", "text": "a("}, param="guided_regex")
+        )
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await compiler.compile(REGEX, param="guided_regex")
+        with pytest.raises(InvalidRequest, match="parenthesis"):
+            await compiler.compile({"kind": "regex", "text": "b("}, param="guided_regex")
+    finally:
+        await compiler.close()
+
+
+async def test_verdicts_are_remembered(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    await compiler.compile(REGEX, param="guided_regex")
+    await compiler.close()
+    assert compiler._process is None
+    assert await compiler.compile(REGEX, param="guided_regex") == ""
+    assert compiler._process is None
+
+
+async def test_large_grammars_are_refused(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    with pytest.raises(InvalidRequest, match="larger"):
+        await compiler.compile(REGEX | {"text": "a" * 2**19}, param="guided_regex")
+    assert compiler._process is None
+
+
+async def test_the_helper_needs_no_torch(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process is not None
+        maps = Path(f"/proc/{compiler._process.pid}/maps").read_text()
+        assert "xgrammar" in maps
+        assert "libtorch" not in maps
+    finally:
+        await compiler.close()
