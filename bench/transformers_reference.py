@@ -21,14 +21,15 @@ from transformers import DeepseekV3ForCausalLM
 
 from bench.work import Measured, Prefilled, Work
 
+_TRIAL_TOKENS = 16
+_REPEATS = 3
+
 
 def main() -> None:
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
     # Whatever libraries print must not get between the lines of the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
-    with torch.inference_mode():
-        measured = measure(load(Path(work.model)), work)
+    measured = measure(load(Path(work.model)), work)
     answer.write(msgspec.json.encode(measured).decode())
 
 
@@ -66,16 +67,32 @@ def _plain_weights(folder: Path, block: Sequence[int]) -> dict[str, torch.Tensor
 
 
 def measure(model: DeepseekV3ForCausalLM, work: Work) -> Measured:
-    """Times everything once warm."""
-    _generate(model, (work.generate or work.prefill)[0], 2)
-    began = time.perf_counter()
-    token_ids = [_generate(model, prompt, work.output_tokens) for prompt in work.generate]
-    seconds = time.perf_counter() - began
-    return Measured(
-        generate_seconds=seconds,
-        token_ids=token_ids,
-        prefill=[_prefill(model, prompt) for prompt in work.prefill],
-    )
+    """Times everything once warm, each with the number of threads that suits it best: small
+    steps are often faster with one thread than with all."""
+    prompts = work.generate or work.prefill
+    with torch.inference_mode():
+        torch.set_num_threads(_best_thread_count(model, prompts[0]))
+        began = time.perf_counter()
+        token_ids = [_generate(model, prompt, work.output_tokens) for prompt in work.generate]
+        seconds = time.perf_counter() - began
+        prefilled = [_best_prefill(model, prompt) for prompt in work.prefill]
+    return Measured(generate_seconds=seconds, token_ids=token_ids, prefill=prefilled)
+
+
+def _thread_counts() -> list[int]:
+    return sorted({1, len(os.sched_getaffinity(0))})
+
+
+def _best_thread_count(model: DeepseekV3ForCausalLM, prompt: list[int]) -> int:
+    """With which a prompt and some tokens behind it take the least time."""
+    seconds = {}
+    for count in _thread_counts():
+        torch.set_num_threads(count)
+        _generate(model, prompt, 2)
+        began = time.perf_counter()
+        _generate(model, prompt, _TRIAL_TOKENS)
+        seconds[count] = time.perf_counter() - began
+    return min(seconds, key=seconds.__getitem__)
 
 
 def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
@@ -92,10 +109,19 @@ def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) 
     return tokens
 
 
-def _prefill(model: DeepseekV3ForCausalLM, prompt: list[int], repeats: int = 3) -> Prefilled:
+def _best_prefill(model: DeepseekV3ForCausalLM, prompt: list[int]) -> Prefilled:
+    """The fastest of all thread counts."""
+    measured = []
+    for count in _thread_counts():
+        torch.set_num_threads(count)
+        measured.append(_prefill(model, prompt))
+    return min(measured, key=lambda each: each.prefill_seconds + each.step_seconds)
+
+
+def _prefill(model: DeepseekV3ForCausalLM, prompt: list[int]) -> Prefilled:
     """Medians of the times of the prompt's forward pass and of one step behind it."""
     prefill_seconds, step_seconds = [], []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         began = time.perf_counter()
         output = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
         first = output.logits[:, -1:].argmax(-1)
