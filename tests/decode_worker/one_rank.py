@@ -15,6 +15,8 @@ import zmq
 from transformers import DeepseekV3ForCausalLM
 
 from decode_worker.loop import DecodeLoop
+from engine.grammar_match import GrammarCompiler
+from engine.history import history_of
 from engine.kv_memory import KvPlan
 from engine.kv_notice import KvNotice, encode_notices
 from engine.link import RankLink
@@ -85,16 +87,24 @@ class FakePrefill:
         self.transfer = transfer
         transfer.register(self.kv_cache)
         self._runner = Runner(load_model(folder), self.kv_cache, AttentionForm.PLAIN)
+        self._compiler = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
 
-    def answer(self, reserved: Reserved, sampling: Sampling) -> Prefilled:
+    def answer(
+        self, reserved: Reserved, sampling: Sampling, num_prompt_tokens: int = 0
+    ) -> Prefilled:
         """Fills the sink, one transfer a layer, and returns the first token."""
         num_tokens = len(reserved.token_ids)
+        history = history_of(sampling, reserved.token_ids, num_prompt_tokens)
+        if history is not None and sampling.grammar is not None:
+            compiled = self._compiler.compile(sampling.grammar)
+            match = self._compiler.match(sampling.grammar, compiled, sampling.stop_token_ids)
+            history.attach(match, reserved.token_ids[num_prompt_tokens:])
         pages = list(range(-(-num_tokens // PAGE_TOKENS)))
         piece = Piece(
             token_ids=reserved.token_ids,
             start=0,
             pages=pages,
-            sample=SampleRow(sampling=sampling, position=num_tokens),
+            sample=SampleRow(sampling=sampling, position=num_tokens, history=history),
         )
         (token,) = self._runner.step([piece], (num_tokens,))
         assert token is not None
@@ -163,7 +173,12 @@ class OneRank:
         self._link.send(msgspec.msgpack.encode(FrontBatch(messages=messages)))
 
     def submit(
-        self, name: str, prompt: Sequence[int], output: Sequence[int] = (), **sampling: object
+        self,
+        name: str,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        priority: int = 0,
+        **sampling: object,
     ) -> Answer:
         values = {"max_tokens": 16, "ignore_eos": True, **sampling}
         submit = Submit(
@@ -171,6 +186,7 @@ class OneRank:
             token_ids=(*prompt, *output),
             num_prompt_tokens=len(prompt),
             sampling=msgspec.convert(values, Sampling),
+            priority=priority,
         )
         self.answers[name] = Answer(submit)
         self.send(submit)
@@ -216,7 +232,10 @@ class OneRank:
                 answer = self.answers[message.request_id]
                 answer.num_attempts += 1
                 if self.answering and not answer.over:
-                    self.send(self.prefill.answer(message, answer.submit.sampling))
+                    submit = answer.submit
+                    self.send(
+                        self.prefill.answer(message, submit.sampling, submit.num_prompt_tokens)
+                    )
             case Produced():
                 answer = self.answers[message.request_id]
                 answer.tokens += [token.token_id for token in message.tokens]

@@ -125,3 +125,19 @@ def test_known_prefixes_are_not_computed() -> None:
 def test_nothing_to_do_is_an_empty_plan() -> None:
     assert plan([]) == []
     assert plan([candidate("a", 8, needed=2)], pages=1) == []
+
+
+def test_higher_priorities_get_the_budget_first() -> None:
+    """Half goes to the first one; of the rest, a long prompt of higher priority goes first."""
+    candidates = [
+        Candidate(
+            attempt_id=name,
+            num_tokens=num_tokens,
+            num_done_tokens=0,
+            num_pages_needed=0,
+            priority=priority,
+        )
+        for name, num_tokens, priority in (("a", 400, 2), ("b", 300, 1), ("c", 10, 0))
+    ]
+    chunks = plan_chunks(candidates, budget_tokens=64, page_tokens=8, num_available_pages=100)
+    assert [(chunk.attempt_id, chunk.end) for chunk in chunks] == [("a", 32), ("b", 32)]

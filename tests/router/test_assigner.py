@@ -1,6 +1,7 @@
 """Races of the waiting queue, and many calls at once."""
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
@@ -123,3 +124,27 @@ async def test_any_mix_of_events_keeps_order_and_room(seed: int) -> None:
     assert served == sorted(served)
     assert set(served) | cancelled == set(range(total))
     assert cluster.assigner.num_waiting == 0
+
+
+async def test_higher_priorities_are_placed_first_and_equal_ones_in_order() -> None:
+    cluster = make_cluster()
+    say(cluster, "decode", "d", max_running=1, num_running=1)
+    placed: list[int] = []
+
+    async def call(number: int, priority: int) -> None:
+        wanted = dataclasses.replace(demand(number), priority=priority)
+        await cluster.assigner.assign(wanted)
+        placed.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number, priority in enumerate((0, 0, 7, -2, 7, 0)):
+            group.create_task(call(number, priority))
+            await asyncio.sleep(0)
+        for count in range(1, 7):
+            facts = {"max_running": 1, "num_running": 0, "accepted": count - 1}
+            say(cluster, "decode", "d", **facts)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(placed) == count
+            say(cluster, "decode", "d", **(facts | {"num_running": 1, "accepted": count}))
+    assert placed == [2, 4, 0, 1, 5, 3]
