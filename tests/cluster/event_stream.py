@@ -91,17 +91,16 @@ def _chat_choice(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
                 message[name] = (message.get(name) or "") + delta[name]
         for call in delta.get("tool_calls") or []:
             _add_tool_call(message.setdefault("tool_calls", []), call)
-    entries = [
-        entry
-        for part in parts
-        if part.get("logprobs") is not None
-        for entry in part["logprobs"]["content"] or []
-    ]
-    has_logprobs = any(part.get("logprobs") is not None for part in parts)
+    found = [part["logprobs"] for part in parts if part.get("logprobs") is not None]
+    logprobs: dict[str, Any] = {"content": [], "refusal": None}
+    for one in found:
+        for name in ("content", "reasoning_content"):
+            if one.get(name):
+                logprobs[name] = logprobs.get(name, []) + one[name]
     return {
         "index": index,
         "message": message,
-        "logprobs": {"content": entries, "refusal": None} if has_logprobs else None,
+        "logprobs": logprobs if found else None,
         "finish_reason": _finish_reason(parts),
     }
 

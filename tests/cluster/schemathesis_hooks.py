@@ -1,0 +1,32 @@
+"""Hooks of the schemathesis runs: generated requests reach the model, and ask little of it.
+
+EPSERVE_MODEL is the model's name. What is of another type than it should be is left alone.
+"""
+
+import os
+from typing import Any
+
+import schemathesis
+
+MODEL = os.environ["EPSERVE_MODEL"]
+# As many as the demo model makes in a moment, behind a limit that is to be refused.
+MOST = {"max_tokens": 6, "max_completion_tokens": 6, "n": 3, "best_of": 3}
+LARGEST_ACCEPTED = {"max_tokens": 4096, "max_completion_tokens": 4096, "n": 128, "best_of": 128}
+
+
+@schemathesis.hook
+def before_call(
+    context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]
+) -> None:
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    # Names of every other length stay what they are: no such model.
+    if isinstance(body.get("model"), str) and len(body["model"]) % 4 != 3:
+        body["model"] = MODEL
+    if case.path == "/v1/chat/completions":
+        body.setdefault("max_tokens", 6)
+    for name, most in MOST.items():
+        value = body.get(name)
+        if type(value) is int and most < value <= LARGEST_ACCEPTED[name]:
+            body[name] = most

@@ -1,0 +1,78 @@
+"""Requests generated from the served OpenAPI document: no server error, no undocumented status."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.harness import REPOSITORY, Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+NUM_REQUESTS = 2000
+
+
+def responses(cluster: Cluster) -> Counter[str]:
+    """All HTTP responses so far, by status."""
+    text = httpx.get(f"{cluster.url}/metrics").text
+    found = re.findall(r"^epserve_gateway_http_responses_total\{(.*)\} (\S+)$", text, re.MULTILINE)
+    counts: Counter[str] = Counter()
+    for labels, count in found:
+        code = re.search(r'code="(\d+)"', labels)
+        assert code is not None, labels
+        counts[code[1]] += int(float(count))
+    return counts
+
+
+def run_schemathesis(cluster: Cluster, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command line tool in a process of its own."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{cluster.url}/openapi.json"]
+    command += ["--url", cluster.url, "--checks", ",".join(CHECKS)]
+    command += ["--phases", "examples,coverage,fuzzing", "--workers", "2"]
+    command += ["--max-examples", "150", "--seed", "1", "--generation-deterministic"]
+    command += ["--suppress-health-check", "all"]
+    command += ["--request-timeout", "60", "--continue-on-failure", "--no-color"]
+    hooks = {
+        "SCHEMATHESIS_HOOKS": "tests.cluster.schemathesis_hooks",
+        "EPSERVE_MODEL": cluster.model,
+    }
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | hooks | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_no_server_error_and_no_undocumented_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster(tmp_path / "cluster", "--decode-ranks", "1") as cluster:
+        before = responses(cluster)
+        result = run_schemathesis(cluster, tmp_path)
+        counts = responses(cluster)
+        counts.subtract(before)
+        with capsys.disabled():
+            sys.stdout.write(f"\nschemathesis: {counts.total()} requests, {dict(+counts)}\n")
+        assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2000:]
+        assert "Unresolvable references" not in result.stdout, result.stdout[-3000:]
+        assert counts.total() >= NUM_REQUESTS, result.stdout[-3000:]
+        assert counts["200"] >= NUM_REQUESTS // 20, "hardly any request was a good one"
+        assert not [code for code in +counts if code >= "500"], counts
+        cluster.assert_nothing_held(20)
+        assert cluster.complete([5, 6, 7], 4)["usage"]["completion_tokens"] >= 1
+        assert "restart" not in cluster.output().lower()
