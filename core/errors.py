@@ -5,6 +5,7 @@
     |  `- ContextLengthExceeded     INVALID_ARGUMENT     400   .., context_length_exceeded
     |- ModelNotFound                NOT_FOUND            404   .., model_not_found
     |- Overloaded                   RESOURCE_EXHAUSTED   429   rate_limit_error, overloaded
+    |  `- RateLimited               RESOURCE_EXHAUSTED   429   .., rate_limit_exceeded
     |- Unavailable                  UNAVAILABLE          503   server_error, unavailable
     |  `- TransferError             UNAVAILABLE          503   server_error, transfer_failed
     |- Mismatch                     FAILED_PRECONDITION  503   server_error, mismatch
@@ -92,6 +93,10 @@ class Overloaded(EpserveError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class RateLimited(Overloaded):
+    """The caller has used up what it may for now; others have not."""
+
+
 class Unavailable(EpserveError):
     """A needed peer is not there, or died; the request may be tried elsewhere."""
 
@@ -155,6 +160,7 @@ STATUS: dict[type[EpserveError], ErrorStatus] = {
     ),
     ModelNotFound: _row("NOT_FOUND", 404, "invalid_request_error", "model_not_found"),
     Overloaded: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
+    RateLimited: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded"),
     Unavailable: _row("UNAVAILABLE", 503, "server_error", "unavailable"),
     TransferError: _row("UNAVAILABLE", 503, "server_error", "transfer_failed"),
     Mismatch: _row("FAILED_PRECONDITION", 503, "server_error", "mismatch"),

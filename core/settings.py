@@ -23,7 +23,8 @@ def _check_address(text: str) -> str:
     return str(parse_address(text))
 
 
-def _split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever it got
+def split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever it got
+    """"a,b" or ["a", "b,c"] as a tuple of texts; anything else as it is."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
         return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
@@ -33,7 +34,7 @@ def _split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over what
 # host:port; port 0 takes a free one where the process listens.
 HostPort = Annotated[str, AfterValidator(_check_address)]
 # host:port,host:port,... in flags and variables alike; a flag may also be repeated.
-HostPorts = Annotated[tuple[HostPort, ...], NoDecode, BeforeValidator(_split_commas)]
+HostPorts = Annotated[tuple[HostPort, ...], NoDecode, BeforeValidator(split_commas)]
 
 
 class ProcessSettings(BaseSettings):

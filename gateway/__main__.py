@@ -3,8 +3,9 @@
 import sys
 
 from core.log import configure
-from gateway.server import run
+from gateway.server import make_keys, run
 from gateway.settings import GatewaySettings
+from gateway.workers import run_workers
 
 
 def main() -> int:
@@ -13,8 +14,11 @@ def main() -> int:
     settings = GatewaySettings.parse(sys.argv[1:])
     configure("gateway", settings.name or "gateway", settings.log_level, settings.log_format)
     try:
+        make_keys(settings)
+        if settings.workers > 1:
+            return run_workers(settings)
         run(settings)
-    except (OSError, ValueError) as error:  # the address, the model folder
+    except (OSError, ValueError) as error:  # the address, the model folder, the keys
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0

@@ -7,18 +7,28 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from core.errors import EpserveError, ModelNotFound, Unavailable
 from gateway.api_document import describe
+from gateway.api_keys import ApiKeys
 from gateway.body_limit import BodyLimit
 from gateway.frontend import Frontend
+from gateway.key_guard import KeyGuard
 from gateway.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.request_scope import RequestScope
 
+# What scripts of a page from elsewhere may read.
+EXPOSED_HEADERS = (
+    "x-request-id", "retry-after",
+    *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset")
+      for kind in ("requests", "tokens")),
+)  # fmt: skip
 
-def create_app(frontend: Frontend) -> ASGIApp:
-    """The whole application around one frontend."""
+
+def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
+    """The whole application around one frontend, with the keys that it takes."""
     app = FastAPI(title="epserve", version=_version(), docs_url=None, redoc_url=None)
     app.add_exception_handler(EpserveError, on_epserve_error)
     app.add_exception_handler(HTTPException, on_http_exception)
@@ -30,10 +40,20 @@ def create_app(frontend: Frontend) -> ASGIApp:
     app.openapi = lambda: document  # type: ignore[method-assign]
     settings = frontend.settings
     paths = frozenset(document["paths"])
-    limited = BodyLimit(
+    edge: ASGIApp = BodyLimit(
         app, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds
     )
-    return RequestScope(limited, frontend.serving.metrics, paths)
+    edge = KeyGuard(edge, keys, frontend.serving.limiter, guards_all=settings.guard_all_paths)
+    if settings.cors_origins:
+        # Around the guard: browsers ask without a key whether they may send one.
+        edge = CORSMiddleware(
+            edge,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return RequestScope(edge, frontend.serving.metrics, paths)
 
 
 def _add_generation(app: FastAPI, frontend: Frontend) -> None:
@@ -112,8 +132,8 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Prometheus exposition of this process."""
-        content = generate_latest(frontend.serving.metrics.registry)
+        """Prometheus exposition; with several workers, of all together."""
+        content = generate_latest(frontend.serving.metrics.exposed())
         return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

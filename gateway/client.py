@@ -117,6 +117,7 @@ class Leg:
         sampling: SamplingParams,
         deadline: float,
         page_tokens: int,
+        priority: int = 0,
     ) -> None:
         self.output_token_ids: list[int] = []
         self.num_cached_tokens = 0
@@ -128,6 +129,7 @@ class Leg:
         self._prompt = prompt
         self._sampling = sampling
         self._deadline = deadline
+        self._priority = priority
         self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
         self._num_calls = 0
         self._search = _Search()
@@ -174,6 +176,7 @@ class Leg:
             sampling=sampling,
             prefill=pair.prefill,
             decode_epoch=pair.decode.epoch,
+            priority=self._priority,
         )
         return calls.call(
             GENERATE, request.SerializeToString(), timeout_seconds=self._remaining_seconds()
@@ -219,6 +222,7 @@ class Leg:
             max_new_tokens=self._prompt.max_tokens - num_output,
             prefix_hashes=self._prefix_hashes,
             exclude_epochs=self._search.excluded_epochs,
+            priority=self._priority,
         )
 
     # ---- answers and failures

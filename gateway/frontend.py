@@ -10,6 +10,7 @@ from typing import Literal
 from fastapi import Request, Response
 
 from core.errors import InvalidRequest, ModelNotFound
+from core.log import get_logger
 from gateway.announcer import Announcer
 from gateway.chat_prompt import make_chat_prompt
 from gateway.chat_reply import ChatReply
@@ -31,6 +32,8 @@ from gateway.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
 from gateway.tool_fields import ToolUse
 from proto.generate_pb2 import SamplingParams
+
+log = get_logger("gateway.frontend")
 
 TIMEOUT_HEADER = "x-request-timeout"
 
@@ -266,6 +269,9 @@ class Frontend:
 
     def _respond(self, job: Job, reply: ChatReply | CompletionReply) -> Response:
         self.cluster.metrics.prompt_tokens.inc(sum(len(one.token_ids) for one in job.prompts))
+        if self.settings.log_prompts:
+            texts = [self.model.tokenizer.spelled_text(one.token_ids) for one in job.prompts]
+            log.info("prompts", id=job.id, texts=texts)
         page_tokens = self.announcer.page_tokens
         run = Run(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
         return GenerationResponse(job, run, reply, self.serving)

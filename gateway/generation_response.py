@@ -2,12 +2,14 @@
 
 nothing sent yet   an error becomes an HTTP status with OpenAI's error object
 stream has begun   an error becomes one event with that object, and the stream ends
+nothing to send    a stream begins, or goes on, with a comment every `ping_seconds`
 client gone        everything that was started for it is cancelled at once
-client not reading the same, a moment behind the request's deadline
+client not reading the same after `reader_stall_seconds`, or a moment behind the deadline
 """
 
 import asyncio
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -16,21 +18,19 @@ from core.clock import Clock
 from core.errors import DeadlineExceeded, EpserveError, InternalError
 from core.log import get_logger
 from gateway.admission import Admission
+from gateway.api_keys import Client
 from gateway.job import Job
+from gateway.key_guard import CLIENT
 from gateway.metrics import GatewayMetrics
 from gateway.openai_error import error_body
 from gateway.piece import Piece, join_pieces
+from gateway.rate_limit import RateLimiter
 from gateway.reply import SSE_DONE, Reply, sse_event
+from gateway.reply_sender import ReplySender
 from gateway.run import Run
+from gateway.token_meter import TokenMeter
 
 log = get_logger("gateway.generation")
-
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-JSON_HEADERS = [(b"content-type", b"application/json")]
 
 # The workers' own answer to a deadline is better than ours: they get a moment to give it.
 PATIENCE_SECONDS = 1.0
@@ -42,6 +42,9 @@ class Serving(NamedTuple):
     admission: Admission
     metrics: GatewayMetrics
     clock: Clock
+    limiter: RateLimiter
+    ping_seconds: float
+    reader_stall_seconds: float
 
 
 class GenerationResponse(Response):
@@ -54,81 +57,102 @@ class GenerationResponse(Response):
         self._run = run
         self._reply = reply
         self._serving = serving
-        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises EpserveError only while nothing has been sent."""
         outcome = "internal"
-        work = asyncio.create_task(self._work(send))
+        client: Client | None = scope.get(CLIENT)
+        meter = TokenMeter(self._serving.limiter, client, self._run)
+        sender = ReplySender(scope, send, self._serving.clock)
+        work = asyncio.create_task(self._work(sender, meter))
         gone = asyncio.create_task(_disconnected(receive))
         try:
-            patience = self._job.deadline - self._serving.clock.now() + PATIENCE_SECONDS
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
-            if work.done():
-                outcome = work.result()
-            elif gone.done():
-                outcome = "disconnected"
-            else:
-                outcome = "deadline_exceeded"
-                if not self._has_begun:
-                    raise DeadlineExceeded("the request's deadline is over")
+            outcome = await self._attend({work, gone}, work, sender)
         except EpserveError as error:
             outcome = error.status.code
             raise
         finally:
             work.cancel()
             gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-            self._record(outcome)
+            await asyncio.gather(work, gone, sender.close(), return_exceptions=True)
+            meter.note(is_end=True)
+            self._record(outcome, client)
 
-    async def _work(self, send: Send) -> str:
+    async def _attend(
+        self, ends: set["asyncio.Task[Any]"], work: "asyncio.Task[str]", sender: ReplySender
+    ) -> str:
+        """Waits for one of `ends`, of work or client, and says what it was; pings, and cuts
+        off who does not read."""
+        serving = self._serving
+        give_up_at = self._job.deadline + PATIENCE_SECONDS
+        pings = self._job.stream and serving.ping_seconds > 0
+        beat = min(serving.ping_seconds if pings else math.inf, serving.reader_stall_seconds)
+        while True:
+            now = serving.clock.now()
+            silent = sender.silent_seconds(now)
+            pause = min(give_up_at - now, beat - silent if silent < beat else beat)
+            done, _ = await asyncio.wait(
+                ends, return_when=asyncio.FIRST_COMPLETED, timeout=max(0.0, pause)
+            )
+            if done:
+                return work.result() if work.done() else "disconnected"
+            now = serving.clock.now()
+            if now >= give_up_at:
+                if not sender.has_begun:
+                    raise DeadlineExceeded("the request's deadline is over")
+                sender.abort()
+                return "deadline_exceeded"
+            if sender.stalled_seconds(now) >= serving.reader_stall_seconds:
+                log.warning("client does not read", seconds=serving.reader_stall_seconds)
+                sender.abort()
+                return "slow_reader"
+            if pings and sender.silent_seconds(now) >= serving.ping_seconds:
+                sender.ping()
+
+    async def _work(self, sender: ReplySender, meter: TokenMeter) -> str:
         """Returns the outcome: ok, or the code of an error that the client was told in the
         stream."""
-        with self._serving.admission.slot(self._run):
-            if self._job.stream:
-                return await self._stream(send)
-            await self._collect(send)
+        try:
+            meter.begin()
+            async with self._serving.admission.slot(self._run, self._job.priority):
+                if self._job.stream:
+                    await self._stream(sender, meter)
+                else:
+                    await self._collect(sender, meter)
             return "ok"
+        except EpserveError as error:
+            if not sender.has_begun:
+                raise
+            outcome = error.status.code
+            content = error_body(error)
+            log.warning("stream ended early", code=outcome, message=error.message)
+        except Exception:
+            if not sender.has_begun:
+                raise
+            log.exception("stream ended by an unexpected exception")
+            outcome = "internal"
+            content = error_body(InternalError("internal error"))
+        await sender.events(sse_event(content), more=False)
+        return outcome
 
-    async def _collect(self, send: Send) -> None:
+    async def _collect(self, sender: ReplySender, meter: TokenMeter) -> None:
         parts: list[list[Piece]] = [[] for _ in range(self._job.num_choices)]
         async with self._run as run:
             async for pieces in run:
                 for index, piece in pieces:
                     parts[index].append(piece)
+                meter.note()
         choices = [join_pieces(parts[index]) for index in self._run.returned()]
-        body = self._reply.whole(choices, self._run.usage())
-        length = (b"content-length", str(len(body)).encode())
-        self._has_begun = True
-        await send(_start([*JSON_HEADERS, length]))
-        await send({"type": "http.response.body", "body": body})
+        await sender.whole(self._reply.whole(choices, self._run.usage()))
 
-    async def _stream(self, send: Send) -> str:
-        outcome = "ok"
-        try:
-            async with self._run as run:
-                opened: set[int] = set()
-                async for pieces in run:
-                    if not self._has_begun:
-                        self._has_begun = True
-                        await send(_start(STREAM_HEADERS))
-                    await send(_body(self._events(pieces, opened)))
-            last = self._reply.usage_event(run.usage()) if self._job.include_usage else b""
-            last += SSE_DONE
-        except EpserveError as error:
-            if not self._has_begun:
-                raise
-            outcome = error.status.code
-            last = sse_event(error_body(error))
-            log.warning("stream ended early", code=outcome, message=error.message)
-        except Exception:
-            if not self._has_begun:
-                raise
-            log.exception("stream ended by an unexpected exception")
-            outcome = "internal"
-            last = sse_event(error_body(InternalError("internal error")))
-        await send(_body(last, more=False))
-        return outcome
+    async def _stream(self, sender: ReplySender, meter: TokenMeter) -> None:
+        async with self._run as run:
+            opened: set[int] = set()
+            async for pieces in run:
+                await sender.events(self._events(pieces, opened))
+                meter.note()
+        last = self._reply.usage_event(run.usage()) if self._job.include_usage else b""
+        await sender.events(last + SSE_DONE, more=False)
 
     def _events(self, pieces: list[tuple[int, Piece]], opened: set[int]) -> bytes:
         """All that is new in one write."""
@@ -140,7 +164,7 @@ class GenerationResponse(Response):
             events.append(self._reply.events(index, piece))
         return b"".join(events)
 
-    def _record(self, outcome: str) -> None:
+    def _record(self, outcome: str, client: Client | None) -> None:
         usage = self._run.usage()
         seconds = self._serving.clock.now() - self._job.arrived_at
         self._serving.metrics.requests.labels(outcome=outcome).inc()
@@ -148,6 +172,7 @@ class GenerationResponse(Response):
         log.info(
             "generation ended",
             id=self._job.id,
+            client=client.name if client is not None else None,
             outcome=outcome,
             endpoint=self._job.endpoint,
             stream=self._job.stream,
@@ -158,14 +183,6 @@ class GenerationResponse(Response):
             num_moves=self._run.num_moves,
             seconds=round(seconds, 6),
         )
-
-
-def _start(headers: list[tuple[bytes, bytes]]) -> dict[str, object]:
-    return {"type": "http.response.start", "status": 200, "headers": list(headers)}
-
-
-def _body(content: bytes, *, more: bool = True) -> dict[str, object]:
-    return {"type": "http.response.body", "body": content, "more_body": more}
 
 
 async def _disconnected(receive: Receive) -> None:

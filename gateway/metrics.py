@@ -1,6 +1,9 @@
 """Metrics of the gateway process."""
 
+import os
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from core.metrics import (
     INTER_TOKEN_BUCKETS,
@@ -9,6 +12,14 @@ from core.metrics import (
     TIME_TO_FIRST_TOKEN_BUCKETS,
 )
 
+# Read by the library itself when it is imported.
+SHARED_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def is_shared() -> bool:
+    """Whether this process keeps its numbers where its supervisor adds them up."""
+    return SHARED_FOLDER_VARIABLE in os.environ
+
 
 class GatewayMetrics:
     """Times are as the gateway sees them; choices of one request count one by one, except
@@ -16,7 +27,8 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        if not is_shared():
+            ProcessCollector(registry=self.registry)
         self.requests = Counter(
             "epserve_requests_total",
             "Generation requests by outcome: ok, disconnected, or the error's code",
@@ -33,6 +45,13 @@ class GatewayMetrics:
             "epserve_gateway_inflight_requests",
             "Generation requests in progress",
             registry=self.registry,
+            multiprocess_mode="livesum",
+        )
+        self.queued = Gauge(
+            "epserve_gateway_queued_requests",
+            "Generation requests that wait in the gateway for others to end",
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
         self.moves = Counter(
             "epserve_gateway_moves_total",
@@ -70,6 +89,14 @@ class GatewayMetrics:
             "Waiting at the router for workers with room",
             QUEUE_BUCKETS,
         )
+
+    def exposed(self) -> CollectorRegistry:
+        """What /metrics shows: the sums over all processes where several share a folder."""
+        if not is_shared():
+            return self.registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return registry
 
     def count_move(self, reason: str) -> None:
         self.moves.labels(reason=reason).inc()

@@ -18,6 +18,7 @@ log = get_logger("gateway.openai_error")
 
 # Codes of errors that only HTTP knows.
 HTTP_CODES = {
+    401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",

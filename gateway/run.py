@@ -144,6 +144,11 @@ class Run:
         return -text.sum_logprob / max(1, text.num_tokens)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Of all choices, so far."""
+        return sum(choice.text.num_tokens for choice in self._choices)
+
+    @property
     def num_moves(self) -> int:
         return sum(choice.leg.num_moves for choice in self._choices)
 
@@ -199,6 +204,7 @@ def _make_choice(
         sampling=sampling,
         deadline=job.deadline,
         page_tokens=page_tokens,
+        priority=job.priority,
     )
     return _Choice(index, leg, _make_output(job, tokenizer, prompt.echo), prompt.echo)
 

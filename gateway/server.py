@@ -16,13 +16,18 @@ from core.process import Identity
 from core.signals import stop_event
 from gateway.admission import Admission
 from gateway.announcer import Announcer
+from gateway.api_keys import ApiKeys
 from gateway.app import create_app
+from gateway.bucket_memory import BucketMemory
 from gateway.channels import ChannelPool
 from gateway.client import Cluster
 from gateway.frontend import Frontend
 from gateway.generation_response import Serving
 from gateway.grammar_compiler import GrammarCompiler
+from gateway.http_protocol import HttpProtocol
+from gateway.listener import listen_on
 from gateway.metrics import GatewayMetrics
+from gateway.rate_limit import Limits, RateLimiter
 from gateway.served_model import ServedModel
 from gateway.settings import GatewaySettings
 from proto.router_pb2_grpc import RouterStub
@@ -31,6 +36,7 @@ from rpc.client import channel
 log = get_logger("gateway.server")
 
 BACKLOG = 2048
+BUCKET_FILE = "rate_limits"
 # For responses that ignore that they were told to end.
 FORCED_STOP_SECONDS = 1
 
@@ -48,7 +54,7 @@ def run(settings: GatewaySettings) -> None:
     when the address is taken."""
     model = ServedModel.load(settings)
     with (
-        listen_on(settings.listen) as listener,
+        listen_on(settings.listen, shared=settings.shared_folder is not None) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_serve_until_signal(settings, model, listener))
@@ -76,7 +82,16 @@ async def serve(
         stack.callback(metrics_server.close)
         router = RouterStub(router_channel)
         announcer = Announcer(router, identity, clock, model=model.name)
-        admission = Admission(max_inflight=settings.max_inflight, metrics=metrics)
+        admission = Admission(
+            max_inflight=settings.max_inflight,
+            max_queued=settings.max_queued,
+            max_queue_seconds=settings.max_queue_seconds,
+            metrics=metrics,
+            clock=clock,
+        )
+        buckets = BucketMemory(settings.shared_folder and settings.shared_folder / BUCKET_FILE)
+        stack.callback(buckets.close)
+        keys = make_keys(settings)
         grammars = GrammarCompiler(settings.model, model.eos_token_ids)
         stack.push_async_callback(grammars.close)
         frontend = Frontend(
@@ -95,18 +110,39 @@ async def serve(
                 failover_seconds=settings.failover_seconds,
             ),
             announcer=announcer,
-            serving=Serving(admission, metrics, clock),
+            serving=Serving(
+                admission,
+                metrics,
+                clock,
+                RateLimiter(buckets, clock),
+                settings.ping_seconds,
+                settings.reader_stall_seconds,
+            ),
         )
         log.info("listening", address=str(address), model=model.name, epoch=identity.epoch)
-        await _serve_frontend(frontend, listener, stop)
+        await _serve_frontend(frontend, keys, listener, stop)
     log.info("stopped")
 
 
-async def _serve_frontend(frontend: Frontend, listener: socket.socket, stop: asyncio.Event) -> None:
+def make_keys(settings: GatewaySettings) -> ApiKeys:
+    """Raises ValueError for keys that make no sense."""
+    return ApiKeys(
+        file=settings.api_keys_file,
+        keys=[key for key in settings.api_keys.split(",") if key.strip()],
+        limits=Limits(settings.requests_per_minute, settings.tokens_per_minute),
+    )
+
+
+async def _serve_frontend(
+    frontend: Frontend, keys: ApiKeys, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    settings = frontend.settings
     server = _HttpServer(
         uvicorn.Config(
-            create_app(frontend),
-            http="httptools",
+            create_app(frontend, keys),
+            http=HttpProtocol,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -122,31 +158,18 @@ async def _serve_frontend(frontend: Frontend, listener: socket.socket, stop: asy
     announcing = asyncio.create_task(frontend.announcer.run())
     stopping = asyncio.create_task(stop.wait())
     tasks = {serving, announcing, stopping}
+    watching = asyncio.create_task(keys.watch())
     try:
         # The first two never end by themselves; if one does, its error is ours.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             log.info("stopping", num_inflight=frontend.serving.admission.num_inflight)
-        await frontend.serving.admission.drain(frontend.settings.grace_seconds)
+        await frontend.serving.admission.drain(settings.grace_seconds)
         server.should_exit = True
         await serving
         if announcing.done():
             announcing.result()
     finally:
-        for task in tasks:
+        for task in (*tasks, watching):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def listen_on(listen: str) -> socket.socket:
-    """A bound socket. Raises OSError that names the address."""
-    host, port = parse_address(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from error
-    return listener
+        await asyncio.gather(*tasks, watching, return_exceptions=True)

@@ -1,11 +1,12 @@
 """Settings of the gateway process."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import NoDecode
 
-from core.settings import HostPort, ProcessSettings
+from core.settings import HostPort, ProcessSettings, split_commas
 
 
 def _check_model(path: Path) -> Path:
@@ -41,17 +42,63 @@ class GatewaySettings(ProcessSettings):
         "reasoning_content if both are tokens of the model; off: it stays in the text",
     )
 
+    # ---- processes
+    workers: int = Field(
+        1, ge=1, le=256, description="Processes that share the port, one core each"
+    )
+    shared_folder: Path | None = Field(
+        None,
+        description="Where processes of one gateway share metrics and rate limits; "
+        "--workers takes a temporary folder of its own",
+    )
+
+    # ---- who may ask
+    api_keys_file: Path | None = Field(
+        None,
+        description="One key a line, `KEY [name=...] [requests_per_minute=N] "
+        "[tokens_per_minute=N]`; read again when it changes",
+    )
+    api_keys: str = Field(
+        "", repr=False, description="Keys, separated by commas; better as EPSERVE_API_KEYS"
+    )
+    guard_all_paths: bool = Field(
+        False, description="Ask for a key at /health, /ready, /metrics and /version as well"
+    )
+    requests_per_minute: int = Field(
+        0, ge=0, description="Of one key (without keys: of all together); 0: no limit"
+    )
+    tokens_per_minute: int = Field(
+        0, ge=0, description="Prompt and output tokens of one key; 0: no limit"
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)] = Field(
+        (), description="Origins whose pages may ask, * for any; none: CORS is off"
+    )
+    tls_cert: Path | None = Field(None, description="Certificate chain, PEM; needs --tls-key")
+    tls_key: Path | None = Field(None, description="Private key, PEM")
+    log_prompts: bool = Field(False, description="Log the text of prompts: never by default")
+
     # ---- bounds
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="Larger bodies get 413")
     body_timeout_seconds: float = Field(
         30.0, gt=0, description="A body that has not arrived by then gets 408"
     )
-    max_inflight: int = Field(
-        4096, ge=1, description="Requests at once; more get 429 with Retry-After"
+    max_inflight: int = Field(4096, ge=1, description="Requests at once of one process; more wait")
+    max_queued: int = Field(
+        1024, ge=0, description="Requests that wait; more get 429 with Retry-After"
+    )
+    max_queue_seconds: float = Field(
+        30.0, gt=0, description="A request that has waited for so long gets 429"
     )
     max_choices: int = Field(128, ge=1, description="Prompts times n of one request")
     request_timeout_seconds: float = Field(
         600.0, gt=0, description="Deadline of a request; x-request-timeout may shorten it"
+    )
+
+    ping_seconds: float = Field(
+        10.0, ge=0, description="Streams get a comment after so long without anything; 0: never"
+    )
+    reader_stall_seconds: float = Field(
+        30.0, gt=0, description="A client that does not read for so long is cut off"
     )
 
     # ---- failures
@@ -64,3 +111,13 @@ class GatewaySettings(ProcessSettings):
     grace_seconds: float = Field(
         2.5, ge=0, description="Running requests may finish for this long after SIGTERM"
     )
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key belong together")
+        for name in ("tls_cert", "tls_key", "api_keys_file"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"--{name.replace('_', '-')}: there is no file {path}")
+        return self

@@ -1,6 +1,7 @@
 """The checkpoint's tokenizer: text to ids, and each id to the exact bytes it stands for."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -104,6 +105,10 @@ class Tokenizer:
         """What a token adds to the text: nothing for special and unknown ones. Tokens that
         were added but are not special (<think>) are shown."""
         return b"" if token_id in self._special_ids else self.spelled_bytes(token_id)
+
+    def spelled_text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return b"".join(map(self.spelled_bytes, token_ids)).decode("utf-8", "replace")
 
     def spelled_bytes(self, token_id: int) -> bytes:
         """The bytes a token is written with, special or not; none for unknown ids."""

@@ -11,8 +11,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from gateway.listener import listen_on
 from gateway.served_model import ServedModel
-from gateway.server import listen_on, serve
+from gateway.server import serve
 from gateway.settings import GatewaySettings
 from gateway.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from proto.generate_pb2 import GenerateRequest

@@ -157,7 +157,10 @@ async def test_random_drops_leave_nothing(gateway: Gateway) -> None:
     for _ in range(10):
         await asyncio.gather(*(one() for _ in range(10)))
     await eventually(lambda: decode.num_running == 0)
-    assert await inflight(gateway) == 0
+    # One that was dropped a moment ago may not have got as far as a worker.
+    async with asyncio.timeout(1):
+        while await inflight(gateway):
+            await asyncio.sleep(0.01)
     await eventually(lambda: len(asyncio.all_tasks()) <= before)
     assert (await gateway.complete("plain")).status_code == 200
 

@@ -151,7 +151,7 @@ async def test_no_chat_template(tmp_path: Path) -> None:
 async def test_full_gateway(model_folder: Path) -> None:
     async with (
         FakeCluster(tokens_of, EOS_ID) as cluster,
-        running_gateway(cluster, model_folder, max_inflight=2) as gateway,
+        running_gateway(cluster, model_folder, max_inflight=2, max_queued=0) as gateway,
     ):
         cluster.first.plan.hang_after = 0
         tasks = [asyncio.create_task(gateway.complete("plain")) for _ in range(2)]

@@ -1,0 +1,79 @@
+"""uvicorn's HTTP connection with the bounds and the manners it lacks.
+
+Heads of requests are bounded in time and size, what is no HTTP gets OpenAI's error object too,
+and whoever answers a request can cut its connection without waiting for a client that does
+not read: `scope[ABORT]()`.
+"""
+
+import asyncio
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.openai_error import error_object
+
+ABORT = "epserve.abort"
+
+# From the connection, or the first byte of a request, to the end of its headers.
+HEAD_SECONDS = 20.0
+MAX_HEAD_BYTES = 64 * 2**10
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope = cast("dict[str, Any]", self.scope)
+        scope[ABORT] = self.transport.abort
+        self._num_head_bytes = 0
+        self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP; replaces uvicorn's plain text."""
+        body = error_object("invalid HTTP request", "invalid_request_error", None, "invalid_value")
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._head_is_there()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _head_is_there(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("the request's head is too large")  # the parser ends with an error

@@ -1,0 +1,34 @@
+"""The tokens of one request, counted against the limits of who asked."""
+
+from gateway.api_keys import Client
+from gateway.rate_limit import RateLimiter
+from gateway.run import Run
+
+# Output is counted in steps of so many tokens, not one by one.
+STEP_TOKENS = 16
+
+
+class TokenMeter:
+    """`client` None: nobody's limits."""
+
+    def __init__(self, limiter: RateLimiter, client: Client | None, run: Run) -> None:
+        limits = client.limits if client is not None else None
+        self._client = client if limits is not None and limits.tokens_per_minute else None
+        self._limiter = limiter
+        self._run = run
+        self._num_counted = 0
+
+    def begin(self) -> None:
+        """Counts the prompts. Raises RateLimited when that is too much now."""
+        if self._client is not None:
+            num_tokens = self._run.usage().prompt_tokens
+            self._limiter.take_prompt(self._client.name, self._client.limits, num_tokens)
+
+    def note(self, *, is_end: bool = False) -> None:
+        """Counts what has come since the last time."""
+        if self._client is None:
+            return
+        num_new = self._run.num_output_tokens - self._num_counted
+        if num_new >= (1 if is_end else STEP_TOKENS):
+            self._num_counted += num_new
+            self._limiter.take_output(self._client.name, self._client.limits, num_new)

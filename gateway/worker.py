@@ -1,0 +1,26 @@
+"""`python -m gateway.worker PARENT_PID`: one of several processes; its settings come on stdin."""
+
+import json
+import sys
+
+from core.log import configure
+from core.process import die_with_parent
+from gateway.server import run
+from gateway.settings import GatewaySettings
+
+
+def main() -> int:
+    """As `gateway.__main__`."""
+    die_with_parent(int(sys.argv[1]))
+    settings = GatewaySettings(**json.load(sys.stdin))
+    configure("gateway", settings.name, settings.log_level, settings.log_format)
+    try:
+        run(settings)
+    except (OSError, ValueError) as error:  # the address, the model folder
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

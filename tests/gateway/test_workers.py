@@ -1,0 +1,91 @@
+"""`--workers`: one port, several processes, one set of numbers and limits."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+
+from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
+from tests.gateway.fake_cluster import FakeCluster
+from tests.gateway.model_folder import EOS_ID, make_model_folder
+from tests.gateway.test_process import gateway_process, is_ready, run_gateway
+
+BODY = {"model": MODEL, "prompt": "plain", "temperature": 0, "max_tokens": 200}
+
+
+def children(pid: int) -> set[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return {int(child) for child in text.split()}
+
+
+async def ask(client: httpx.AsyncClient) -> httpx.Response:
+    # A connection of its own: that is what is spread over the processes.
+    headers = {"connection": "close", "authorization": "Bearer secret"}
+    return await client.post("/v1/completions", json=BODY, headers=headers)
+
+
+async def metric(client: httpx.AsyncClient, line: str) -> float:
+    text = (await client.get("/metrics")).text
+    return sum(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
+
+
+async def test_one_gateway_of_two_processes(model_folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret requests_per_minute=41\n")
+    flags = ("--workers", "2", "--api-keys-file", str(keys))
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        gateway_process(cluster, model_folder, *flags) as (process, client),
+    ):
+        names = set()
+        async with asyncio.timeout(20):
+            while len(names) < 2:
+                await asyncio.sleep(0.05)
+                names = {one.identity.name for one in cluster.router.announcements}
+        assert names == {"gateway-0", "gateway-1"}
+        replies = await asyncio.gather(*(ask(client) for _ in range(40)))
+        assert {one.json()["choices"][0]["text"] for one in replies} == {ANSWERS["plain"]}
+        # Whoever is asked tells the sum, and counts what all have let in.
+        for _ in range(6):
+            assert await metric(client, 'epserve_requests_total{outcome="ok"}') == 40
+            assert await metric(client, "epserve_gateway_inflight_requests") == 0
+        assert (await ask(client)).status_code == 200
+        assert (await ask(client)).status_code == 429
+
+        # One that dies is started again; the other serves meanwhile.
+        before = children(process.pid)
+        assert len(before) == 2
+        os.kill(min(before), signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while len(children(process.pid) - before) < 1 or not await is_ready(client):
+                await asyncio.sleep(0.05)
+        assert await metric(client, 'epserve_requests_total{outcome="ok"}') == 41
+
+        # A stop lets streams finish, and leaves nobody behind.
+        everybody = children(process.pid)
+        keys.write_text("secret\n")
+        async with asyncio.timeout(5):
+            while (await ask(client)).status_code != 200:
+                await asyncio.sleep(0.1)
+        cluster.first.plan.step_seconds = 0.02
+        cluster.first.started.clear()
+        running = asyncio.create_task(ask(client))
+        await asyncio.wait_for(cluster.first.started.wait(), 5)
+        process.terminate()
+        assert (await running).json()["choices"][0]["text"] == ANSWERS["plain"]
+        assert await asyncio.wait_for(process.wait(), 8) == 0
+        assert not [pid for pid in everybody if Path(f"/proc/{pid}").exists()]
+
+
+def test_processes_that_cannot_start(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    result = run_gateway(
+        "--router", "127.0.0.1:1", "--model", str(folder), "--workers", "2",
+        "--listen", "127.0.0.1:0",
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "tokenizer.json" in result.stderr
+    assert "Traceback" not in result.stderr
