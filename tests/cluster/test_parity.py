@@ -1,8 +1,8 @@
 """The same requests give the same bytes, streamed or not, from one pair of workers and from four.
 
-Batches of another size round sums differently, which shows in the last digits of
-log-probabilities. Requests that ask for them are therefore sent one by one; only where one
-request is a batch of its own (several choices or prompts) do these numbers get a tolerance.
+Batches and chunks of another size round sums differently, which shows in the last digits of
+log-probabilities. Requests that ask for them are therefore sent one by one, and these numbers
+alone get a tolerance: what a worker finds in its prefix cache differs from cluster to cluster.
 """
 
 import json
@@ -76,19 +76,12 @@ def plain(body: bytes) -> bytes:
     return canonical(reply)
 
 
-def may_round(request: SeededRequest) -> bool:
-    body = request.body
-    prompt = body.get("prompt")
-    several_prompts = isinstance(prompt, list) and not isinstance(prompt[0], int)
-    return "logprobs" in body and bool(several_prompts or {"n", "best_of"} & set(body))
-
-
 def check(request: SeededRequest, left: bytes, right: bytes) -> bool:
     """Whether they were equal to the byte; AssertionError when they may not even be rounded."""
     if left == right:
         return True
     say = f"{request.path} {json.dumps(request.body)}\n{left.decode()}\n{right.decode()}"
-    assert may_round(request), say
+    assert "logprobs" in request.body, say
     assert same_but_for_rounding(json.loads(left), json.loads(right)), say
     return False
 
