@@ -5,6 +5,7 @@ Importing xgrammar takes a second: `engine.grammars` does so when the first gram
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,31 +20,34 @@ from engine.token_bytes import token_bytes
 # would go on with it for ever.
 MAX_WHITESPACE = 64
 ANY_OBJECT = json.dumps({"type": "object"})
+# Each takes some MB: one for grammars that name no marks, one for tool calls, hardly more.
+MAX_COMPILERS = 4
+_ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U00([0-9a-fA-F]{6}))")
 # xgrammar tells where in its own sources an error was found.
 _ORIGIN = re.compile(r"^\s*(\[[\d:]+\])?\s*\S+\.(cc|h):\d+:\s*")
 
 
 class GrammarCompiler:
-    """For one checkpoint; thread-safe."""
+    """For one checkpoint; thread-safe.
+
+    Marks (<think>, those around tool calls) are spelled by their own tokens where the grammar
+    names them, and are not possible elsewhere: inside of a string they would be taken for what
+    they are not.
+    """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """Raises CheckpointError for a tokenizer that cannot be used."""
-        self._tokens = token_bytes(folder, vocab_size)
+        self._texts, self._marks = token_bytes(folder, vocab_size)
         self._eos_token_ids = eos_token_ids
-        info = xgrammar.TokenizerInfo(
-            self._tokens,
-            xgrammar.VocabType.RAW,
-            vocab_size=vocab_size,
-            stop_token_ids=list(eos_token_ids),
-        )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._lock = threading.Lock()
+        self._compilers: dict[frozenset[int], xgrammar.GrammarCompiler] = {}
 
     def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         """Raises ValueError saying why a grammar is none. `after_token_id` does not matter."""
         try:
             compiled = self._compile(grammar)
             first = xgrammar.GrammarMatcher(compiled)
-            bits = torch.zeros(1, -(-len(self._tokens) // 32), dtype=torch.int32)
+            bits = torch.zeros(1, -(-len(self._texts) // 32), dtype=torch.int32)
             first.fill_next_token_bitmask(bits)
         except (RuntimeError, TypeError) as error:
             text = _ORIGIN.sub("", str(error)).strip() or "it cannot be compiled"
@@ -56,22 +60,47 @@ class GrammarCompiler:
         self, grammar: Grammar, compiled: xgrammar.CompiledGrammar, stop_token_ids: Sequence[int]
     ) -> "GrammarMatch":
         """At the begin of an output. Stop tokens that are no text end it where it may end."""
-        textless = [token for token in stop_token_ids if not self._tokens[token]]
+        textless = [token for token in stop_token_ids if not self._texts[token]]
         matcher = xgrammar.GrammarMatcher(
             compiled, override_stop_tokens=[*{*self._eos_token_ids, *textless}]
         )
-        return GrammarMatch(matcher, len(self._tokens), grammar.after_token_id)
+        return GrammarMatch(matcher, len(self._texts), grammar.after_token_id)
 
     def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        compiler = self._compiler_for(grammar)
         if grammar.regex is not None:
-            return self._compiler.compile_regex(grammar.regex)
+            return compiler.compile_regex(grammar.regex)
         if grammar.ebnf is not None:
-            return self._compiler.compile_grammar(grammar.ebnf)
-        return self._compiler.compile_json_schema(
+            return compiler.compile_grammar(grammar.ebnf)
+        return compiler.compile_json_schema(
             grammar.json_schema or ANY_OBJECT,
             any_whitespace=not grammar.compact,
             max_whitespace_cnt=None if grammar.compact else MAX_WHITESPACE,
         )
+
+    def _compiler_for(self, grammar: Grammar) -> xgrammar.GrammarCompiler:
+        """One whose vocabulary has the marks that the grammar names."""
+        source = grammar.regex or grammar.ebnf or grammar.json_schema or ""
+        source = _ESCAPED.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), source)
+        named = frozenset(token for token, text in self._marks.items() if text in source)
+        with self._lock:
+            if named not in self._compilers:
+                if len(self._compilers) >= MAX_COMPILERS:
+                    self._compilers.clear()
+                self._compilers[named] = self._make_compiler(named)
+            return self._compilers[named]
+
+    def _make_compiler(self, named: frozenset[int]) -> xgrammar.GrammarCompiler:
+        texts = self._texts.copy()
+        for token in named:
+            texts[token] = self._marks[token].encode()
+        info = xgrammar.TokenizerInfo(
+            texts,
+            xgrammar.VocabType.RAW,
+            vocab_size=len(texts),
+            stop_token_ids=list(self._eos_token_ids),
+        )
+        return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
 class GrammarMatch:

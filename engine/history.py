@@ -35,7 +35,7 @@ class Match(Protocol):
 class History:
     """`match` is None without a grammar, and until the grammar is compiled (`attach`).
 
-    bias      token ids int64 and what is added to their logits, float32; None: nothing is
+    bias      token ids int32 and what is added to their logits, float32; None: nothing is
     counts    for penalties; None without any
     sampling  the request's own
     """
@@ -93,4 +93,4 @@ def _bias(sampling: Sampling) -> tuple[np.ndarray, np.ndarray] | None:
     if not sampling.logit_bias:
         return None
     token_ids, values = zip(*sampling.logit_bias, strict=True)
-    return np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32)
+    return np.array(token_ids, dtype=np.int32), np.array(values, dtype=np.float32)

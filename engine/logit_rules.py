@@ -26,8 +26,8 @@ def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> 
     if not present:
         return logits
     logits = logits.clone()
-    _add_bias(logits, [(row, history) for row, history in present if history.bias is not None])
-    _penalise(logits, [(row, history) for row, history in present if history.counts is not None])
+    _add_bias(logits, present)
+    _penalise(logits, present)
     _mask(
         logits,
         [
@@ -40,47 +40,40 @@ def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> 
 
 
 def _add_bias(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
-    if not present:
+    biases = [(row, history.bias) for row, history in present if history.bias is not None]
+    if not biases:
         return
-    biases = [history.bias for _, history in present if history.bias is not None]
-    rows = np.repeat([row for row, _ in present], [len(token_ids) for token_ids, _ in biases])
-    device = logits.device
-    at = (
-        torch.from_numpy(rows).to(device),
-        torch.from_numpy(np.concatenate([token_ids for token_ids, _ in biases])).to(device),
-    )
-    logits[at] += torch.from_numpy(np.concatenate([values for _, values in biases])).to(device)
+    sizes = [len(token_ids) for _, (token_ids, _) in biases]
+    which = _spread(sizes, logits.device)
+    rows = torch.tensor([row for row, _ in biases], device=logits.device)[which]
+    tokens = _joined([token_ids for _, (token_ids, _) in biases], logits.device)
+    logits[rows, tokens] += _joined([values for _, (_, values) in biases], logits.device)
 
 
 def _penalise(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
-    counts = [history.counts for _, history in present if history.counts is not None]
-    sizes = [len(one.token_ids) for one in counts]
+    counted = [(row, one.counts, one.sampling) for row, one in present if one.counts is not None]
+    sizes = [len(counts.token_ids) for _, counts, _ in counted]
     if not sum(sizes):
         return
     device = logits.device
-    places = np.stack(
-        [
-            np.repeat([row for row, _ in present], sizes),
-            np.concatenate([one.token_ids for one in counts]),
-        ]
-    )
-    knobs = np.array(
+    which = _spread(sizes, device)
+    rows = torch.tensor([row for row, _, _ in counted], device=device)[which]
+    tokens = _joined([counts.token_ids for _, counts, _ in counted], device)
+    count = _joined([counts.output_counts for _, counts, _ in counted], device)
+    knobs = torch.tensor(
         [
             (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-            for params in (history.sampling for _, history in present)
+            for _, _, params in counted
         ],
-        dtype=np.float32,
+        dtype=logits.dtype,
+        device=device,
     )
-    figures = np.concatenate(
-        [np.concatenate([one.output_counts for one in counts])[None], knobs.repeat(sizes, 0).T]
-    )
-    row, token = torch.from_numpy(places).to(device)
-    count, repetition, frequency, presence = torch.from_numpy(figures).to(device)
-    values = logits[row, token]
+    repetition, frequency, presence = knobs.t()[:, which]
+    values = logits[rows, tokens]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= count * frequency
     values -= (count > 0) * presence
-    logits[row, token] = values
+    logits[rows, tokens] = values
 
 
 def _mask(logits: torch.Tensor, present: list[tuple[int, Match]]) -> None:
@@ -91,9 +84,20 @@ def _mask(logits: torch.Tensor, present: list[tuple[int, Match]]) -> None:
     vocab_size = logits.shape[1]
     bits = torch.empty(len(matches), -(-vocab_size // WORD_BITS), dtype=torch.int32)
     matches[0].fill(matches, bits)
-    bits = bits.to(logits.device)
-    shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
-    allowed = ((bits.unsqueeze(2) >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
-    allowed |= ~allowed.any(dim=1, keepdim=True)
+    octets = bits.view(torch.uint8).to(logits.device)
+    of_octet = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=logits.device)
+    forbidden = ((octets.unsqueeze(2) & of_octet) == 0).flatten(1)[:, :vocab_size]
+    forbidden &= ~forbidden.all(dim=1, keepdim=True)
     rows = torch.tensor([row for row, _ in present], device=logits.device)
-    logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
+
+
+def _spread(sizes: list[int], device: torch.device) -> torch.Tensor:
+    """[sum(sizes)] int64: the index of each size, so often."""
+    counts = torch.tensor(sizes, device=device)
+    index = torch.arange(len(sizes), device=device)
+    return index.repeat_interleave(counts, output_size=sum(sizes))
+
+
+def _joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(arrays)).to(device)

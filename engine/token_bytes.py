@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from core.errors import CheckpointError
 
@@ -16,10 +17,19 @@ def _byte_of_character() -> dict[str, int]:
     }
 
 
-def token_bytes(folder: Path, vocab_size: int) -> list[bytes]:
-    """`vocab_size` entries, by token id; empty for special tokens, which no text contains, and
-    for ids that the tokenizer does not have. Raises CheckpointError when tokenizer.json is
-    missing, broken, or not byte-level BPE."""
+class TokenBytes(NamedTuple):
+    """texts  one entry a token id; empty for ids that are no text by themselves
+    marks  text of added tokens that are not special (<think>): they show, but stand for more
+           than the same characters one by one
+    """
+
+    texts: list[bytes]
+    marks: dict[int, str]
+
+
+def token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
+    """`vocab_size` entries. Raises CheckpointError when tokenizer.json is missing, broken, or
+    not byte-level BPE."""
     path = folder / "tokenizer.json"
     try:
         fields = json.loads(path.read_bytes())
@@ -36,7 +46,5 @@ def token_bytes(folder: Path, vocab_size: int) -> list[bytes]:
     for text, token_id in vocab.items():
         if token_id < vocab_size and token_id not in added_ids:
             entries[token_id] = bytes(alphabet[character] for character in text)
-    for token_id, text, special in added:
-        if token_id < vocab_size and not special:
-            entries[token_id] = text.encode()
-    return entries
+    marks = {i: text for i, text, special in added if i < vocab_size and not special}
+    return TokenBytes(entries, marks)

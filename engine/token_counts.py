@@ -10,13 +10,13 @@ FIRST_CAPACITY = 32
 class TokenCounts:
     """Grows by one token at constant cost, so that a whole sequence costs linear time.
 
-    `token_ids` int64 and `output_counts` float32 are parallel, each token once, in order of its
+    `token_ids` int32 and `output_counts` float32 are parallel, each token once, in order of its
     first occurrence; both are views that are valid until the next token.
     """
 
     def __init__(self) -> None:
         self._place: dict[int, int] = {}
-        self._token_ids = np.empty(FIRST_CAPACITY, dtype=np.int64)
+        self._token_ids = np.empty(FIRST_CAPACITY, dtype=np.int32)
         self._counts = np.zeros(FIRST_CAPACITY, dtype=np.float32)
 
     @property

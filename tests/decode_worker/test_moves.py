@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(folder: Path) -> list[bytes]:
-    return token_bytes(folder, 260)
+    return token_bytes(folder, 260).texts
 
 
 @pytest.fixture

@@ -74,15 +74,16 @@ def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | N
         if token == EOS:
             assert match.is_complete
             return text.decode()
-        text += b"</think>" if token == THINK_END else TEXTS[token - 3].encode()
+        text += TEXTS[token - 3].encode()
     return None
 
 
 def test_bytes_of_tokens(folder: Path) -> None:
-    entries = token_bytes(folder, VOCAB)
-    assert entries[:5] == [b"", b"</think>", b"", b"a", b"b"]
+    entries, marks = token_bytes(folder, VOCAB)
+    assert entries[:5] == [b"", b"", b"", b"a", b"b"]
     assert entries[3:33] == [text.encode() for text in TEXTS]
     assert entries[33:] == [b""] * (VOCAB - 33)
+    assert marks == {THINK_END: "</think>"}
 
 
 PIECES = ["a", "b", "[ab]", "(ab|c)", "(a|bc)", "c?", "(abc)?", "[bc]{1,2}"]
@@ -227,3 +228,15 @@ def test_no_grammar(compiler: GrammarCompiler, grammar: Grammar) -> None:
     with pytest.raises(ValueError, match="^[^/]+") as caught:
         compiler.compile(grammar)
     assert "/project/" not in str(caught.value)
+
+
+@pytest.mark.parametrize("literal", ["</think>", "\\u003c/think\\u003e", "\\x3C/think\\U0000003e"])
+def test_marks_are_tokens_only_where_the_grammar_names_them(
+    compiler: GrammarCompiler, literal: str
+) -> None:
+    assert THINK_END not in allowed(begin(compiler, Grammar(regex=".*")))
+    match = begin(compiler, Grammar(ebnf=f'root ::= "{literal}" [ab]'))
+    assert allowed(match) == {THINK_END}
+    assert match.accept(THINK_END)
+    assert match.accept(TEXTS.index("a") + 3)
+    assert match.is_complete

@@ -157,7 +157,7 @@ def until_compiled(rank: OneRank) -> None:
 
 
 def test_grammars_are_kept_to_from_where_the_output_is(model: Model, folder: Path) -> None:
-    texts = token_bytes(folder, 260)
+    texts = token_bytes(folder, 260).texts
     a, b, c = (texts.index(one) for one in (b"a", b"b", b"c"))
     rank, sink = OneRank(model), SinkRank(model)
     abc = Sampling(grammar=Grammar(regex="abc"))
