@@ -81,7 +81,7 @@ class ChatTemplate:
 def _cut_behind(text: str, continued: str) -> str:
     """Up to the end of the last message: behind it stands what ends a turn. Templates may strip
     what they are given."""
-    wanted = continued.rstrip()
+    wanted = continued.strip()
     found = text.rfind(wanted)
     if not wanted or found < 0:
         raise InvalidRequest(
@@ -89,8 +89,9 @@ def _cut_behind(text: str, continued: str) -> str:
             "it is empty",
             param="continue_final_message",
         )
-    whole = text.rfind(continued)
-    return text[: whole + len(continued)] if whole >= 0 else text[: found + len(wanted)]
+    with_space = continued.lstrip()
+    was_stripped = not text.startswith(with_space, found)
+    return text[: found + len(wanted if was_stripped else with_space)]
 
 
 def _source(folder: Path) -> str | None:

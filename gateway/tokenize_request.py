@@ -11,7 +11,7 @@ from gateway.request_body import RequestModel
 from gateway.sampling_fields import is_text
 from gateway.tool_fields import Tool
 
-MAX_TOKENS = 2**20
+MAX_TOKENS = 2**17
 
 
 class TokenizeRequest(RequestModel):

@@ -42,6 +42,48 @@ def test_as_transformers_renders_it(name: str) -> None:
     assert ChatTemplate(source, SPECIAL).render(MESSAGES) == expected
 
 
+@pytest.mark.parametrize("name", ["tests", "tojson", "undefined"])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_variables_and_tools_as_transformers(name: str, add_generation_prompt: bool) -> None:
+    source = TEMPLATES[name] + "{{ mood }} {{ tools | tojson if tools else '' }}"
+    tools = [{"type": "function", "function": {"name": "f", "description": "<é>"}}]
+    (expected,), _ = render_jinja_template(
+        [MESSAGES],
+        chat_template=source,
+        add_generation_prompt=add_generation_prompt,
+        tools=tools,
+        mood="good",
+        **SPECIAL,
+    )
+    template = ChatTemplate(source, SPECIAL)
+    assert template.knows_tools
+    rendered = template.render(
+        MESSAGES,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        variables={"mood": "good"},
+    )
+    assert rendered == expected
+
+
+@pytest.mark.parametrize("text", ["The answer", "The answer \n", " 日本"])
+def test_a_final_message_is_continued_as_in_transformers(text: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": text}]
+    for source in (TEMPLATE, TEMPLATE.replace("message['content'] +", "message['content']|trim +")):
+        (expected,), _ = render_jinja_template(
+            [messages], chat_template=source, continue_final_message=True, **SPECIAL
+        )
+        rendered = ChatTemplate(source, SPECIAL).render(
+            messages, add_generation_prompt=False, continued=text
+        )
+        assert rendered == expected
+
+
+def test_a_final_message_that_is_left_out_cannot_be_continued() -> None:
+    with pytest.raises(InvalidRequest, match="continue_final_message"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(MESSAGES, continued="zz")
+
+
 @pytest.mark.parametrize(
     "source",
     [

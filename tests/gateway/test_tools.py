@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from core.errors import Unavailable
 from gateway.tool_call_parser import CALL_BEGIN, CALLS_BEGIN, ToolCallParser
 from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway, running_gateway, v3_call
-from tests.gateway.fake_cluster import FakeCluster
+from tests.gateway.fake_cluster import FakeCluster, Plan
 from tests.gateway.model_folder import make_model_folder
 from tests.gateway.stream import join
 
@@ -67,6 +68,20 @@ async def test_calls_are_found(gateway: Gateway, case: str, step_tokens: int) ->
     assert [(call["name"], call["arguments"]) for call in joined.calls] == calls
     assert len({call["id"] for call in joined.calls}) == len(calls)
     assert joined.reasoning == message.get("reasoning_content", "")
+
+
+@pytest.mark.parametrize("num_before", range(0, 130, 13))
+async def test_a_moved_request_is_told_alike(gateway: Gateway, num_before: int) -> None:
+    """Thoughts, marks and arguments: wherever the worker fails."""
+    expected = (await gateway.chat("two calls", tools=TOOLS)).json()
+    gateway.cluster.first.plan = Plan(fail_after=num_before, error=Unavailable("gone"))
+    (joined,), _ = join(await gateway.chat("two calls", tools=TOOLS, stream=True), chat=True)
+    message = expected["choices"][0]["message"]
+    assert gateway.cluster.second.requests
+    assert joined.reasoning == message["reasoning_content"]
+    assert [(call["name"], call["arguments"]) for call in joined.calls] == [
+        (call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]
+    ]
 
 
 async def test_arguments_come_as_they_are_made(gateway: Gateway) -> None:
