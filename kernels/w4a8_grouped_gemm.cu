@@ -1,0 +1,495 @@
+// W4A8 grouped GEMM for Hopper.
+//
+//   out[i, n] = sum over k of x[i, k] * x_scale[i, k / 128] * w[e][n, k] * w_scale[e][n, k / 128]
+//
+// with e the expert of row i. Weights are the A operand of wgmma, turned from four bits to e4m3
+// in registers; tokens are its N, so that few tokens cost few columns. A persistent grid walks over
+// tiles (expert, tokens, weight rows); one warp copies weights and activations by the bulk copy
+// engine, one warp copies activation scales, the other warps compute. Two blocks of a cluster take
+// neighbouring weight rows of the same tokens and each fetch half of the activations for both.
+//
+// Weights come in blocks of 128 rows x 128 columns: 8192 bytes in the order in which the threads
+// of two warpgroups hold the A operand, then 128 float scales. A nibble is the zigzag code of its
+// value: 2v for v >= 0, -2v - 1 otherwise. In e4m3 the bytes 0..16 are the multiples of 2^-9, so
+// sign and magnitude become a byte by one multiply-add; the factor 2^-8 is taken out of the scales
+// when they are packed.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "w4a8_grouped_gemm_ptx.cuh"
+
+namespace {
+
+constexpr int kGroup = 128;         // columns that share a scale
+constexpr int kHalfBytes = 4096;    // 64 rows x 128 columns of weights
+constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and their scales
+constexpr int kScaleOffset = 8192;  // of the scales in a block
+constexpr int kPitch = 144;         // bytes between staged output rows of 64 columns
+constexpr int kStages = 7;
+constexpr int kMaxExperts = 512;
+constexpr int kNumBoxes = 5;        // tensor maps with boxes of 8, 16, 32, 64, 128 rows
+
+// Cache policies of the bulk copy engine, as createpolicy makes them.
+constexpr uint64_t kEvictFirst = 0x12F0000000000000;
+constexpr uint64_t kEvictNormal = 0x1000000000000000;
+
+struct Boxes {
+  CUtensorMap map[kNumBoxes];
+};
+
+struct Problem {
+  const uint8_t* weights;  // [E, N / 128, K / 128, kBlockBytes]
+  const float* scales;     // of activations, with the strides below, in elements
+  long long scale_stride_expert, scale_stride_row, scale_stride_group;
+  const int* counts;  // [E] rows of each expert
+  __nv_bfloat16* out;
+  int num_experts;
+  int capacity;  // rows reserved for an expert; 0: experts follow each other without gaps
+  int num_rows;  // of activations and out, all experts together
+  int n;
+  int num_groups;  // K / 128
+};
+
+template <int kWarpgroups, int kTokens>
+struct Shared {
+  static constexpr int kBlocks = kWarpgroups / 2;  // weight blocks in a tile
+  alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
+  alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
+  alignas(128) uint8_t staging[kWarpgroups][kTokens * kPitch];
+  alignas(16) float scales[kStages][kTokens];
+  alignas(8) uint64_t full[kStages];
+  uint64_t empty[kStages];
+  int first_row[kMaxExperts];
+  int count[kMaxExperts];
+  int first_tile[kMaxExperts + 1];
+};
+
+// Where each expert's rows and tiles begin; by one warp.
+template <int kTokens, typename S>
+__device__ void plan(S& shared, const Problem& p, int tiles_across) {
+  const int lane = threadIdx.x % 32;
+  int rows_before = 0, tiles_before = 0;
+  for (int base = 0; base < p.num_experts; base += 32) {
+    const int e = base + lane;
+    const int asked = e < p.num_experts ? max(p.counts[e], 0) : 0;
+    const int count = p.capacity ? min(asked, p.capacity) : asked;
+    int rows = count, tiles = (count + kTokens - 1) / kTokens * tiles_across;
+    const int own_rows = rows, own_tiles = tiles;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int r = __shfl_up_sync(~0u, rows, distance), t = __shfl_up_sync(~0u, tiles, distance);
+      if (lane >= distance) rows += r, tiles += t;
+    }
+    if (e < p.num_experts) {
+      const int begin = p.capacity ? e * p.capacity : rows_before + rows - own_rows;
+      shared.first_row[e] = begin;
+      shared.count[e] = max(min(own_rows, p.num_rows - begin), 0);
+      shared.first_tile[e] = tiles_before + tiles - own_tiles;
+    }
+    rows_before += __shfl_sync(~0u, rows, 31);
+    tiles_before += __shfl_sync(~0u, tiles, 31);
+  }
+  if (lane == 0) shared.first_tile[p.num_experts] = tiles_before;
+}
+
+struct Tile {
+  int expert, first_row, first_token, num_tokens, across;
+  int width;       // num_tokens rounded up to a width that is compiled
+  int box;         // its tensor map
+  bool only_once;  // no other tile reads these weights
+};
+
+template <int kTokens, typename S>
+__device__ __forceinline__ Tile locate(const S& shared, int tile, int& expert, int tiles_across) {
+  while (tile >= shared.first_tile[expert + 1]) ++expert;
+  const int local = tile - shared.first_tile[expert];
+  Tile t;
+  t.expert = expert;
+  t.across = local % tiles_across;
+  t.first_token = local / tiles_across * kTokens;
+  t.first_row = shared.first_row[expert] + t.first_token;
+  const int count = shared.count[expert];
+  t.num_tokens = max(min(kTokens, count - t.first_token), 0);
+  t.box = t.num_tokens <= 8 ? 0 : 29 - __clz(t.num_tokens - 1);
+  t.width = 8 << t.box;
+  t.only_once = count <= kTokens;
+  return t;
+}
+
+// A place in the ring of stages.
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// Eight codes to two registers of e4m3: low nibbles to the first, high ones to the second.
+__device__ __forceinline__ void decode(uint32_t codes, uint32_t& low, uint32_t& high) {
+  const uint32_t shifted = codes >> 4;
+  low = (codes & 0x01010101u) * 0x82u + (codes & 0x0E0E0E0Eu);
+  high = (shifted & 0x01010101u) * 0x82u + (shifted & 0x0E0E0E0Eu);
+}
+
+// This thread's part of 64 rows x 128 columns as the A operands of four wgmma.
+__device__ __forceinline__ void load_weights(uint32_t (&a)[16], const uint8_t* half, int thread) {
+  const uint4 first = reinterpret_cast<const uint4*>(half)[thread];
+  const uint4 second = reinterpret_cast<const uint4*>(half)[128 + thread];
+  decode(first.x, a[0], a[1]);
+  decode(first.y, a[2], a[3]);
+  decode(first.z, a[4], a[5]);
+  decode(first.w, a[6], a[7]);
+  decode(second.x, a[8], a[9]);
+  decode(second.y, a[10], a[11]);
+  decode(second.z, a[12], a[13]);
+  decode(second.w, a[14], a[15]);
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+template <int kWarpgroups, int kTokens, int kCluster, bool kAhead>
+struct Kernel {
+  using S = Shared<kWarpgroups, kTokens>;
+  static constexpr int kRows = kWarpgroups * 64;  // weight rows of a tile
+  static constexpr int kComputeThreads = kWarpgroups * 128;
+  static constexpr int kThreads = kComputeThreads + 128;
+  // Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
+  static constexpr int kCopyRegisters = kWarpgroups == 4 ? 32 : 40;
+  static constexpr int kComputeRegisters = kWarpgroups == 4 ? 112 : 232;
+
+  // One group of columns for 64 weight rows and kWidth tokens, with the A operands in `a`. With
+  // kAhead the next group's are made in `next` while the matrix unit works.
+  template <int kWidth>
+  static __device__ __forceinline__ void step(
+      S& s, Ring& ring, float (&sum)[kWidth / 2], uint32_t (&a)[16], uint32_t (&next)[16],
+      bool more, int warpgroup, int thread) {
+    const uint8_t* block = s.weights[ring.stage] + (warpgroup >> 1) * kBlockBytes;
+    const int half = (warpgroup & 1) * kHalfBytes;
+    if constexpr (!kAhead) {
+      ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
+      load_weights(a, block + half, thread);
+    }
+    const uint64_t b = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
+    float part[kWidth / 2];
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::Wgmma<kWidth>::issue(part, a + 4 * i, b + 2 * i, i > 0);
+    ptx::wgmma_commit();
+
+    const int lane = thread % 32;
+    const float* row_scales = reinterpret_cast<const float*>(block + kScaleOffset) +
+                              (warpgroup & 1) * 64 + thread / 32 * 16 + lane / 4;
+    const float upper = row_scales[0], lower = row_scales[8];
+    const float* token_scales = s.scales[ring.stage] + 2 * (lane % 4);
+    const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
+    ring.advance();
+    if constexpr (kAhead) {
+      if (more) {
+        ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
+        load_weights(next, s.weights[ring.stage] + (warpgroup >> 1) * kBlockBytes + half, thread);
+      }
+    }
+    ptx::wgmma_wait();
+    ptx::pin(part);
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+      const float2 token = *reinterpret_cast<const float2*>(token_scales + 8 * j);
+      sum[4 * j + 0] += part[4 * j + 0] * (upper * token.x);
+      sum[4 * j + 1] += part[4 * j + 1] * (upper * token.y);
+      sum[4 * j + 2] += part[4 * j + 2] * (lower * token.x);
+      sum[4 * j + 3] += part[4 * j + 3] * (lower * token.y);
+    }
+    __syncwarp();
+    if (lane < kCluster) {
+      if constexpr (kCluster == 1) {
+        ptx::barrier_arrive(empty);
+      } else {
+        ptx::barrier_arrive_at(empty, lane);
+      }
+    }
+  }
+
+  template <int kWidth>
+  static __device__ __forceinline__ void store(
+      S& s, const Problem& p, const Tile& t, float (&sum)[kWidth / 2], int first_column,
+      int warpgroup, int thread) {
+    const int warp = thread / 32, lane = thread % 32;
+    uint8_t* staging = s.staging[warpgroup];
+    ptx::warpgroup_sync(1 + warpgroup);  // the rows staged before are read
+    const uint32_t to = ptx::shared_address(staging) + (lane % 8 + lane / 16 * 8) * kPitch +
+                        (warp * 16 + lane / 8 % 2 * 8) * 2;
+    if constexpr (kWidth == 8) {
+      ptx::store_transposed_x2(to, pack(sum[0], sum[1]), pack(sum[2], sum[3]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth / 8; j += 2) {
+        ptx::store_transposed_x4(
+            to + j * 8 * kPitch, pack(sum[4 * j], sum[4 * j + 1]),
+            pack(sum[4 * j + 2], sum[4 * j + 3]), pack(sum[4 * j + 4], sum[4 * j + 5]),
+            pack(sum[4 * j + 6], sum[4 * j + 7]));
+      }
+    }
+    ptx::warpgroup_sync(1 + warpgroup);
+    const int piece = thread % 8;
+    __nv_bfloat16* out = p.out + static_cast<long long>(t.first_row) * p.n + first_column;
+    for (int row = thread / 8; row < t.num_tokens; row += 16) {
+      *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * p.n + piece * 8) =
+          *reinterpret_cast<const uint4*>(staging + row * kPitch + piece * 16);
+    }
+  }
+
+  template <int kWidth>
+  static __device__ __forceinline__ void compute(
+      S& s, const Problem& p, const Tile& t, Ring& ring, int first_column) {
+    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
+    float sum[kWidth / 2];
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0.0f;
+    if constexpr (kAhead) {
+      uint32_t even[16], odd[16];
+      ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
+      load_weights(even,
+                   s.weights[ring.stage] + (warpgroup >> 1) * kBlockBytes +
+                       (warpgroup & 1) * kHalfBytes,
+                   thread);
+      for (int g = 0; g < p.num_groups; g += 2) {
+        step<kWidth>(s, ring, sum, even, odd, g + 1 < p.num_groups, warpgroup, thread);
+        if (g + 1 == p.num_groups) break;
+        step<kWidth>(s, ring, sum, odd, even, g + 2 < p.num_groups, warpgroup, thread);
+      }
+    } else {
+      uint32_t a[16];
+      for (int g = 0; g < p.num_groups; ++g) {
+        step<kWidth>(s, ring, sum, a, a, false, warpgroup, thread);
+      }
+    }
+    store<kWidth>(s, p, t, sum, first_column + warpgroup * 64, warpgroup, thread);
+  }
+
+  static __device__ __forceinline__ void copy(
+      S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring, int rank) {
+    const long long block_row = static_cast<long long>(t.expert) * (p.n / 128) +
+                                (t.across * kCluster + rank) * S::kBlocks;
+    const long long row_bytes = static_cast<long long>(p.num_groups) * kBlockBytes;
+    const uint8_t* from = p.weights + block_row * row_bytes;
+    const uint64_t policy = t.only_once ? kEvictFirst : kEvictNormal;
+    const bool shared_copy = kCluster > 1 && t.width > 8;
+    const int share = shared_copy ? t.width / 2 : t.width;
+    const CUtensorMap* map = &boxes.map[shared_copy ? t.box - 1 : t.box];
+#pragma unroll 1
+    for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
+      const uint32_t full = ptx::shared_address(&s.full[ring.stage]);
+      ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+      ptx::barrier_expect(full, S::kBlocks * kBlockBytes + t.width * kGroup);
+      const uint32_t weights = ptx::shared_address(s.weights[ring.stage]);
+#pragma unroll
+      for (int i = 0; i < S::kBlocks; ++i) {
+        ptx::copy_bulk(weights + i * kBlockBytes, from + i * row_bytes + g * kBlockBytes,
+                       kBlockBytes, full, policy);
+      }
+      const uint32_t to = ptx::shared_address(s.activations[ring.stage]);
+      if (shared_copy) {
+        ptx::copy_box_to(to + rank * share * kGroup, map, g * kGroup, t.first_row + rank * share,
+                         full, (1 << kCluster) - 1);
+      } else {
+        ptx::copy_box(to, map, g * kGroup, t.first_row, full);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void copy_scales(
+      S& s, const Problem& p, const Tile& t, Ring& ring) {
+    const int lane = threadIdx.x % 32;
+    const float* from =
+        p.scales + (p.capacity ? t.expert * p.scale_stride_expert +
+                                     t.first_token * p.scale_stride_row
+                               : t.first_row * p.scale_stride_row);
+#pragma unroll 1
+    for (int g = 0; g < p.num_groups; ++g, ring.advance(), from += p.scale_stride_group) {
+      ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+      const uint32_t to = ptx::shared_address(s.scales[ring.stage]);
+#pragma unroll 1
+      for (int row = lane; row < t.width; row += 32) {
+        const bool valid = row < t.num_tokens;
+        ptx::copy_word(to + row * 4, from + (valid ? row * p.scale_stride_row : 0), valid);
+      }
+      ptx::copy_word_arrive(ptx::shared_address(&s.full[ring.stage]));
+    }
+  }
+
+  // Calls `visit` for each tile of this cluster, in the same order in every warp.
+  template <typename Visit>
+  static __device__ __forceinline__ void walk(
+      S& s, const Problem& p, int tiles_across, Visit visit) {
+    const int num_tiles = s.first_tile[p.num_experts];
+    const int stride = gridDim.x / kCluster;
+    Ring ring;
+    int expert = 0;
+    for (int tile = blockIdx.x / kCluster; tile < num_tiles; tile += stride) {
+      visit(locate<kTokens>(s, tile, expert, tiles_across), ring);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const Boxes& boxes, const Problem& p) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    S& s = *reinterpret_cast<S*>(memory);
+    const int rank = kCluster > 1 ? ptx::cluster_rank() : 0;
+    const int tiles_across = p.n / (kRows * kCluster);
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) plan<kTokens>(s, p, tiles_across);
+    if (threadIdx.x == 32) {
+      for (int i = 0; i < kStages; ++i) {
+        // full: the copying thread, and each lane that copies scales
+        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + 32);
+        // empty: each computing warp of the cluster
+        ptx::barrier_init(ptx::shared_address(&s.empty[i]), kComputeThreads / 32 * kCluster);
+      }
+      ptx::barrier_init_fence();
+    }
+    __syncthreads();
+    if constexpr (kCluster > 1) ptx::cluster_sync();
+
+    if (warp >= kComputeThreads / 32) {
+      ptx::registers_give<kCopyRegisters>();
+      walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
+        if (warp == kComputeThreads / 32) {
+          if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring, rank);
+        } else if (warp == kComputeThreads / 32 + 1) {
+          copy_scales(s, p, t, ring);
+        }
+      });
+    } else {
+      ptx::registers_take<kComputeRegisters>();
+      walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
+        const int first_column = (t.across * kCluster + rank) * kRows;
+        if (t.width == 8) compute<8>(s, p, t, ring, first_column);
+        else if (t.width == 16) compute<16>(s, p, t, ring, first_column);
+        else if (t.width == 32) compute<32>(s, p, t, ring, first_column);
+        else if (t.width == 64 || kTokens == 64) compute<64>(s, p, t, ring, first_column);
+        else compute<kTokens>(s, p, t, ring, first_column);
+      });
+    }
+    // No block leaves while another may still arrive at its barriers.
+    __syncwarp();
+    if constexpr (kCluster > 1) ptx::cluster_sync();
+  }
+};
+
+template <int kWarpgroups, int kTokens, int kCluster, bool kAhead>
+__global__ __launch_bounds__(kWarpgroups * 128 + 128, 1) void grouped_gemm(
+    const __grid_constant__ Boxes boxes, const __grid_constant__ Problem problem) {
+  Kernel<kWarpgroups, kTokens, kCluster, kAhead>::run(boxes, problem);
+}
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                            const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+cudaError_t find_encode(Encode* encode) {
+  static void* found = nullptr;
+  if (!found) {
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess) return error;
+    if (result != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  }
+  *encode = reinterpret_cast<Encode>(found);
+  return cudaSuccess;
+}
+
+// Maps of activations [num_rows, 128 * num_groups].
+cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) {
+  Encode encode;
+  const cudaError_t error = find_encode(&encode);
+  if (error != cudaSuccess) return error;
+  const cuuint64_t k = static_cast<cuuint64_t>(p.num_groups) * kGroup;
+  const cuuint64_t sizes[2] = {k, static_cast<cuuint64_t>(p.num_rows)};
+  const cuuint64_t strides[1] = {k};
+  const cuuint32_t steps[2] = {1, 1};
+  for (int i = 0; i < kNumBoxes; ++i) {
+    const cuuint32_t box[2] = {kGroup, 8u << i};
+    const CUresult result = encode(
+        &boxes->map[i], CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(activations), sizes,
+        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+
+constexpr int kMaxDevices = 64;
+
+template <int kWarpgroups, int kTokens, int kCluster, bool kAhead>
+cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
+  using K = Kernel<kWarpgroups, kTokens, kCluster, kAhead>;
+  static int num_clusters[kMaxDevices] = {};
+  auto* const kernel = grouped_gemm<kWarpgroups, kTokens, kCluster, kAhead>;
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  if (device >= kMaxDevices) return cudaErrorInvalidDevice;
+
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.blockDim = K::kThreads;
+  config.dynamicSmemBytes = sizeof(typename K::S);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  if (!num_clusters[device]) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 sizeof(typename K::S));
+    if (error != cudaSuccess) return error;
+    config.gridDim = kCluster;
+    error = cudaOccupancyMaxActiveClusters(&num_clusters[device], kernel, &config);
+    if (error != cudaSuccess) return error;
+    if (!num_clusters[device]) return cudaErrorLaunchOutOfResources;
+  }
+  config.gridDim = num_clusters[device] * kCluster;
+  return cudaLaunchKernelEx(&config, kernel, boxes, p);
+}
+
+}  // namespace
+
+// Tiles that a caller may choose among; see w4a8_grouped_gemm_cuda.py.
+extern "C" const char* w4a8_grouped_gemm_launch(
+    int variant, const void* activations, const float* scales, long long scale_stride_expert,
+    long long scale_stride_row, long long scale_stride_group, const void* weights,
+    const int* counts, void* out, int num_experts, int capacity, int num_rows, int n, int k,
+    void* stream) {
+  const Problem p = {static_cast<const uint8_t*>(weights),
+                     scales,
+                     scale_stride_expert,
+                     scale_stride_row,
+                     scale_stride_group,
+                     counts,
+                     static_cast<__nv_bfloat16*>(out),
+                     num_experts,
+                     capacity,
+                     num_rows,
+                     n,
+                     k / kGroup};
+  Boxes boxes;
+  cudaError_t error = num_experts <= kMaxExperts ? make_boxes(&boxes, activations, p)
+                                                 : cudaErrorInvalidValue;
+  const cudaStream_t on = static_cast<cudaStream_t>(stream);
+  if (error == cudaSuccess) {
+    switch (variant) {
+      case 0: error = launch<4, 64, 2, false>(boxes, p, on); break;
+      case 1: error = launch<4, 64, 1, false>(boxes, p, on); break;
+      case 2: error = launch<2, 128, 2, true>(boxes, p, on); break;
+      case 3: error = launch<2, 128, 1, true>(boxes, p, on); break;
+      default: error = cudaErrorInvalidValue;
+    }
+  }
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}

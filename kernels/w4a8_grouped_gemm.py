@@ -1,0 +1,200 @@
+"""Grouped GEMM of FP8 activations and int4 weights.
+
+    out[i, n] = sum over k of x[i, k] * x_scale[i, k / 128] * w[e][n, k] * w_scale[e][n, k / 128]
+
+with e the expert of row i, summed in float32.
+
+    activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn
+    activation_scales  [E, C, K / 128] or [M, K / 128] float32, any strides; or one float32 for all
+    weights            PackedWeights of E experts, N x K: int4, float32 scales per 128 along K
+    counts             [E] int32, on the device of the activations: rows of each expert
+    out                [E, C, N] or [M, N]  bfloat16
+
+Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
+then those of expert 1, without gaps. Rows behind those that counts names are not read and their
+outputs not written. N and K are multiples of 128.
+
+On Hopper a CUDA kernel runs, else the reference, which also EPSERVE_KERNELS=reference asks for. The
+kernel never waits for the host and can be captured in a CUDA graph after one call outside of it.
+It agrees with the reference within TOLERANCE, relative by norm; bfloat16 rounding is most of that.
+"""
+
+import os
+
+import torch
+
+from kernels import w4a8_grouped_gemm_cuda
+from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, unpack_weights
+
+TOLERANCE = 2e-3
+
+
+def w4a8_grouped_gemm_masked(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+) -> torch.Tensor:
+    """Masked layout. `expected_rows`, the rows that an expert is likely to have (default: C),
+    picks among paths of equal results. Raises ValueError for arguments that do not fit."""
+    if activations.dim() != 3:
+        raise ValueError(f"activations are [E, C, K], not {tuple(activations.shape)}")
+    out = _checked(activations, activation_scales, weights, counts, out)
+    if activations.shape[0] != weights.num_experts:
+        raise ValueError(f"{activations.shape[0]} experts' rows, {weights.num_experts} experts")
+    if not activations.numel():
+        return out
+    if not _has_kernel(activations):
+        return w4a8_grouped_gemm_masked_reference(
+            activations, activation_scales, weights, counts, out=out
+        )
+    capacity = activations.shape[1]
+    w4a8_grouped_gemm_cuda.launch(
+        activations,
+        activation_scales,
+        (0, 0, 0) if activation_scales.numel() == 1 else activation_scales.stride(),
+        weights.blocks,
+        counts,
+        out,
+        capacity=capacity,
+        expected_rows=capacity if expected_rows is None else expected_rows,
+    )
+    return out
+
+
+def w4a8_grouped_gemm_contiguous(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+) -> torch.Tensor:
+    """Contiguous layout. `expected_rows` as in the masked one (default: M / E)."""
+    if activations.dim() != 2:
+        raise ValueError(f"activations are [M, K], not {tuple(activations.shape)}")
+    out = _checked(activations, activation_scales, weights, counts, out)
+    if not activations.numel():
+        return out
+    if not _has_kernel(activations):
+        return w4a8_grouped_gemm_contiguous_reference(
+            activations, activation_scales, weights, counts, out=out
+        )
+    mean = -(-activations.shape[0] // weights.num_experts)
+    w4a8_grouped_gemm_cuda.launch(
+        activations,
+        activation_scales,
+        (0, 0, 0) if activation_scales.numel() == 1 else (0, *activation_scales.stride()),
+        weights.blocks,
+        counts,
+        out,
+        capacity=0,
+        expected_rows=mean if expected_rows is None else expected_rows,
+    )
+    return out
+
+
+def w4a8_grouped_gemm_masked_reference(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the masked product is; waits for the counts."""
+    out = _checked(activations, activation_scales, weights, counts, out)
+    for expert, count in enumerate(counts.clamp(0, activations.shape[1]).tolist()):
+        rows = _rows(activations[expert], activation_scales, expert, slice(0, count))
+        out[expert, :count] = rows @ _matrix(weights, expert).T
+    return out
+
+
+def w4a8_grouped_gemm_contiguous_reference(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the contiguous product is; waits for the counts."""
+    out = _checked(activations, activation_scales, weights, counts, out)
+    start = 0
+    for expert, count in enumerate(counts.clamp(0).tolist()):
+        where = slice(start, start + count)
+        out[where] = _rows(activations, activation_scales, None, where) @ _matrix(weights, expert).T
+        start += count
+    return out
+
+
+def _rows(
+    activations: torch.Tensor, scales: torch.Tensor, expert: int | None, where: slice
+) -> torch.Tensor:
+    """Some rows of [rows, K] activations as float32, of `expert` where scales have that axis."""
+    rows = activations[where].float()
+    if scales.numel() == 1:
+        return rows * scales.reshape(())
+    own = scales if expert is None else scales[expert]
+    return rows * own[where].repeat_interleave(GROUP, dim=-1)
+
+
+def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
+    """[N, K] float32 weights of an expert."""
+    values, scales = unpack_weights(PackedWeights(weights.blocks[expert : expert + 1]))
+    return values[0].float() * scales[0].repeat_interleave(GROUP, dim=-1)
+
+
+def _has_kernel(activations: torch.Tensor) -> bool:
+    if not activations.is_cuda or os.environ.get("EPSERVE_KERNELS") == "reference":
+        return False
+    return torch.cuda.get_device_capability(activations.device) == (9, 0)
+
+
+def _checked(
+    activations: torch.Tensor,
+    scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """The output, made unless given. Raises ValueError for arguments that do not fit."""
+    k = weights.num_inputs
+    if activations.shape[-1] != k:
+        raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
+    if activations.dtype != torch.float8_e4m3fn or not activations.is_contiguous():
+        raise ValueError(f"activations are contiguous float8_e4m3fn, not {activations.dtype}")
+    wanted = (*activations.shape[:-1], k // GROUP)
+    if scales.dtype != torch.float32 or (scales.numel() != 1 and scales.shape != wanted):
+        raise ValueError(
+            f"activation scales are one float32 or {wanted} float32, "
+            f"not {tuple(scales.shape)} {scales.dtype}"
+        )
+    if counts.dtype != torch.int32 or counts.shape != (weights.num_experts,):
+        raise ValueError(
+            f"counts are [{weights.num_experts}] int32, not {tuple(counts.shape)} {counts.dtype}"
+        )
+    if not counts.is_contiguous():
+        raise ValueError("counts are contiguous")
+    if weights.num_experts > w4a8_grouped_gemm_cuda.MAX_EXPERTS:
+        raise ValueError(
+            f"{weights.num_experts} experts: at most {w4a8_grouped_gemm_cuda.MAX_EXPERTS} a call"
+        )
+    shape = (*activations.shape[:-1], weights.num_outputs)
+    if out is None:
+        out = torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
+    if out.shape != shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
+        raise ValueError(f"out is contiguous {shape} bfloat16, not {tuple(out.shape)} {out.dtype}")
+    for name, tensor in (
+        ("activation scales", scales),
+        ("weights", weights.blocks),
+        ("counts", counts),
+        ("out", out),
+    ):
+        if tensor.device != activations.device:
+            raise ValueError(f"{name} on {tensor.device}, activations on {activations.device}")
+    return out

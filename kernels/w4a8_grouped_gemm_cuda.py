@@ -1,0 +1,129 @@
+"""The CUDA kernel of `kernels.w4a8_grouped_gemm`: built at first use, kept on disk.
+
+The library is compiled by nvcc for Hopper and cached under the hash of its sources, in
+EPSERVE_CACHE, or else XDG_CACHE_HOME/epserve or ~/.cache/epserve.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).with_name("w4a8_grouped_gemm.cu")
+_HEADER = Path(__file__).with_name("w4a8_grouped_gemm_ptx.cuh")
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-shared",
+    "-Xcompiler=-fPIC",
+)
+# Tiles compiled: 256 weight rows x up to 64 tokens, or 128 x 128; in clusters of two or alone.
+_FEW_TOKENS_CLUSTER, _FEW_TOKENS, _MANY_TOKENS_CLUSTER, _MANY_TOKENS = range(4)
+MAX_EXPERTS = 512
+
+
+def launch(
+    activations: torch.Tensor,
+    scales: torch.Tensor,
+    scale_strides: tuple[int, int, int],
+    blocks: torch.Tensor,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    capacity: int,
+    expected_rows: int,
+) -> None:
+    """Enqueues the product on the current stream; the caller has checked every argument.
+
+    activations    [..., K] float8_e4m3fn, contiguous
+    scale_strides  of `scales` in elements, by expert, row and group of columns
+    blocks         as `PackedWeights` holds them
+    capacity       rows reserved for an expert; 0 where experts follow each other without gaps
+
+    Raises RuntimeError where the kernel cannot be built or launched.
+    """
+    num_experts, tall, wide, _ = blocks.shape
+    k = wide * 128
+    with torch.cuda.device(activations.device):
+        message = _library().w4a8_grouped_gemm_launch(
+            _variant(expected_rows, tall),
+            activations.data_ptr(),
+            scales.data_ptr(),
+            *scale_strides,
+            blocks.data_ptr(),
+            counts.data_ptr(),
+            out.data_ptr(),
+            num_experts,
+            capacity,
+            activations.numel() // k,
+            tall * 128,
+            k,
+            torch.cuda.current_stream().cuda_stream,
+        )
+    if message:
+        raise RuntimeError(f"W4A8 grouped GEMM: {message.decode()}")
+
+
+def _variant(expected_rows: int, num_blocks: int) -> int:
+    """The tile for this many rows an expert and this many blocks of 128 outputs."""
+    if expected_rows <= 64 and num_blocks % 2 == 0:
+        return _FEW_TOKENS_CLUSTER if num_blocks % 4 == 0 else _FEW_TOKENS
+    return _MANY_TOKENS_CLUSTER if num_blocks % 2 == 0 else _MANY_TOKENS
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    library = ctypes.PyDLL(str(build()))
+    pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+    function = library.w4a8_grouped_gemm_launch
+    function.argtypes = [
+        number,
+        *(pointer, pointer, long, long, long),
+        *(pointer, pointer, pointer),
+        *(number, number, number, number, number),
+        pointer,
+    ]
+    function.restype = ctypes.c_char_p
+    return library
+
+
+def build() -> Path:
+    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
+    sources = (_SOURCE.read_bytes(), _HEADER.read_bytes(), " ".join(_FLAGS).encode())
+    digest = hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
+    target = _cache() / f"w4a8_grouped_gemm-{digest}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        command = [_nvcc(), *_FLAGS, "-o", str(built), str(_SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        built.replace(target)  # whoever else is building it replaces it by the same
+    return target
+
+
+def _cache() -> Path:
+    if folder := os.environ.get("EPSERVE_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epserve"
+
+
+def _nvcc() -> str:
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    for candidate in (Path(home) / "bin" / "nvcc", shutil.which("nvcc")):
+        if candidate and Path(candidate).exists():
+            return str(candidate)
+    raise RuntimeError(
+        "the W4A8 kernel is compiled at first use and needs nvcc: install the CUDA toolkit and "
+        "set CUDA_HOME, or set EPSERVE_KERNELS=reference"
+    )
