@@ -93,10 +93,8 @@ def _fill(operation: dict[str, Any], described: Operation) -> None:
 def _schemas(model_name: str) -> dict[str, Any]:
     bodies = [one.body for one in OPERATIONS.values() if one.body is not None]
     replies = [one.reply for one in OPERATIONS.values() if one.reply is not None]
-    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
-        *((body, "validation") for body in bodies),
-        *((reply, "validation") for reply in dict.fromkeys([*replies, ErrorReply])),
-    ]
+    every: list[type[BaseModel]] = list(dict.fromkeys([*bodies, *replies, ErrorReply]))
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(one, "validation") for one in every]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = definitions["$defs"]
     for body in bodies:

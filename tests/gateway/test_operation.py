@@ -85,6 +85,7 @@ async def samples(gateway: Gateway) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 async def test_every_metric_moves(gateway: Gateway) -> None:
     gateway.cluster.first.plan.step_tokens = 4
+    gateway.cluster.first.plan.step_seconds = 0.005  # messages that wait together are one
     gateway.cluster.router.queue_seconds = 0.25
     before = await samples(gateway)
     reply = (await gateway.complete("plain", n=2)).json()
