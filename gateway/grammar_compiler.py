@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES = 64 * 2**20
 
 
 class GrammarCompiler:
-    """Asks `gateway.grammar_helper`. `close` ends the process."""
+    """Asks `gateway.grammar_process`. `close` ends the process."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class GrammarCompiler:
         *,
         compile_seconds: float = COMPILE_SECONDS,
     ) -> None:
-        self._command = [sys.executable, "-m", "gateway.grammar_helper", str(folder)]
+        self._command = [sys.executable, "-m", "gateway.grammar_process", str(folder)]
         self._command += [str(token_id) for token_id in eos_token_ids]
         self._compile_seconds = compile_seconds
         self._process: Process | None = None

@@ -18,7 +18,7 @@ class ToolForm(NamedTuple):
         return V31_FORM if SEPARATOR in source and "```json" not in source else V3_FORM
 
     def grammar_request(self, tools: list[tuple[str, str]], *, at_most_one: bool) -> dict[str, Any]:
-        """What `grammar_helper` is asked for. `tools` are names and JSON schemas."""
+        """What `grammar_process` is asked for. `tools` are names and JSON schemas."""
         return {
             "kind": "tool_calls",
             "tools": tools,

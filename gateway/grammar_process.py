@@ -1,5 +1,5 @@
 """The process that compiles grammars before they are sent to a worker: `python -m
-gateway.grammar_helper MODEL_FOLDER EOS_ID...`.
+gateway.grammar_process MODEL_FOLDER EOS_ID...`.
 
 It is xgrammar itself, as on the workers, so that what passes here compiles there. It runs beside
 the gateway, because a grammar may take for ever, or more memory than there is; and without
