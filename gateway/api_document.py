@@ -40,6 +40,14 @@ class Operation(NamedTuple):
     streams: bool = False
 
 
+# What stands there for a stream describes one event of it, as generators of clients read it.
+EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "One server-sent event: a chunk of the reply as JSON, at last [DONE]",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("/v1/chat/completions", "post"): Operation(ChatCompletion, GENERATION, ChatRequest, True),
     ("/v1/completions", "post"): Operation(Completion, GENERATION, CompletionRequest, True),
@@ -78,7 +86,7 @@ def _fill(operation: dict[str, Any], described: Operation) -> None:
     if described.reply is not None:
         content = {JSON: {"schema": _reference(described.reply)}}
     if described.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
     for status in sorted(described.errors):
         # 499 is nobody's but everybody's: the client closed the request.

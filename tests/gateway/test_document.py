@@ -91,3 +91,11 @@ async def test_replies_fit(gateway: Gateway, path: str, body: dict[str, Any] | N
     responses = document["paths"][template][method]["responses"]
     schema = responses[str(reply.status_code)]["content"]["application/json"]["schema"]
     jsonschema.validate(reply.json(), {**schema, "components": document["components"]})
+
+
+async def test_streams_are_described_event_by_event(gateway: Gateway) -> None:
+    """As generators of clients and of tests read the schema of a text/event-stream."""
+    document = await document_of(gateway)
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        jsonschema.validate({"data": "[DONE]"}, content["text/event-stream"]["schema"])
