@@ -25,17 +25,18 @@ def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> 
     present = [(row, history) for row, history in enumerate(histories) if history is not None]
     if not present:
         return logits
+    matches = [
+        (row, history.match)
+        for row, history in present
+        if history.match is not None and history.match.is_active
+    ]
+    # First of all: this is work of the host, while a GPU may still be computing the logits.
+    bits = _fill([match for _, match in matches], logits.shape[1])
     logits = logits.clone()
     _add_bias(logits, present)
     _penalise(logits, present)
-    _mask(
-        logits,
-        [
-            (row, history.match)
-            for row, history in present
-            if history.match is not None and history.match.is_active
-        ],
-    )
+    if matches:
+        _mask(logits, [row for row, _ in matches], bits)
     return logits
 
 
@@ -76,19 +77,22 @@ def _penalise(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
     logits[rows, tokens] = values
 
 
-def _mask(logits: torch.Tensor, present: list[tuple[int, Match]]) -> None:
-    """A row that no token may follow stays as it is: its token is refused afterwards."""
-    if not present:
-        return
-    matches = [match for _, match in present]
-    vocab_size = logits.shape[1]
+def _fill(matches: list[Match], vocab_size: int) -> torch.Tensor:
+    """[M, ceil(V / 32)] int32 on the host: what may come next."""
     bits = torch.empty(len(matches), -(-vocab_size // WORD_BITS), dtype=torch.int32)
-    matches[0].fill(matches, bits)
-    octets = bits.view(torch.uint8).to(logits.device)
-    of_octet = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=logits.device)
+    if matches:
+        matches[0].fill(matches, bits)
+    return bits
+
+
+def _mask(logits: torch.Tensor, present: list[int], bits: torch.Tensor) -> None:
+    """A row that no token may follow stays as it is: its token is refused afterwards."""
+    device, vocab_size = logits.device, logits.shape[1]
+    octets = bits.view(torch.uint8).to(device)
+    of_octet = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
     forbidden = ((octets.unsqueeze(2) & of_octet) == 0).flatten(1)[:, :vocab_size]
     forbidden &= ~forbidden.all(dim=1, keepdim=True)
-    rows = torch.tensor([row for row, _ in present], device=logits.device)
+    rows = torch.tensor(present, device=device)
     logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
 
 

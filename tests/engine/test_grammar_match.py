@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -20,8 +20,10 @@ from engine.token_bytes import token_bytes
 
 EOS, THINK_END, SPECIAL = 0, 1, 2
 TEXTS = ["a", "b", "c", "ab", "bc", "abc", "cc", "{", "}", '"', ":", ",", "1", "2", "0", "-", ".",
-         "true", "null", '{"', '":', "[", "]", "ba", " ", ", ", "\\", "x", "e", "é"]  # fmt: skip
-VOCAB = 40
+         "true", "null", '{"', '":', "[", "]", "ba", " ", ", ", "\\", "x", "e", "é",
+         "3", "4", "5", "6", "7", "8", "9"]  # fmt: skip
+NUM_USED = 3 + len(TEXTS)
+VOCAB = NUM_USED + 3
 
 
 ALPHABET = bytes_to_unicode()
@@ -81,8 +83,8 @@ def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | N
 def test_bytes_of_tokens(folder: Path) -> None:
     entries, marks = token_bytes(folder, VOCAB)
     assert entries[:5] == [b"", b"", b"", b"a", b"b"]
-    assert entries[3:33] == [text.encode() for text in TEXTS]
-    assert entries[33:] == [b""] * (VOCAB - 33)
+    assert entries[3:NUM_USED] == [text.encode() for text in TEXTS]
+    assert entries[NUM_USED:] == [b""] * 3
     assert marks == {THINK_END: "</think>"}
 
 
@@ -108,7 +110,7 @@ def test_masks_equal_brute_force(
             expected.add(EOS)
         assert allowed(match) == expected, (regex, text)
         token = data.draw(st.sampled_from(sorted(expected)))
-        for other in {SPECIAL, 35, 3, 4} - expected:
+        for other in {SPECIAL, NUM_USED, 3, 4} - expected:
             assert not match.accept(other)
         assert match.accept(token)
         if token == EOS:
@@ -163,6 +165,62 @@ def test_json_is_valid_by_jsonschema(
         if compact and "e" not in text and "." not in text:  # json writes 1e0 as 1.0
             assert text == json.dumps(value, ensure_ascii=False)
     assert num_ends >= 3
+
+
+LETTERS = st.text("abcx", min_size=1, max_size=4)
+RANDOM_SCHEMAS = st.recursive(
+    st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(
+            lambda low, width: {"type": "integer", "minimum": low, "maximum": low + width},
+            st.integers(-30, 300),
+            st.integers(0, 60),
+        ),
+        st.builds(
+            lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more},
+            st.integers(0, 3),
+            st.integers(0, 4),
+        ),
+        st.builds(lambda values: {"enum": values}, st.lists(LETTERS, min_size=1, unique=True)),
+        st.builds(lambda value: {"const": value}, st.integers(-9, 99) | LETTERS),
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda items, low, more: {
+                "type": "array",
+                "items": items,
+                "minItems": low,
+                "maxItems": low + more,
+            },
+            inner,
+            st.integers(0, 2),
+            st.integers(0, 2),
+        ),
+        st.builds(
+            lambda properties, closed: {
+                "type": "object",
+                "properties": properties,
+                "required": sorted(properties)[::2],
+                "additionalProperties": not closed,
+            },
+            st.dictionaries(LETTERS, inner, min_size=1, max_size=3),
+            st.booleans(),
+        ),
+        st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(schema=RANDOM_SCHEMAS, seed=st.integers(0, 99))
+def test_json_of_random_schemas_is_valid(
+    compiler: GrammarCompiler, schema: dict[str, object], seed: int
+) -> None:
+    text = walk(begin(compiler, Grammar(json_schema=json.dumps(schema))), random.Random(seed))
+    assert text is None or jsonschema.validate(json.loads(text), schema) is None
+    event("has ended" if text is not None else "has no end")
 
 
 def test_no_schema_means_any_object(compiler: GrammarCompiler) -> None:
