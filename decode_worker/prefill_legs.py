@@ -151,7 +151,8 @@ class PrefillLegs:
             return
         if not call.num_sent_tokens:
             call.num_cached_tokens = reply.num_cached_tokens
-            call.prompt_logprobs = list(reply.prompt_logprobs)
+            # A request that was put back has had them with its first prefill.
+            call.prompt_logprobs = list(reply.prompt_logprobs) or call.prompt_logprobs
         self._send(call.rank, prefilled_of(call.key, attempt_id, reply))
         leg.delivered = True
         if leg.num_losses != leg.peer.num_losses:
