@@ -47,7 +47,7 @@ class GrammarCompiler:
         self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
 
     async def compile(self, request: Mapping[str, Any], *, param: str) -> str:
-        """What `request`, one for the helper, comes to: EBNF for tool calls, else nothing.
+        """What workers are to be sent, as EBNF; "" where the text of `request` itself will do.
 
         Raises InvalidRequest with the compiler's reason, Overloaded when too many wait, and
         Unavailable when there is no compiler.

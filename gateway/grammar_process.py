@@ -9,7 +9,8 @@ the modules that make grammars are loaded.
 One JSON object a line, from standard input and to standard output:
 
                                                                     -> {"ready": true}
-    {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ""}
+    {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ...}, "" where
+                                                                       the text itself will do
     {"kind": "tool_calls", "tools": [[NAME, SCHEMA], ...], "begin": ..., "end": ...,
      "head": ..., "tail": ..., "between": ..., "at_most_one": ...}  -> {"ebnf": ...}
                                                     what cannot be  -> {"error": ...}
@@ -34,6 +35,8 @@ MAX_MEMORY_BYTES = 4 * 2**30
 MAX_ERROR_CHARACTERS = 500
 # Whether only one of several schemas fits is not looked at; unions are told apart by a constant.
 TOLERATED = "oneOf with overlapping"
+# xgrammar lets strings of bounded length hold control characters, which JSON does not have.
+BOUNDED_CHARACTER, JSON_CHARACTER = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
 BYTE_LEVEL = 1  # xgrammar's number for this kind of vocabulary
 
 
@@ -49,15 +52,18 @@ class Compiler:
         self._compiler: Any = core.GrammarCompiler(tokens, 1, False, -1)
 
     def answer(self, request: dict[str, Any]) -> dict[str, str]:
-        """Compiles one request; tells the grammar only where it made it itself. Raises
-        RuntimeError for what is no grammar."""
-        grammar = (
-            self._tool_calls(request)
-            if request["kind"] == "tool_calls"
-            else self._plain(request["kind"], request["text"])
-        )
+        """Compiles one request; tells the grammar only where the request's own text will not do.
+        Raises RuntimeError for what is no grammar."""
+        kind = request["kind"]
+        is_calls = kind == "tool_calls"
+        grammar = self._tool_calls(request) if is_calls else self._plain(kind, request["text"])
+        text = str(grammar)
+        mended = text.replace(BOUNDED_CHARACTER, JSON_CHARACTER)
+        is_new = is_calls or (kind == "json_schema" and mended != text)
+        if is_new:
+            grammar = self._grammar.from_ebnf(mended)
         self._compiler.compile_grammar_ebnf(grammar._handle)
-        return {"ebnf": str(grammar) if request["kind"] == "tool_calls" else ""}
+        return {"ebnf": mended if is_new else ""}
 
     def _plain(self, kind: str, text: str) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         if kind == "json_schema":

@@ -29,7 +29,9 @@ async def constraint_grammar(
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
-    await compiler.compile({"kind": kind, "text": text}, param=param)
+    ebnf = await compiler.compile({"kind": kind, "text": text}, param=param)
+    if ebnf:
+        kind, text = "ebnf", ebnf
     return Grammar(**{kind: text}, compact=True, after_token_id=after_token_id)
 
 

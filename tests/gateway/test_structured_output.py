@@ -52,6 +52,21 @@ async def test_what_workers_are_asked(
     assert not grammar.HasField("after_token_id")
 
 
+@pytest.mark.parametrize("kind", ["string", ["string", "null"]])
+async def test_bounded_strings_are_json(gateway: Gateway, kind: Any) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    schema = {"type": "object", "required": ["a"],
+              "properties": {"a": {"type": kind, "minLength": 2, "maxLength": 4}}}  # fmt: skip
+    await gateway.chat("plain", guided_json=schema)
+    grammar = gateway.cluster.first.requests[0].sampling.grammar
+    accepts = xgrammar.Grammar.from_ebnf(grammar.ebnf)
+    for text, expected in (("ab", True), ("日本🙂é", True), ("a", False), ("abcde", False),
+                           ("a\tb", False), ("a\x01", False), ('a"', False)):  # fmt: skip
+        assert _is_grammar_accept_string(accepts, f'{{"a": "{text}"}}') == expected
+
+
 async def test_text_is_no_constraint(gateway: Gateway) -> None:
     await gateway.chat("plain", response_format={"type": "text"})
     assert not gateway.cluster.first.requests[0].sampling.HasField("grammar")
