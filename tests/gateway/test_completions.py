@@ -127,6 +127,21 @@ async def test_what_workers_are_asked(gateway: Gateway) -> None:
     assert assigned.max_new_tokens == 9
 
 
+async def test_penalties_and_biases(gateway: Gateway) -> None:
+    fields = {"frequency_penalty": 0.5, "presence_penalty": -1.5, "repetition_penalty": 1.25}
+    biases = {"9": -100, "5": 2.5}
+    await gateway.complete("plain", **fields, logit_bias=biases)
+    await gateway.chat("plain", **fields, logit_bias=biases)
+    await gateway.complete("plain")
+    *penalised, plain = (request.sampling for request in gateway.cluster.first.requests)
+    for sampling in penalised:
+        assert {name: getattr(sampling, name) for name in fields} == fields
+        assert [(one.token_id, one.bias) for one in sampling.logit_bias] == [(5, 2.5), (9, -100)]
+    assert (plain.frequency_penalty, plain.presence_penalty) == (0, 0)
+    assert plain.repetition_penalty in (0, 1)
+    assert not plain.logit_bias
+
+
 async def test_the_router_is_told_of_full_pages(gateway: Gateway) -> None:
     ids = list(range(4, 54))  # three pages of 16 and a bit
     await gateway.complete(ids)
