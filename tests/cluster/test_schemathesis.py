@@ -40,7 +40,7 @@ def run_schemathesis(cluster: Cluster, folder: Path) -> subprocess.CompletedProc
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{cluster.url}/openapi.json"]
     command += ["--url", cluster.url, "--checks", ",".join(CHECKS)]
     command += ["--phases", "examples,coverage,fuzzing", "--workers", "1"]
-    command += ["--max-examples", "200", "--seed", "1", "--generation-deterministic"]
+    command += ["--max-examples", "160", "--seed", "1", "--generation-deterministic"]
     command += ["--suppress-health-check", "all"]
     command += ["--request-timeout", "60", "--continue-on-failure", "--no-color"]
     hooks = {
