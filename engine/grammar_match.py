@@ -1,20 +1,20 @@
-"""Grammars by xgrammar: compiled ones, and how far an output has come in one.
-
-Importing xgrammar takes a second: `engine.grammars` does so when the first grammar comes.
-"""
+"""Grammars by xgrammar: compiled ones, and how far an output has come in one."""
 
 import json
 import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-import xgrammar
 
 from engine.history import Match
 from engine.messages import Grammar
 from engine.token_bytes import token_bytes
+from engine.xgrammar_core import VOCABULARY_OF_BYTES, load_core
+
+_core: Any = load_core()
 
 # Free whitespace between JSON's tokens is allowed up to this many characters: a weak model
 # would go on with it for ever.
@@ -40,15 +40,15 @@ class GrammarCompiler:
         self._texts, self._marks = token_bytes(folder, vocab_size)
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
-        self._compilers: dict[frozenset[int], xgrammar.GrammarCompiler] = {}
+        self._compilers: dict[frozenset[int], Any] = {}
 
-    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+    def compile(self, grammar: Grammar) -> Any:  # noqa: ANN401 - an object of the library
         """Raises ValueError saying why a grammar is none. `after_token_id` does not matter."""
         try:
             compiled = self._compile(grammar)
-            first = xgrammar.GrammarMatcher(compiled)
+            first = _matcher(compiled, self._eos_token_ids)
             bits = torch.zeros(1, -(-len(self._texts) // 32), dtype=torch.int32)
-            first.fill_next_token_bitmask(bits)
+            first.fill_next_token_bitmask(bits, 0, False)
         except (RuntimeError, TypeError) as error:
             text = _ORIGIN.sub("", str(error)).strip() or "it cannot be compiled"
             raise ValueError(text) from error
@@ -57,28 +57,31 @@ class GrammarCompiler:
         return compiled
 
     def match(
-        self, grammar: Grammar, compiled: xgrammar.CompiledGrammar, stop_token_ids: Sequence[int]
+        self,
+        grammar: Grammar,
+        compiled: Any,  # noqa: ANN401 - of `compile`
+        stop_token_ids: Sequence[int],
     ) -> "GrammarMatch":
         """At the begin of an output. Stop tokens that are no text end it where it may end."""
         textless = [token for token in stop_token_ids if not self._texts[token]]
-        matcher = xgrammar.GrammarMatcher(
-            compiled, override_stop_tokens=[*{*self._eos_token_ids, *textless}]
-        )
+        matcher = _matcher(compiled, (*self._eos_token_ids, *textless))
         return GrammarMatch(matcher, len(self._texts), grammar.after_token_id)
 
-    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+    def _compile(self, grammar: Grammar) -> Any:  # noqa: ANN401 - as `compile`
         compiler = self._compiler_for(grammar)
         if grammar.regex is not None:
             return compiler.compile_regex(grammar.regex)
         if grammar.ebnf is not None:
-            return compiler.compile_grammar(grammar.ebnf)
+            return compiler.compile_grammar_from_strings(grammar.ebnf, "root")
+        any_whitespace, most = (False, None) if grammar.compact else (True, MAX_WHITESPACE)
+        indent = separators = None
+        is_strict, any_order = True, False
         return compiler.compile_json_schema(
             grammar.json_schema or ANY_OBJECT,
-            any_whitespace=not grammar.compact,
-            max_whitespace_cnt=None if grammar.compact else MAX_WHITESPACE,
+            *(any_whitespace, indent, separators, is_strict, most, any_order),
         )
 
-    def _compiler_for(self, grammar: Grammar) -> xgrammar.GrammarCompiler:
+    def _compiler_for(self, grammar: Grammar) -> Any:  # noqa: ANN401 - of the library
         """One whose vocabulary has the marks that the grammar names."""
         source = grammar.regex or grammar.ebnf or grammar.json_schema or ""
         source = _ESCAPED.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), source)
@@ -90,24 +93,26 @@ class GrammarCompiler:
                 self._compilers[named] = self._make_compiler(named)
             return self._compilers[named]
 
-    def _make_compiler(self, named: frozenset[int]) -> xgrammar.GrammarCompiler:
+    def _make_compiler(self, named: frozenset[int]) -> Any:  # noqa: ANN401 - of the library
         texts = self._texts.copy()
         for token in named:
             texts[token] = self._marks[token].encode()
-        info = xgrammar.TokenizerInfo(
-            texts,
-            xgrammar.VocabType.RAW,
-            vocab_size=len(texts),
-            stop_token_ids=list(self._eos_token_ids),
+        stop_token_ids, adds_space = list(self._eos_token_ids), False
+        info = _core.TokenizerInfo(
+            texts, VOCABULARY_OF_BYTES, len(texts), stop_token_ids, adds_space
         )
-        return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        num_threads, remembers, most_bytes = 1, False, -1
+        return _core.GrammarCompiler(info, num_threads, remembers, most_bytes)
 
 
 class GrammarMatch:
     """Implements `engine.history.Match`."""
 
     def __init__(
-        self, matcher: xgrammar.GrammarMatcher, vocab_size: int, after_token_id: int | None
+        self,
+        matcher: Any,  # noqa: ANN401 - of `_matcher`
+        vocab_size: int,
+        after_token_id: int | None,
     ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
@@ -127,7 +132,7 @@ class GrammarMatch:
         if not self._begun:
             self._begun = token_id == self._after_token_id
             return True
-        if self._complete or not self._matcher.accept_token(token_id):
+        if self._complete or not self._matcher.accept_token(token_id, False):
             return False
         self._complete = self._matcher.is_terminated() or (
             self._matcher.is_completed() and self._can_only_end()
@@ -138,24 +143,30 @@ class GrammarMatch:
         matchers = [match._matcher for match in matches if isinstance(match, GrammarMatch)]
         assert len(matchers) == len(matches) == bits.shape[0]
         if len(matchers) == 1:
-            matchers[0].fill_next_token_bitmask(bits)
+            matchers[0].fill_next_token_bitmask(bits, 0, False)
             return
-        _batch_matcher().batch_fill_next_token_bitmask(matchers, bits)
+        _batch_matcher().batch_fill_next_token_bitmask(matchers, bits, None, False)
 
     def _can_only_end(self) -> bool:
         bits = torch.empty(1, -(-self._vocab_size // 32), dtype=torch.int32)
-        self._matcher.fill_next_token_bitmask(bits)
+        self._matcher.fill_next_token_bitmask(bits, 0, False)
         words = bits.numpy()[0].view("uint32")
-        for token_id in self._matcher.stop_token_ids:
+        for token_id in self._matcher.stop_token_ids():
             words[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
         return not words.any()
 
 
-_BATCH_MATCHERS: list[xgrammar.BatchGrammarMatcher] = []
+def _matcher(compiled: Any, stop_token_ids: Sequence[int]) -> Any:  # noqa: ANN401 - of the library
+    ends_by_itself, unlimited, temperature = False, -1, None
+    stops = sorted(set(stop_token_ids))
+    return _core.GrammarMatcher(compiled, stops, ends_by_itself, unlimited, temperature)
 
 
-def _batch_matcher() -> xgrammar.BatchGrammarMatcher:
+_BATCH_MATCHERS: list[Any] = []
+
+
+def _batch_matcher() -> Any:  # noqa: ANN401 - of the library
     """With as many threads as the rank's other work has."""
     if not _BATCH_MATCHERS:
-        _BATCH_MATCHERS.append(xgrammar.BatchGrammarMatcher(max_threads=torch.get_num_threads()))
+        _BATCH_MATCHERS.append(_core.BatchGrammarMatcher(torch.get_num_threads()))
     return _BATCH_MATCHERS[0]

@@ -39,7 +39,7 @@ class _Waiting:
 
 
 class Grammars:
-    """All calls from the loop's thread; xgrammar is not even loaded before the first grammar."""
+    """All calls from the loop's thread; nothing is loaded before the first grammar comes."""
 
     def __init__(
         self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], clock: Clock
@@ -141,4 +141,4 @@ def _compile(compiler: "Future[Any]", grammar: Grammar) -> Any:  # noqa: ANN401
 def _num_bytes(compiled: "Future[Any]") -> int:
     if not compiled.done() or compiled.exception() is not None:
         return 0
-    return int(compiled.result().memory_size_bytes)
+    return int(compiled.result().memory_size_bytes())
