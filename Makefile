@@ -18,10 +18,10 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto bench clean
+.PHONY: help up test test-all check proto bench bench-gateway clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(VENV)/.installed ## start a whole cluster on this machine (options: UP_ARGS="--port 8123")
 	@exec $(BIN)/ctl up $(UP_ARGS)
@@ -40,6 +40,9 @@ proto: $(VENV)/.installed-dev ## generate the gRPC stubs from proto/*.proto
 
 bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, record in bench/results
 	$(BIN)/python -m bench.against_transformers $(BENCH_ARGS)
+
+bench-gateway: $(VENV)/.installed-dev ## measure the gateway on one core, record in bench/results
+	$(BIN)/python -m bench.gateway_load --record $(BENCH_ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

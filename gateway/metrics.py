@@ -41,17 +41,13 @@ class GatewayMetrics:
             ["path", "code"],
             registry=self.registry,
         )
-        self.inflight = Gauge(
+        self.inflight = self._gauge(
             "epserve_gateway_inflight_requests",
             "Generation requests in progress",
-            registry=self.registry,
-            multiprocess_mode="livesum",
         )
-        self.queued = Gauge(
+        self.queued = self._gauge(
             "epserve_gateway_queued_requests",
             "Generation requests that wait in the gateway for others to end",
-            registry=self.registry,
-            multiprocess_mode="livesum",
         )
         self.moves = Counter(
             "epserve_gateway_moves_total",
@@ -106,6 +102,9 @@ class GatewayMetrics:
         each = seconds / num_tokens
         for _ in range(num_tokens):
             self.inter_token.observe(each)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self.registry)

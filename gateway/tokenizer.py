@@ -10,8 +10,9 @@ from tokenizers import decoders
 from core.errors import CheckpointError
 from model.config import Fields
 
-# Longer texts are encoded in a thread: the library lets go of the interpreter lock.
-INLINE_CHARACTERS = 2000
+# Longer texts are encoded in a thread: the library lets go of the interpreter lock. These take
+# a millisecond or two, about what the way to a thread and back costs a busy process.
+INLINE_CHARACTERS = 4000
 
 
 def _byte_of_character() -> dict[str, int]:

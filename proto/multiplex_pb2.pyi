@@ -26,6 +26,12 @@ class ClientFrame(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    NUM_READ_FIELD_NUMBER: _builtins.int
+    num_read: _builtins.int
+    """Server frames read since the last client frame. Only a few may be on their way unread: what
+    comes meanwhile waits at the server and goes out together, so that a busy client gets fewer
+    and larger frames, not more and later ones.
+    """
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenCall]: ...
     @_builtins.property
@@ -37,10 +43,11 @@ class ClientFrame(_message.Message):
         *,
         open: _abc.Iterable[Global___OpenCall] | None = ...,
         cancel: _abc.Iterable[_builtins.int] | None = ...,
+        num_read: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "num_read", b"num_read", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

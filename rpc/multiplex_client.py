@@ -30,6 +30,8 @@ log = get_logger("rpc.multiplex")
 
 # Requests that begin together are spread over frames of about this size.
 FRAME_BYTES = 4 * 2**20
+# The server is told of so many frames at once: a message back for each would cost as much.
+READ_FRAMES = 2
 # Responses that one call may have waiting; a reader that is further behind loses the call.
 MAX_WAITING_BYTES = 512 * 2**10
 
@@ -152,6 +154,7 @@ class _Session:
         self._last_id = 0
         self._opening: deque[OpenCall] = deque()
         self._cancelled: list[int] = []
+        self._num_read = 0
         self._changed = asyncio.Event()
         self._stream: Any = stub.Session(self._frames())
         self._task = asyncio.create_task(self._read())
@@ -192,13 +195,17 @@ class _Session:
                 opening.append(opened)
             if self._opening:
                 self._changed.set()
-            yield ClientFrame(open=opening, cancel=cancelled)
+            num_read, self._num_read = self._num_read, 0
+            yield ClientFrame(open=opening, cancel=cancelled, num_read=num_read)
 
     async def _read(self) -> None:
         error: EpserveError = Unavailable("the connection is closing")
         try:
             async for frame in self._stream:
                 self._deliver(frame)
+                self._num_read += 1
+                if self._num_read >= READ_FRAMES:
+                    self._changed.set()
             error = Unavailable("the server is stopping", failed_epoch=self._peer_epoch)
         except grpc.aio.AioRpcError as failure:
             error = to_error(failure, peer_epoch=self._peer_epoch)

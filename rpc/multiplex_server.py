@@ -18,6 +18,9 @@ from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, Serve
 from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor, meant
 from rpc.status import header_text, short_message
 
+# Frames on their way that the peer has not said to have read; twice what it reads
+# before it says so, so that they do not wait for each other.
+MAX_UNREAD_FRAMES = 4
 # Responses that wait for a peer that does not read; past it the calls of the session wait.
 MAX_PENDING_BYTES = 4 * 2**20
 
@@ -77,7 +80,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
             while True:
                 await session.changed.wait()
                 frame = session.take()
-                if frame.pieces:
+                if frame is not None and frame.pieces:
                     yield frame
                 elif ending.done() or (reading.done() and not session.tasks):
                     return
@@ -130,11 +133,14 @@ class _Session:
         self._responses: dict[int, list[bytes]] = {}
         self._ends: dict[int, CallEnd] = {}
         self._num_bytes = 0
+        self._num_unread = 0
         self._room = asyncio.Event()
         self._room.set()
 
     async def read(self, frames: AsyncIterator[ClientFrame]) -> None:
         async for frame in frames:
+            self._num_unread -= frame.num_read
+            self.changed.set()
             for opened in frame.open:
                 self.tasks[opened.call] = asyncio.create_task(self._run(opened))
             for call in frame.cancel:
@@ -142,9 +148,11 @@ class _Session:
                 if task is not None:
                     task.cancel()
 
-    def take(self) -> ServerFrame:
-        """Everything that waits."""
+    def take(self) -> ServerFrame | None:
+        """Everything that waits; None while the peer is behind with reading."""
         self.changed.clear()
+        if self._num_unread >= MAX_UNREAD_FRAMES:
+            return None
         responses, self._responses = self._responses, {}
         ends, self._ends = self._ends, {}
         self._num_bytes = 0
@@ -154,6 +162,7 @@ class _Session:
             for call, parts in responses.items()
         ]
         pieces += [CallPiece(call=call, end=end) for call, end in ends.items()]
+        self._num_unread += bool(pieces)
         return ServerFrame(pieces=pieces)
 
     async def _run(self, opened: OpenCall) -> None:

@@ -1,0 +1,282 @@
+"""What the gateway costs: streams held at a set rate, and time added before the first token.
+
+    python -m bench.gateway_load --streams 1000 --rate 20 --record
+
+The gateway runs on one core (--gateway-cpu) in front of `bench.stub_cluster`; stub and clients
+have the others. Everything that those are late with counts against the gateway. Two cases:
+
+streams   so many at once, each fed at `rate` tokens a second: do they all keep up, how long are
+          tokens on their way (from the stub's tick to the client), CPU and memory of it
+ttft      requests of 1,000-token prompts at a fixed mean rate (Poisson), answered at once by
+          the stub: the time to the first token is what the gateway adds
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import tokenizers
+import uvloop
+
+from bench.prompts import arrival_times, chat_prompts
+from bench.raw_streams import RawStream, open_stream
+from bench.records import RESULTS, Run, append
+from bench.summary import Figure, percentile
+
+CHAT = "/v1/chat/completions"
+MODEL = "bench"
+# One a stub worker: its output tells which one it comes from.
+LETTERS = "abcd"
+READY_SECONDS = 30.0
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SETTLE_SECONDS = 3.0
+WARM_UP_REQUESTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The measured process."""
+
+    pid: int
+    address: tuple[str, int]
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+    def memory_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
+    """Stub cluster and gateway, each on its cores. Raises RuntimeError when one does not start."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    others = os.sched_getaffinity(0) - {arguments.gateway_cpu} or {arguments.gateway_cpu}
+    os.sched_setaffinity(0, others)
+    stub = subprocess.Popen(
+        [sys.executable, "-m", "bench.stub_cluster", "--rate", str(arguments.rate),
+         "--workers", str(len(LETTERS)),
+         "--token-ids", *(str(tokenizer.token_to_id(letter)) for letter in LETTERS)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert stub.stdout is not None
+    router = stub.stdout.readline().strip()
+    if not router:
+        raise RuntimeError("the stub cluster did not start")
+    with tempfile.TemporaryFile() as output:
+        gateway = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "--router", router,
+             "--listen", f"127.0.0.1:{arguments.port}", "--model", str(arguments.model),
+             "--served-model-name", MODEL, "--log-level", arguments.log_level],
+            preexec_fn=lambda: os.sched_setaffinity(0, {arguments.gateway_cpu}),
+            stderr=output,
+        )  # fmt: skip
+        try:
+            _wait_until_ready(arguments.port, gateway)
+            yield Gateway(gateway.pid, ("127.0.0.1", arguments.port))
+        finally:
+            gateway.terminate()
+            gateway.wait(10)
+            stub.communicate(timeout=10)
+
+
+def _wait_until_ready(port: int, gateway: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and gateway.poll() is None:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError("the gateway did not start")
+
+
+# ---- streams
+
+
+def body_of(text: str, max_tokens: int) -> dict[str, object]:
+    message = {"role": "user", "content": text}
+    return {
+        "model": MODEL, "messages": [message], "stream": True, "max_tokens": max_tokens,
+        "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+
+
+async def measure_streams(gateway: Gateway, arguments: argparse.Namespace) -> list[Figure]:
+    """Holds the streams for `seconds` once all are open."""
+    rate, count, seconds = arguments.rate, arguments.streams, arguments.seconds
+    memory_before = gateway.memory_bytes()
+    max_tokens = int(rate * (arguments.ramp_seconds + seconds + 10))
+    streams: list[RawStream] = []
+    for number in range(count):
+        streams.append(await open_stream(gateway.address, CHAT, body_of("hello", max_tokens)))
+        if number % 10 == 0:
+            await asyncio.sleep(10 * arguments.ramp_seconds / count)
+    await asyncio.sleep(SETTLE_SECONDS)
+    began_at, cpu_before = time.monotonic(), gateway.cpu_seconds()
+    await asyncio.sleep(seconds)
+    cpu_seconds, ended_at = gateway.cpu_seconds() - cpu_before, time.monotonic()
+    memory = gateway.memory_bytes() - memory_before
+    num_lost = sum(stream.ended.done() for stream in streams)
+    for stream in streams:
+        stream.close()
+    return _stream_figures(streams, arguments, (began_at, ended_at), cpu_seconds) + [
+        Figure("streams_held", "streams", count - num_lost),
+        Figure("memory_per_stream", "bytes", memory / count),
+    ]
+
+
+def _stream_figures(
+    streams: Sequence[RawStream],
+    arguments: argparse.Namespace,
+    window: tuple[float, float],
+    cpu_seconds: float,
+) -> list[Figure]:
+    """What arrived between the two times of `window`, for which the gateway took so much CPU."""
+    began_at, ended_at = window
+    rate = arguments.rate
+    lags: list[float] = []
+    writes: set[tuple[int, float]] = set()
+    num_tokens = 0
+    for number, stream in enumerate(streams):
+        text, times = stream.arrivals()
+        if not text:
+            raise RuntimeError(f"a stream without tokens: {stream.head()}")
+        num_tokens += sum(began_at <= at < ended_at for at in times)
+        writes.update((number, at) for at in times if began_at <= at < ended_at)
+        lags += [
+            lag
+            for lag, at in zip(lags_of(text, times, rate), times[1:], strict=True)
+            if began_at <= at < ended_at
+        ]
+    asked = len(streams) * rate * (ended_at - began_at)
+    return [
+        Figure("throughput", "tokens/s", num_tokens / (ended_at - began_at)),
+        Figure("delivered", "of what was asked", num_tokens / asked),
+        Figure("core_throughput", "tokens/s", num_tokens / cpu_seconds),
+        Figure("cpu_use", "cores", cpu_seconds / (ended_at - began_at)),
+        Figure("tokens_per_write", "tokens", num_tokens / max(1, len(writes))),
+        *(Figure(f"lag_p{at}", "s", percentile(lags, at)) for at in (50, 99)),
+    ]
+
+
+def lags_of(text: str, times: Sequence[float], rate: float) -> list[float]:
+    """Seconds from the tick at which the worker had each token but the first to its arrival.
+
+    Ticks are known but for a whole number of periods: the latest that is possible for all
+    tokens of the stream is taken, which is right while any of them takes less than a period.
+    """
+    period = 1 / rate
+    shift = LETTERS.index(text[0]) / len(LETTERS) * period
+    least = min(at - number * period for number, at in enumerate(times[1:]))
+    first = (least - shift) // period * period + shift
+    return [at - number * period - first for number, at in enumerate(times[1:])]
+
+
+# ---- time to first token
+
+
+async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[Figure]:
+    """Requests at random times; each is answered by the stub as soon as it is there."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    count = int(arguments.request_rate * arguments.seconds) + WARM_UP_REQUESTS
+    bodies = [
+        body_of(cut(tokenizer, text, arguments.prompt_tokens), 2)
+        for text in chat_prompts(7, count, arguments.prompt_tokens)
+    ]
+    streams: list[RawStream | None] = [None] * count
+
+    async def request(number: int) -> None:
+        stream = streams[number] = await open_stream(gateway.address, CHAT, bodies[number])
+        await stream.ended
+
+    for number in range(WARM_UP_REQUESTS):
+        await request(number)
+    cpu_before, began_at = gateway.cpu_seconds(), time.monotonic()
+    tasks = []
+    for number, at in enumerate(arrival_times(7, count - WARM_UP_REQUESTS, arguments.request_rate)):
+        await asyncio.sleep(began_at + at - time.monotonic())
+        tasks.append(asyncio.create_task(request(WARM_UP_REQUESTS + number)))
+    await asyncio.gather(*tasks)
+    cpu_seconds = gateway.cpu_seconds() - cpu_before
+    ttfts = []
+    for stream in streams[WARM_UP_REQUESTS:]:
+        assert stream is not None
+        _, times = stream.arrivals()
+        if not times:
+            raise RuntimeError(f"a request without tokens: {stream.head()}")
+        ttfts.append(times[0] - stream.sent_at)
+    return [
+        *(Figure(f"added_ttft_p{at}", "s", percentile(ttfts, at)) for at in (50, 99)),
+        Figure("cpu_per_request", "s", cpu_seconds / len(ttfts)),
+    ]
+
+
+def cut(tokenizer: tokenizers.Tokenizer, text: str, num_tokens: int) -> str:
+    """The beginning of `text` that makes so many tokens."""
+    offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+    return text[: offsets[num_tokens - 1][1]]
+
+
+# ---- command line
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Figure]]:
+    """Each case with a gateway of its own; (case, figure)."""
+    cases = {
+        f"{arguments.streams} streams of {arguments.rate:g} tokens/s, gateway on one core":
+            measure_streams,
+        f"{arguments.request_rate:g} requests/s of {arguments.prompt_tokens} prompt tokens, "
+        "gateway on one core": measure_ttft,
+    }  # fmt: skip
+    for case, measured in cases.items():
+        if arguments.only in ("", measured.__name__.removeprefix("measure_")):
+            with running(arguments) as gateway:
+                for figure in uvloop.run(measured(gateway, arguments)):
+                    yield case, figure
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.gateway_load",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, default=Path("demo_model/checkpoint"))
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=20.0, help="tokens/s of each stream")
+    parser.add_argument("--ramp-seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each case")
+    parser.add_argument("--request-rate", type=float, default=100.0)
+    parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--gateway-cpu", type=int, default=min(os.sched_getaffinity(0)))
+    parser.add_argument("--port", type=int, default=21900)
+    parser.add_argument("--log-level", default="warning", help="of the gateway")
+    parser.add_argument("--only", choices=["", "streams", "ttft"], default="")
+    parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}/")
+    arguments = parser.parse_args(argv)
+    run = Run.begin("gateway")
+    records = []
+    for case, figure in measure(arguments):
+        sys.stdout.write(f"{case}: {figure.metric} {figure.value:.4g} {figure.unit}\n")
+        sys.stdout.flush()
+        records.append(run.record(case, figure.metric, figure.unit, figure.value))
+    if arguments.record:
+        append(RESULTS / "gateway.jsonl", records)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

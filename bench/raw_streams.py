@@ -1,0 +1,76 @@
+"""Streams read as bytes with times, and looked at afterwards.
+
+The load generator runs beside what it measures: while it reads, it does next to nothing.
+"""
+
+import asyncio
+import json
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any, cast
+
+CONTENT = re.compile(rb'"content":"((?:[^"\\]|\\.)*)"')
+
+
+class RawStream(asyncio.Protocol):
+    """One POST whose answer is a stream."""
+
+    def __init__(self, path: str, body: Mapping[str, Any]) -> None:
+        self.sent_at = 0.0
+        self.ended = asyncio.get_running_loop().create_future()
+        self._parts: list[bytes] = []
+        self._times: list[float] = []
+        content = json.dumps(body).encode()
+        self._request = (
+            f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        ).encode() + content
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.sent_at = time.monotonic()
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._times.append(time.monotonic())
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Leaves, wherever the stream is."""
+        self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    @property
+    def is_complete(self) -> bool:
+        return b"data: [DONE]" in b"".join(self._parts[-3:])
+
+    def head(self) -> str:
+        """The beginning of the answer, for messages about one that failed."""
+        return b"".join(self._parts)[:300].decode(errors="replace")
+
+    def arrivals(self) -> tuple[str, list[float]]:
+        """The output, and when each character of it arrived on the monotonic clock; for plain
+        ASCII output."""
+        ends, total = [], 0
+        for part in self._parts:
+            total += len(part)
+            ends.append(total)
+        text = ""
+        times: list[float] = []
+        for match in CONTENT.finditer(b"".join(self._parts)):
+            index = min(bisect_right(ends, match.end() - 1), len(ends) - 1)
+            text += match.group(1).decode()
+            times += [self._times[index]] * len(match.group(1))
+        return text, times
+
+
+async def open_stream(address: tuple[str, int], path: str, body: Mapping[str, Any]) -> RawStream:
+    """Connects and sends; await `ended` for the whole answer. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    _, stream = await loop.create_connection(lambda: RawStream(path, body), *address)
+    return stream
