@@ -106,6 +106,14 @@ def test_equals_transformers(
 
 
 @pytest.mark.slow
+def test_gloo_moves_tensors_between_ranks_as_well(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "--set", "decode.ep-backend=gloo") as cluster:
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda one: check(cluster, one), expectations()))
+        cluster.assert_nothing_held()
+
+
+@pytest.mark.slow
 def test_many_at_once_on_a_cold_cache(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--chunk-tokens", "192") as cluster:
         with ThreadPoolExecutor(32) as pool:
