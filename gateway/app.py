@@ -1,5 +1,6 @@
 """The ASGI application: routes, error handlers, middleware."""
 
+import asyncio
 import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -133,6 +134,7 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Prometheus exposition; with several workers, of all together."""
+        frontend.serving.metrics.tasks.set(len(asyncio.all_tasks()))
         content = generate_latest(frontend.serving.metrics.exposed())
         return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -49,6 +49,10 @@ class GatewayMetrics:
             "epserve_gateway_queued_requests",
             "Generation requests that wait in the gateway for others to end",
         )
+        self.tasks = self._gauge(
+            "epserve_gateway_tasks",
+            "Asyncio tasks at the last scrape of the process: steady while nothing runs",
+        )
         self.moves = Counter(
             "epserve_gateway_moves_total",
             "Choices that had to look for another pair of workers, by the failure's code",
