@@ -200,10 +200,13 @@ class ScriptedPrefill(generate_pb2_grpc.PrefillServicer):
         # A prompt that was put back goes on counting from its last token.
         again = len(request.token_ids) > request.num_prompt_tokens
         token_id = request.token_ids[-1] + 1 if again else script.token_id
+        first_token = generate_pb2.Token(token_id=token_id, logprob=-0.5)
+        scored = request.token_ids if request.sampling.prompt_logprobs and not again else ()
         return generate_pb2.PrefillResponse(
-            first_token=generate_pb2.Token(token_id=token_id, logprob=-0.5),
+            first_token=first_token if request.sampling.max_tokens else None,
             num_cached_tokens=script.num_cached_tokens,
             kv_bytes=1000,
+            prompt_logprobs=[generate_pb2.Token(token_id=one, logprob=-1.0) for one in scored],
         )
 
     async def Abort(  # noqa: N802

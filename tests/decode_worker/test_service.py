@@ -68,6 +68,27 @@ async def test_a_request_goes_on_behind_the_tokens_it_has(both: Cluster) -> None
     assert both.prefill.calls[0].num_prompt_tokens == 6
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+async def test_log_probabilities_of_the_prompt_come_once(both: Cluster, max_tokens: int) -> None:
+    sampling = {"max_tokens": max_tokens, "prompt_logprobs": True, "top_prompt_logprobs": 2}
+    request = both.request(sampling=sampling, priority=-7)
+    responses = await collect(both.decode.Generate(request, timeout=5))
+    assert ids(responses) == [FIRST_TOKEN + step for step in range(max_tokens)]
+    assert [one.token_id for one in responses[0].prompt_logprobs] == [10, 11, 12, 13, 14, 15]
+    assert not any(response.prompt_logprobs for response in responses[1:])
+    assert responses[-1].finish_reason == generate_pb2.FINISH_REASON_LENGTH
+    assert both.prefill.calls[0].sampling.top_prompt_logprobs == 2
+    assert both.prefill.calls[0].priority == -7
+    await both.quiet()
+
+
+async def test_nothing_at_all_cannot_be_asked_for(both: Cluster) -> None:
+    request = both.request(sampling={"max_tokens": 0})
+    error = await failure(both.decode.Generate(request, timeout=5))
+    assert isinstance(error, InvalidRequest)
+    assert not both.prefill.calls
+
+
 async def test_the_first_token_may_be_the_last(both: Cluster) -> None:
     both.script.token_id = EOS
     responses = await collect(both.decode.Generate(both.request(), timeout=5))
