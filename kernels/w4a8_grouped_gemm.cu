@@ -25,10 +25,12 @@ constexpr int kGroup = 128;         // columns that share a scale
 constexpr int kHalfBytes = 4096;    // 64 rows x 128 columns of weights
 constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and their scales
 constexpr int kScaleOffset = 8192;  // of the scales in a block
-constexpr int kPitch = 144;         // bytes between staged output rows of 64 columns
-constexpr int kStages = 7;
+constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
-constexpr int kNumBoxes = 5;        // tensor maps with boxes of 8, 16, 32, 64, 128 rows
+constexpr int kNumBoxes = 6;        // tensor maps with boxes of 8, 16, 32, 64, 128, 256 rows
+// Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
+constexpr int kCopyRegisters = 40;
+constexpr int kComputeRegisters = 232;
 
 // Cache policies of the bulk copy engine, as createpolicy makes them.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000;
@@ -51,13 +53,20 @@ struct Problem {
   int num_groups;  // K / 128
 };
 
-template <int kWarpgroups, int kTokens>
+// kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
+// one, each warpgroup computes a half. kTokens: most tokens of a tile.
+template <int kBlocks, int kTokens>
 struct Shared {
-  static constexpr int kBlocks = kWarpgroups / 2;  // weight blocks in a tile
+  static constexpr int kStages = kTokens == 256 ? 4 : 7;
+  static constexpr int kColumns = kBlocks * 64;           // output columns of a warpgroup
+  static constexpr int kPitch = kColumns * 2 + 16;        // bytes between staged output rows
+  static constexpr int kStaged = kTokens < 128 ? kTokens : 128;  // output rows staged at a time
+  static constexpr int kScalePitch = kTokens / 4 + 4;     // floats between scales of lane quads
   alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
   alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
-  alignas(128) uint8_t staging[kWarpgroups][kTokens * kPitch];
-  alignas(16) float scales[kStages][kTokens];
+  alignas(128) uint8_t staging[2][kStaged * kPitch];
+  // Scale of token 8j + 2q + i at [q][2j + i]: what a lane needs lies together.
+  alignas(16) float scales[kStages][4 * kScalePitch];
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
   int first_row[kMaxExperts];
@@ -100,7 +109,7 @@ struct Tile {
   bool only_once;  // no other tile reads these weights
 };
 
-template <int kTokens, typename S>
+template <int kTokens, int kLeast, typename S>
 __device__ __forceinline__ Tile locate(const S& shared, int tile, int& expert, int tiles_across) {
   while (tile >= shared.first_tile[expert + 1]) ++expert;
   const int local = tile - shared.first_tile[expert];
@@ -111,14 +120,15 @@ __device__ __forceinline__ Tile locate(const S& shared, int tile, int& expert, i
   t.first_row = shared.first_row[expert] + t.first_token;
   const int count = shared.count[expert];
   t.num_tokens = max(min(kTokens, count - t.first_token), 0);
-  t.box = t.num_tokens <= 8 ? 0 : 29 - __clz(t.num_tokens - 1);
+  t.box = 29 - __clz(max(t.num_tokens, kLeast) - 1);
   t.width = 8 << t.box;
   t.only_once = count <= kTokens;
   return t;
 }
 
 // A place in the ring of stages.
-struct Ring {
+template <int kStages>
+struct Places {
   int stage = 0;
   uint32_t parity = 0;
   __device__ __forceinline__ void advance() {
@@ -152,129 +162,232 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-template <int kWarpgroups, int kTokens, int kCluster, bool kAhead>
-struct Kernel {
-  using S = Shared<kWarpgroups, kTokens>;
-  static constexpr int kRows = kWarpgroups * 64;  // weight rows of a tile
-  static constexpr int kComputeThreads = kWarpgroups * 128;
-  static constexpr int kThreads = kComputeThreads + 128;
-  // Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
-  static constexpr int kCopyRegisters = kWarpgroups == 4 ? 32 : 40;
-  static constexpr int kComputeRegisters = kWarpgroups == 4 ? 112 : 232;
+// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. A warpgroup has two in
+// flight, so that one is computed while the sums of the other are scaled.
+template <int kBlocks, int kWidth>
+struct Pieces {
+  static constexpr int kColumns = kBlocks == 2 ? kWidth : kWidth == 256 ? 64 : kWidth / 2;
+  static constexpr int kNumber = kBlocks * kWidth / kColumns;
+  using Sums = float[kNumber][kColumns / 2];
+};
 
-  // One group of columns for 64 weight rows and kWidth tokens, with the A operands in `a`. With
-  // kAhead the next group's are made in `next` while the matrix unit works.
-  template <int kWidth>
-  static __device__ __forceinline__ void step(
-      S& s, Ring& ring, float (&sum)[kWidth / 2], uint32_t (&a)[16], uint32_t (&next)[16],
-      bool more, int warpgroup, int thread) {
-    const uint8_t* block = s.weights[ring.stage] + (warpgroup >> 1) * kBlockBytes;
-    const int half = (warpgroup & 1) * kHalfBytes;
-    if constexpr (!kAhead) {
-      ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
-      load_weights(a, block + half, thread);
+template <int kBlocks, int kTokens, int kCluster>
+struct Kernel {
+  using S = Shared<kBlocks, kTokens>;
+  using Ring = Places<S::kStages>;
+  static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
+  static constexpr int kLeast = kBlocks == 2 ? 8 : 16;  // least width of a tile in tokens
+
+  // What does not change from tile to tile.
+  struct Place {
+    int warpgroup, thread, lane;
+    int half;       // of the first weights that this warpgroup computes, in a stage, in bytes
+    int row_scale;  // of this thread's first row, in a stage, in bytes
+  };
+
+  static __device__ __forceinline__ Place place() {
+    Place at;
+    at.warpgroup = threadIdx.x / 128;
+    at.thread = threadIdx.x % 128;
+    at.lane = threadIdx.x % 32;
+    const int row = at.thread / 32 * 16 + at.lane / 4;
+    if constexpr (kBlocks == 2) {
+      at.half = at.warpgroup * kBlockBytes;
+      at.row_scale = at.warpgroup * kBlockBytes + kScaleOffset + row * 4;
+    } else {
+      at.half = at.warpgroup * kHalfBytes;
+      at.row_scale = kScaleOffset + (at.warpgroup * 64 + row) * 4;
     }
-    const uint64_t b = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
-    float part[kWidth / 2];
+    return at;
+  }
+
+  static __device__ __forceinline__ void wait_full(S& s, const Ring& ring) {
+    ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
+  }
+
+  template <int kColumns>
+  static __device__ __forceinline__ void issue(
+      float (&part)[kColumns / 2], const uint32_t (&a)[16], uint64_t b) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::Wgmma<kWidth>::issue(part, a + 4 * i, b + 2 * i, i > 0);
+    for (int i = 0; i < 4; ++i) ptx::Wgmma<kColumns>::issue(part, a + 4 * i, b + 2 * i, i > 0);
     ptx::wgmma_commit();
+  }
 
-    const int lane = thread % 32;
-    const float* row_scales = reinterpret_cast<const float*>(block + kScaleOffset) +
-                              (warpgroup & 1) * 64 + thread / 32 * 16 + lane / 4;
-    const float upper = row_scales[0], lower = row_scales[8];
-    const float* token_scales = s.scales[ring.stage] + 2 * (lane % 4);
-    const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
-    ring.advance();
-    if constexpr (kAhead) {
-      if (more) {
-        ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
-        load_weights(next, s.weights[ring.stage] + (warpgroup >> 1) * kBlockBytes + half, thread);
-      }
-    }
-    ptx::wgmma_wait();
+  // sum += part, scaled by row and token.
+  template <int kColumns>
+  static __device__ __forceinline__ void add_scaled(
+      float* sum, float (&part)[kColumns / 2], const float* token_scales, float upper,
+      float lower) {
     ptx::pin(part);
 #pragma unroll
-    for (int j = 0; j < kWidth / 8; ++j) {
-      const float2 token = *reinterpret_cast<const float2*>(token_scales + 8 * j);
+    for (int j = 0; j < kColumns / 8; j += 2) {
+      float4 token;
+      if constexpr (kColumns == 8) {
+        const float2 pair = *reinterpret_cast<const float2*>(token_scales);
+        token = {pair.x, pair.y, 0.0f, 0.0f};
+      } else {
+        token = *reinterpret_cast<const float4*>(token_scales + 2 * j);
+      }
       sum[4 * j + 0] += part[4 * j + 0] * (upper * token.x);
       sum[4 * j + 1] += part[4 * j + 1] * (upper * token.y);
       sum[4 * j + 2] += part[4 * j + 2] * (lower * token.x);
       sum[4 * j + 3] += part[4 * j + 3] * (lower * token.y);
+      if constexpr (kColumns > 8) {
+        sum[4 * j + 4] += part[4 * j + 4] * (upper * token.z);
+        sum[4 * j + 5] += part[4 * j + 5] * (upper * token.w);
+        sum[4 * j + 6] += part[4 * j + 6] * (lower * token.z);
+        sum[4 * j + 7] += part[4 * j + 7] * (lower * token.w);
+      }
+    }
+  }
+
+  // One group of columns. `a` holds the operands of the first piece at entry; where `more`, those
+  // of the next group are left in `a` (kWidth 256 or two blocks) or `next` (else).
+  template <int kWidth>
+  static __device__ __forceinline__ void step(
+      S& s, Ring& ring, const Place& at, typename Pieces<kBlocks, kWidth>::Sums& sum,
+      uint32_t (&a)[16], uint32_t (&next)[16], bool more) {
+    constexpr int kColumns = Pieces<kBlocks, kWidth>::kColumns;
+    float even[kColumns / 2], odd[kColumns / 2];
+    const uint8_t* weights = s.weights[ring.stage];
+    const float* row_scales = reinterpret_cast<const float*>(weights + at.row_scale);
+    const float* tokens = s.scales[ring.stage] + at.lane % 4 * S::kScalePitch;
+    const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
+    const uint64_t b = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
+    constexpr uint64_t kPieceStride = kColumns * kGroup >> 4;  // as descriptors count
+    const float upper = row_scales[0], lower = row_scales[8];
+    ring.advance();
+
+    issue<kColumns>(even, a, b);
+    if constexpr (kBlocks == 2) {
+      load_weights(next, weights + at.half + kHalfBytes, at.thread);
+      issue<kColumns>(odd, next, b);
+      ptx::wgmma_wait<1>();
+      add_scaled<kColumns>(sum[0], even, tokens, upper, lower);
+      const float second_upper = row_scales[64], second_lower = row_scales[72];
+      if (more) {
+        wait_full(s, ring);
+        load_weights(a, s.weights[ring.stage] + at.half, at.thread);
+      }
+      ptx::wgmma_wait<0>();
+      add_scaled<kColumns>(sum[1], odd, tokens, second_upper, second_lower);
+    } else if constexpr (Pieces<kBlocks, kWidth>::kNumber == 2) {
+      issue<kColumns>(odd, a, b + kPieceStride);
+      if (more) {
+        wait_full(s, ring);
+        load_weights(next, s.weights[ring.stage] + at.half, at.thread);
+      }
+      ptx::wgmma_wait<1>();
+      add_scaled<kColumns>(sum[0], even, tokens, upper, lower);
+      ptx::wgmma_wait<0>();
+      add_scaled<kColumns>(sum[1], odd, tokens + kColumns / 4, upper, lower);
+    } else {
+      issue<kColumns>(odd, a, b + kPieceStride);
+      ptx::wgmma_wait<1>();
+      add_scaled<kColumns>(sum[0], even, tokens, upper, lower);
+      issue<kColumns>(even, a, b + 2 * kPieceStride);
+      ptx::wgmma_wait<1>();
+      add_scaled<kColumns>(sum[1], odd, tokens + kColumns / 4, upper, lower);
+      issue<kColumns>(odd, a, b + 3 * kPieceStride);
+      ptx::wgmma_wait<1>();
+      add_scaled<kColumns>(sum[2], even, tokens + kColumns / 2, upper, lower);
+      ptx::wgmma_wait<0>();
+      if (more) {
+        wait_full(s, ring);
+        load_weights(a, s.weights[ring.stage] + at.half, at.thread);
+      }
+      add_scaled<kColumns>(sum[3], odd, tokens + 3 * kColumns / 4, upper, lower);
     }
     __syncwarp();
-    if (lane < kCluster) {
+    if (at.lane < kCluster) {
       if constexpr (kCluster == 1) {
         ptx::barrier_arrive(empty);
       } else {
-        ptx::barrier_arrive_at(empty, lane);
+        ptx::barrier_arrive_at(empty, at.lane);
+      }
+    }
+  }
+
+  // One piece to the staged rows of its tokens, turned over: tokens become rows.
+  template <int kColumns>
+  static __device__ __forceinline__ void stage(
+      uint8_t* staging, const float* sum, int first_token, int first_column, const Place& at) {
+    const int row = first_token + at.lane % 8 + at.lane / 16 * 8;
+    const int column = first_column + at.thread / 32 * 16 + at.lane / 8 % 2 * 8;
+    const uint32_t to = ptx::shared_address(staging + row * S::kPitch + column * 2);
+    if constexpr (kColumns == 8) {
+      ptx::store_transposed_x2(to, pack(sum[0], sum[1]), pack(sum[2], sum[3]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; j += 2) {
+        ptx::store_transposed_x4(
+            to + j * 8 * S::kPitch, pack(sum[4 * j], sum[4 * j + 1]),
+            pack(sum[4 * j + 2], sum[4 * j + 3]), pack(sum[4 * j + 4], sum[4 * j + 5]),
+            pack(sum[4 * j + 6], sum[4 * j + 7]));
       }
     }
   }
 
   template <int kWidth>
   static __device__ __forceinline__ void store(
-      S& s, const Problem& p, const Tile& t, float (&sum)[kWidth / 2], int first_column,
-      int warpgroup, int thread) {
-    const int warp = thread / 32, lane = thread % 32;
-    uint8_t* staging = s.staging[warpgroup];
-    ptx::warpgroup_sync(1 + warpgroup);  // the rows staged before are read
-    const uint32_t to = ptx::shared_address(staging) + (lane % 8 + lane / 16 * 8) * kPitch +
-                        (warp * 16 + lane / 8 % 2 * 8) * 2;
-    if constexpr (kWidth == 8) {
-      ptx::store_transposed_x2(to, pack(sum[0], sum[1]), pack(sum[2], sum[3]));
-    } else {
+      S& s, const Problem& p, const Tile& t,
+      typename Pieces<kBlocks, kWidth>::Sums& sum, int first_column, const Place& at) {
+    constexpr int kColumns = Pieces<kBlocks, kWidth>::kColumns;
+    constexpr int kRound = kWidth < S::kStaged ? kWidth : S::kStaged;  // tokens at a time
+    constexpr int kPieces16 = S::kColumns / 8;  // 16-byte pieces in a row
+    uint8_t* staging = s.staging[at.warpgroup];
 #pragma unroll
-      for (int j = 0; j < kWidth / 8; j += 2) {
-        ptx::store_transposed_x4(
-            to + j * 8 * kPitch, pack(sum[4 * j], sum[4 * j + 1]),
-            pack(sum[4 * j + 2], sum[4 * j + 3]), pack(sum[4 * j + 4], sum[4 * j + 5]),
-            pack(sum[4 * j + 6], sum[4 * j + 7]));
+    for (int first = 0; first < kWidth; first += kRound) {
+      ptx::warpgroup_sync(1 + at.warpgroup);  // the rows staged before are read
+#pragma unroll
+      for (int i = 0; i < Pieces<kBlocks, kWidth>::kNumber; ++i) {
+        const int token = kBlocks == 2 ? 0 : i * kColumns;
+        if (token < first || token >= first + kRound) continue;
+        stage<kColumns>(staging, sum[i], token - first, kBlocks == 2 ? i * 64 : 0, at);
       }
-    }
-    ptx::warpgroup_sync(1 + warpgroup);
-    const int piece = thread % 8;
-    __nv_bfloat16* out = p.out + static_cast<long long>(t.first_row) * p.n + first_column;
-    for (int row = thread / 8; row < t.num_tokens; row += 16) {
-      *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * p.n + piece * 8) =
-          *reinterpret_cast<const uint4*>(staging + row * kPitch + piece * 16);
+      ptx::warpgroup_sync(1 + at.warpgroup);
+      const int column = at.thread % kPieces16 * 8;
+      __nv_bfloat16* out = p.out + static_cast<long long>(t.first_row + first) * p.n +
+                           first_column + at.warpgroup * S::kColumns + column;
+      const int rows = min(t.num_tokens - first, kRound);
+      for (int row = at.thread / kPieces16; row < rows; row += 128 / kPieces16) {
+        *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * p.n) =
+            *reinterpret_cast<const uint4*>(staging + row * S::kPitch + column * 2);
+      }
     }
   }
 
   template <int kWidth>
   static __device__ __forceinline__ void compute(
-      S& s, const Problem& p, const Tile& t, Ring& ring, int first_column) {
-    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-    float sum[kWidth / 2];
+      S& s, const Problem& p, const Tile& t, Ring& ring, int first_column, const Place& at) {
+    typename Pieces<kBlocks, kWidth>::Sums sum;
 #pragma unroll
-    for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0.0f;
-    if constexpr (kAhead) {
-      uint32_t even[16], odd[16];
-      ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
-      load_weights(even,
-                   s.weights[ring.stage] + (warpgroup >> 1) * kBlockBytes +
-                       (warpgroup & 1) * kHalfBytes,
-                   thread);
-      for (int g = 0; g < p.num_groups; g += 2) {
-        step<kWidth>(s, ring, sum, even, odd, g + 1 < p.num_groups, warpgroup, thread);
-        if (g + 1 == p.num_groups) break;
-        step<kWidth>(s, ring, sum, odd, even, g + 2 < p.num_groups, warpgroup, thread);
+    for (auto& piece : sum) {
+#pragma unroll
+      for (float& value : piece) value = 0.0f;
+    }
+    uint32_t a[16], other[16];
+    wait_full(s, ring);
+    load_weights(a, s.weights[ring.stage] + at.half, at.thread);
+    if constexpr (kBlocks == 2 || kWidth == 256) {
+      for (int g = 1; g <= p.num_groups; ++g) {
+        step<kWidth>(s, ring, at, sum, a, other, g < p.num_groups);
       }
     } else {
-      uint32_t a[16];
-      for (int g = 0; g < p.num_groups; ++g) {
-        step<kWidth>(s, ring, sum, a, a, false, warpgroup, thread);
+      for (int g = 1; g <= p.num_groups; g += 2) {
+        step<kWidth>(s, ring, at, sum, a, other, g < p.num_groups);
+        if (g == p.num_groups) break;
+        step<kWidth>(s, ring, at, sum, other, a, g + 1 < p.num_groups);
       }
     }
-    store<kWidth>(s, p, t, sum, first_column + warpgroup * 64, warpgroup, thread);
+    store<kWidth>(s, p, t, sum, first_column, at);
   }
 
   static __device__ __forceinline__ void copy(
       S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring, int rank) {
     const long long block_row = static_cast<long long>(t.expert) * (p.n / 128) +
-                                (t.across * kCluster + rank) * S::kBlocks;
+                                (t.across * kCluster + rank) * kBlocks;
     const long long row_bytes = static_cast<long long>(p.num_groups) * kBlockBytes;
     const uint8_t* from = p.weights + block_row * row_bytes;
     const uint64_t policy = t.only_once ? kEvictFirst : kEvictNormal;
@@ -285,10 +398,10 @@ struct Kernel {
     for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
       const uint32_t full = ptx::shared_address(&s.full[ring.stage]);
       ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
-      ptx::barrier_expect(full, S::kBlocks * kBlockBytes + t.width * kGroup);
+      ptx::barrier_expect(full, kBlocks * kBlockBytes + t.width * kGroup);
       const uint32_t weights = ptx::shared_address(s.weights[ring.stage]);
 #pragma unroll
-      for (int i = 0; i < S::kBlocks; ++i) {
+      for (int i = 0; i < kBlocks; ++i) {
         ptx::copy_bulk(weights + i * kBlockBytes, from + i * row_bytes + g * kBlockBytes,
                        kBlockBytes, full, policy);
       }
@@ -316,7 +429,8 @@ struct Kernel {
 #pragma unroll 1
       for (int row = lane; row < t.width; row += 32) {
         const bool valid = row < t.num_tokens;
-        ptx::copy_word(to + row * 4, from + (valid ? row * p.scale_stride_row : 0), valid);
+        const int place = row % 8 / 2 * S::kScalePitch + row / 8 * 2 + row % 2;
+        ptx::copy_word(to + place * 4, from + (valid ? row * p.scale_stride_row : 0), valid);
       }
       ptx::copy_word_arrive(ptx::shared_address(&s.full[ring.stage]));
     }
@@ -331,7 +445,7 @@ struct Kernel {
     Ring ring;
     int expert = 0;
     for (int tile = blockIdx.x / kCluster; tile < num_tiles; tile += stride) {
-      visit(locate<kTokens>(s, tile, expert, tiles_across), ring);
+      visit(locate<kTokens, kLeast>(s, tile, expert, tiles_across), ring);
     }
   }
 
@@ -343,35 +457,36 @@ struct Kernel {
     const int warp = threadIdx.x / 32;
     if (warp == 0) plan<kTokens>(s, p, tiles_across);
     if (threadIdx.x == 32) {
-      for (int i = 0; i < kStages; ++i) {
+      for (int i = 0; i < S::kStages; ++i) {
         // full: the copying thread, and each lane that copies scales
         ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + 32);
         // empty: each computing warp of the cluster
-        ptx::barrier_init(ptx::shared_address(&s.empty[i]), kComputeThreads / 32 * kCluster);
+        ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8 * kCluster);
       }
       ptx::barrier_init_fence();
     }
     __syncthreads();
     if constexpr (kCluster > 1) ptx::cluster_sync();
 
-    if (warp >= kComputeThreads / 32) {
+    if (warp >= 8) {
       ptx::registers_give<kCopyRegisters>();
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
-        if (warp == kComputeThreads / 32) {
+        if (warp == 8) {
           if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring, rank);
-        } else if (warp == kComputeThreads / 32 + 1) {
+        } else if (warp == 9) {
           copy_scales(s, p, t, ring);
         }
       });
     } else {
       ptx::registers_take<kComputeRegisters>();
+      const Place at = place();
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
         const int first_column = (t.across * kCluster + rank) * kRows;
-        if (t.width == 8) compute<8>(s, p, t, ring, first_column);
-        else if (t.width == 16) compute<16>(s, p, t, ring, first_column);
-        else if (t.width == 32) compute<32>(s, p, t, ring, first_column);
-        else if (t.width == 64 || kTokens == 64) compute<64>(s, p, t, ring, first_column);
-        else compute<kTokens>(s, p, t, ring, first_column);
+        if (t.width == kLeast) compute<kLeast>(s, p, t, ring, first_column, at);
+        else if (t.width == 2 * kLeast) compute<2 * kLeast>(s, p, t, ring, first_column, at);
+        else if (t.width == 4 * kLeast) compute<4 * kLeast>(s, p, t, ring, first_column, at);
+        else if (kTokens != 256 || t.width == 128) compute<8 * kLeast>(s, p, t, ring, first_column, at);
+        else compute<kTokens>(s, p, t, ring, first_column, at);
       });
     }
     // No block leaves while another may still arrive at its barriers.
@@ -380,10 +495,10 @@ struct Kernel {
   }
 };
 
-template <int kWarpgroups, int kTokens, int kCluster, bool kAhead>
-__global__ __launch_bounds__(kWarpgroups * 128 + 128, 1) void grouped_gemm(
+template <int kBlocks, int kTokens, int kCluster>
+__global__ __launch_bounds__(kThreads, 1) void grouped_gemm(
     const __grid_constant__ Boxes boxes, const __grid_constant__ Problem problem) {
-  Kernel<kWarpgroups, kTokens, kCluster, kAhead>::run(boxes, problem);
+  Kernel<kBlocks, kTokens, kCluster>::run(boxes, problem);
 }
 
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
@@ -426,11 +541,11 @@ cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) 
 
 constexpr int kMaxDevices = 64;
 
-template <int kWarpgroups, int kTokens, int kCluster, bool kAhead>
+template <int kBlocks, int kTokens, int kCluster>
 cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
-  using K = Kernel<kWarpgroups, kTokens, kCluster, kAhead>;
+  using K = Kernel<kBlocks, kTokens, kCluster>;
   static int num_clusters[kMaxDevices] = {};
-  auto* const kernel = grouped_gemm<kWarpgroups, kTokens, kCluster, kAhead>;
+  auto* const kernel = grouped_gemm<kBlocks, kTokens, kCluster>;
   int device;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
@@ -440,7 +555,7 @@ cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {kCluster, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.blockDim = K::kThreads;
+  config.blockDim = kThreads;
   config.dynamicSmemBytes = sizeof(typename K::S);
   config.stream = stream;
   config.attrs = &attribute;
@@ -484,10 +599,12 @@ extern "C" const char* w4a8_grouped_gemm_launch(
   const cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
     switch (variant) {
-      case 0: error = launch<4, 64, 2, false>(boxes, p, on); break;
-      case 1: error = launch<4, 64, 1, false>(boxes, p, on); break;
-      case 2: error = launch<2, 128, 2, true>(boxes, p, on); break;
-      case 3: error = launch<2, 128, 1, true>(boxes, p, on); break;
+      case 0: error = launch<2, 64, 2>(boxes, p, on); break;
+      case 1: error = launch<2, 64, 1>(boxes, p, on); break;
+      case 2: error = launch<1, 128, 2>(boxes, p, on); break;
+      case 3: error = launch<1, 128, 1>(boxes, p, on); break;
+      case 4: error = launch<1, 256, 2>(boxes, p, on); break;
+      case 5: error = launch<1, 256, 1>(boxes, p, on); break;
       default: error = cudaErrorInvalidValue;
     }
   }

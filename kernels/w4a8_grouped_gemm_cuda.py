@@ -24,8 +24,6 @@ _FLAGS = (
     "-shared",
     "-Xcompiler=-fPIC",
 )
-# Tiles compiled: 256 weight rows x up to 64 tokens, or 128 x 128; in clusters of two or alone.
-_FEW_TOKENS_CLUSTER, _FEW_TOKENS, _MANY_TOKENS_CLUSTER, _MANY_TOKENS = range(4)
 MAX_EXPERTS = 512
 
 
@@ -72,10 +70,14 @@ def launch(
 
 
 def _variant(expected_rows: int, num_blocks: int) -> int:
-    """The tile for this many rows an expert and this many blocks of 128 outputs."""
+    """The tile for this many rows an expert and this many blocks of 128 outputs.
+
+    0, 1: 256 outputs x up to 64 rows; 2, 3: 128 x 128; 4, 5: 128 x 256. The even ones work in
+    clusters of two tiles.
+    """
     if expected_rows <= 64 and num_blocks % 2 == 0:
-        return _FEW_TOKENS_CLUSTER if num_blocks % 4 == 0 else _FEW_TOKENS
-    return _MANY_TOKENS_CLUSTER if num_blocks % 2 == 0 else _MANY_TOKENS
+        return 1 if num_blocks % 4 else 0
+    return (2 if expected_rows <= 128 else 4) + num_blocks % 2
 
 
 @functools.cache
@@ -107,7 +109,7 @@ def build() -> Path:
         command = [_nvcc(), *_FLAGS, "-o", str(built), str(_SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
         built.replace(target)  # whoever else is building it replaces it by the same
     return target
 
