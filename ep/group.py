@@ -67,8 +67,9 @@ class EpGroup:
 
         `rendezvous` is "host:port", an address of rank 0 that all ranks reach; unused by a
         group of one. `timeout_seconds` bounds the forming, `silence_seconds` (default: the same)
-        later how long a peer may keep the others waiting; a dead one is noticed at once. `backend` moves the tensors: "auto" is NCCL for a CUDA
-        device and sockets for the CPU. ValueError for bad arguments, else Unavailable.
+        later how long a peer may keep the others waiting; a dead one is noticed at once.
+        `backend` moves the tensors: "auto" is NCCL for a CUDA device and sockets for the CPU.
+        ValueError for bad arguments, else Unavailable.
         """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 .. {size - 1}")
