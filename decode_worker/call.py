@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 
 from core.errors import EpserveError
+from core.log import REQUEST_ID
 from engine.messages import Produced, Submit
 from engine.wire import token_message
 from proto import generate_pb2, router_pb2
@@ -30,6 +31,8 @@ class Call:
     ) -> None:
         self.key = key
         self.request_id = request_id
+        # The id that every leg's log lines have: the client's, where it came along.
+        self.traced_id = REQUEST_ID.get() or request_id
         self.rank = rank
         self.sampling = submit.sampling
         self.priority = submit.priority

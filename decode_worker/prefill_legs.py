@@ -139,7 +139,7 @@ class PrefillLegs:
             reply = await leg.peer.stub.Prefill(
                 prefill_request(call, reserved, self._model),
                 timeout=timeout,
-                metadata=request_metadata(call.request_id),
+                metadata=request_metadata(call.traced_id),
             )
         except grpc.aio.AioRpcError as error:
             self._fail(leg, attempt_id, _meant(error, call))

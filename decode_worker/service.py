@@ -209,7 +209,8 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._metrics.request_latency.observe(seconds)
         log.info(
             "request over",
-            request_id=call.request_id,
+            request_id=call.traced_id,
+            id=call.request_id,
             outcome=outcome,
             rank=call.rank,
             num_prompt_tokens=call.num_prompt_tokens,

@@ -1,6 +1,7 @@
 """The checkpoint's tokenizer: text to ids, and each id to the exact bytes it stands for."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from tokenizers import decoders
 
 from core.errors import CheckpointError
 from model.config import Fields
+
+# Read by the library when it encodes: a batch of one needs no pool of threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Longer texts are encoded in a thread: the library lets go of the interpreter lock. These take
 # a millisecond or two, about what the way to a thread and back costs a busy process.
@@ -79,7 +83,11 @@ class Tokenizer:
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        # The same ids as of `encode` in two thirds of the time: without offsets, which nobody
+        # wants.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
         token_ids: list[int] = encoding.ids
         # NOTE: `add_bos_token` is carried out by transformers' class, not by tokenizer.json.
         if add_special_tokens and self._bos_id is not None and token_ids[:1] != [self._bos_id]:

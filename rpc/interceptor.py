@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -60,31 +61,34 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _unary(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> object:
             _take_request_id(context)
-            self.enter()
+            end = self.enter(method)
             try:
-                return await behaviour(request, context)
+                response = await behaviour(request, context)
+                end.code = "OK"
+                return response
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
-                await context.abort(*to_status(meant(error, method)))
+                await context.abort(*to_status(end.fail(error)))
             finally:
-                self.leave()
+                self.leave(end)
 
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> AsyncIterator[object]:
             _take_request_id(context)
-            self.enter()
+            end = self.enter(method)
             try:
                 async for response in behaviour(request, context):
                     yield response
+                end.code = "OK"
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass as UNKNOWN
-                await context.abort(*to_status(meant(error, method)))
+                await context.abort(*to_status(end.fail(error)))
             finally:
-                self.leave()
+                self.leave(end)
 
         return call
 
@@ -125,16 +129,39 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             ended.cancel()
             await asyncio.gather(waiting, ended, return_exceptions=True)
 
-    def enter(self) -> None:
-        """A call begins."""
+    def enter(self, method: str) -> "CallRecord":
+        """A call begins; give the result back to `leave`."""
         self.num_running += 1
         self.idle.clear()
+        return CallRecord(method)
 
-    def leave(self) -> None:
+    def leave(self, call: "CallRecord") -> None:
         """A call has ended."""
         self.num_running -= 1
         if self.num_running == 0:
             self.idle.set()
+        call.log_end()
+
+
+class CallRecord:
+    """One call as the log tells of it; `code` is the name of the status it ends with."""
+
+    def __init__(self, method: str) -> None:
+        self.code = "CANCELLED"  # what it is unless something else is said
+        self._method = method
+        self._started_at = time.monotonic()
+
+    def fail(self, error: Exception) -> EpserveError:
+        """What the caller is told of `error`, which ended the call."""
+        told = meant(error, self._method)
+        self.code = told.status.grpc
+        return told
+
+    def log_end(self) -> None:
+        """A line with the request's id; calls that belong to no request have none."""
+        if REQUEST_ID.get():
+            seconds = round(time.monotonic() - self._started_at, 6)
+            log.info("call ended", method=self._method, code=self.code, seconds=seconds)
 
 
 def _take_request_id(context: Context) -> None:

@@ -15,7 +15,7 @@ from core.errors import DeadlineExceeded, EpserveError, InvalidRequest, Overload
 from core.log import REQUEST_ID
 from proto import multiplex_pb2_grpc
 from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, ServerFrame
-from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor, meant
+from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor
 from rpc.status import header_text, short_message
 
 # Frames on their way that the peer has not said to have read; twice what it reads
@@ -106,7 +106,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
         method = self.method(opened.method)
         REQUEST_ID.set(header_text(opened.request_id))
         context = CallContext(opened)
-        self._calls.enter()
+        end = self._calls.enter(opened.method)
         try:
             async with asyncio.timeout(opened.timeout_seconds or None):
                 request = method.request_deserializer(opened.request)
@@ -115,12 +115,13 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
                         room = respond(method.response_serializer(response))
                         if not room.is_set():
                             await room.wait()
+            end.code = "OK"
         except TimeoutError as error:
-            raise DeadlineExceeded("the call's deadline is over") from error
+            raise end.fail(DeadlineExceeded("the call's deadline is over")) from error
         except Exception as error:
-            raise meant(error, opened.method) from error
+            raise end.fail(error) from error
         finally:
-            self._calls.leave()
+            self._calls.leave(end)
 
 
 class _Session:

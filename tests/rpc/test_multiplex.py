@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from core.errors import (
     DeadlineExceeded,
@@ -249,3 +250,15 @@ async def test_a_lost_client_ends_its_calls() -> None:
         assert not served.client.call(GENERATE, request, timeout_seconds=20).__exit__(
             None, None, None
         )
+
+
+async def test_ends_of_requests_are_logged() -> None:
+    async with serving() as served:
+        with capture_logs() as lines:
+            await tokens_of(served.call(1, request_id="id-good"))
+            with pytest.raises(Overloaded):
+                await tokens_of(served.call(1, "full", request_id="id-full"))
+            await tokens_of(served.call(1, request_id=""))  # of no request: not worth a line
+    ends = [line for line in lines if line["event"] == "call ended"]
+    assert [line["code"] for line in ends] == ["OK", "RESOURCE_EXHAUSTED"]
+    assert {line["method"] for line in ends} == {GENERATE}
