@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import httpx
+import jsonschema
 
 from tests.cluster.event_stream import events, whole_reply
 from tests.cluster.reply_shape import canonical, same_but_for_rounding
@@ -134,6 +135,7 @@ class StreamPool:
                 reply = await self._client.post(stream.path, json=stream.body)
             assert reply.status_code == 200, f"{stream.kind}: {reply.text}"
             stream.undisturbed = comparable(reply.text)
+            _check_kind(stream)
 
         await asyncio.gather(*map(one, self._streams))
 
@@ -172,6 +174,24 @@ class StreamPool:
         got = comparable("".join(parts))
         assert same_but_for_rounding(got, stream.undisturbed), _difference(got, stream)
         self.tally.num_complete += 1
+
+
+def _check_kind(stream: LongStream) -> None:
+    """The undisturbed reply is of the kind that it stands for."""
+    choices = stream.undisturbed["choices"]
+    first = choices[0]
+    if stream.kind == "JSON schema":
+        schema = stream.body["response_format"]["json_schema"]["schema"]
+        jsonschema.validate(json.loads(first["message"]["content"]), schema)
+    if stream.kind == "tools":
+        (call,) = first["message"]["tool_calls"]
+        schema = stream.body["tools"][1]["function"]["parameters"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+    if stream.kind == "n=2":
+        assert len(choices) == 2
+        assert choices[0] != choices[1] | {"index": 0}
+    if stream.kind == "logprobs":
+        assert sum(len(entries or ()) for entries in first["logprobs"].values()) > 10
 
 
 def _difference(got: dict[str, Any], stream: LongStream) -> str:
