@@ -152,8 +152,8 @@ def _stream_figures(
     num_tokens = 0
     for number, stream in enumerate(streams):
         text, times = stream.arrivals()
-        if not text:
-            raise RuntimeError(f"a stream without tokens: {stream.head()}")
+        if len(text) < 2:
+            raise RuntimeError(f"a stream that stands still: {stream.tail()}")
         num_tokens += sum(began_at <= at < ended_at for at in times)
         writes.update((number, at) for at in times if began_at <= at < ended_at)
         lags += [
@@ -216,7 +216,7 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
         assert stream is not None
         _, times = stream.arrivals()
         if not times:
-            raise RuntimeError(f"a request without tokens: {stream.head()}")
+            raise RuntimeError(f"a request without tokens: {stream.tail()}")
         ttfts.append(times[0] - stream.sent_at)
     return [
         *(Figure(f"added_ttft_p{at}", "s", percentile(ttfts, at)) for at in (50, 99)),

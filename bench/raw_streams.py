@@ -49,9 +49,9 @@ class RawStream(asyncio.Protocol):
     def is_complete(self) -> bool:
         return b"data: [DONE]" in b"".join(self._parts[-3:])
 
-    def head(self) -> str:
-        """The beginning of the answer, for messages about one that failed."""
-        return b"".join(self._parts)[:300].decode(errors="replace")
+    def tail(self) -> str:
+        """The end of the answer, for messages about one that failed."""
+        return b"".join(self._parts)[-600:].decode(errors="replace")
 
     def arrivals(self) -> tuple[str, list[float]]:
         """The output, and when each character of it arrived on the monotonic clock; for plain

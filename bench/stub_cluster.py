@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import uvloop
 
+from core.log import configure
 from proto import generate_pb2, generate_pb2_grpc, router_pb2, router_pb2_grpc
 from proto.generate_pb2 import FINISH_REASON_LENGTH, GenerateRequest, GenerateResponse, Token
 from rpc.server import RpcServer
@@ -139,6 +140,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--token-ids", type=int, nargs="+", help="of worker 0, 1, ...")
     parser.add_argument("--max-model-len", type=int, default=4096)
+    configure("stub", "stub", "warning")  # lines on stdout would fill its pipe
     uvloop.run(serve(parser.parse_args(argv)))
     return 0
 
