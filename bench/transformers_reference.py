@@ -7,7 +7,6 @@ A process of its own (`python -m bench.transformers_reference`): a `Work` as JSO
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -22,7 +21,6 @@ from transformers import DeepseekV3ForCausalLM
 from bench.work import Measured, Prefilled, Work
 
 _TRIAL_TOKENS = 16
-_REPEATS = 3
 
 
 def main() -> None:
@@ -75,7 +73,7 @@ def measure(model: DeepseekV3ForCausalLM, work: Work) -> Measured:
         began = time.perf_counter()
         token_ids = [_generate(model, prompt, work.output_tokens) for prompt in work.generate]
         seconds = time.perf_counter() - began
-        prefilled = [_best_prefill(model, prompt) for prompt in work.prefill]
+        prefilled = _prefill_all(model, work.prefill)
     return Measured(generate_seconds=seconds, token_ids=token_ids, prefill=prefilled)
 
 
@@ -109,30 +107,32 @@ def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) 
     return tokens
 
 
-def _best_prefill(model: DeepseekV3ForCausalLM, prompt: list[int]) -> Prefilled:
-    """The fastest of all thread counts."""
+def _prefill_all(model: DeepseekV3ForCausalLM, prompts: Sequence[list[int]]) -> list[Prefilled]:
+    """Each prompt with the thread count that is fastest for its length."""
+    best: dict[int, int] = {}
     measured = []
-    for count in _thread_counts():
-        torch.set_num_threads(count)
+    for prompt in prompts:
+        if len(prompt) not in best:
+            seconds = {}
+            for count in _thread_counts():
+                torch.set_num_threads(count)
+                seconds[count] = _prefill(model, prompt).prefill_seconds
+            best[len(prompt)] = min(seconds, key=seconds.__getitem__)
+        torch.set_num_threads(best[len(prompt)])
         measured.append(_prefill(model, prompt))
-    return min(measured, key=lambda each: each.prefill_seconds + each.step_seconds)
+    return measured
 
 
 def _prefill(model: DeepseekV3ForCausalLM, prompt: list[int]) -> Prefilled:
-    """Medians of the times of the prompt's forward pass and of one step behind it."""
-    prefill_seconds, step_seconds = [], []
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        output = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
-        first = output.logits[:, -1:].argmax(-1)
-        between = time.perf_counter()
-        model(first, past_key_values=output.past_key_values, use_cache=True)
-        step_seconds.append(time.perf_counter() - between)
-        prefill_seconds.append(between - began)
+    """Times of the prompt's forward pass and of one step behind it."""
+    began = time.perf_counter()
+    output = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
+    first = output.logits[:, -1:].argmax(-1)
+    between = time.perf_counter()
+    model(first, past_key_values=output.past_key_values, use_cache=True)
+    ended = time.perf_counter()
     return Prefilled(
-        num_tokens=len(prompt),
-        prefill_seconds=statistics.median(prefill_seconds),
-        step_seconds=statistics.median(step_seconds),
+        num_tokens=len(prompt), prefill_seconds=between - began, step_seconds=ended - between
     )
 
 

@@ -13,7 +13,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefilled(msgspec.Struct, frozen=True, kw_only=True):
-    """Median times of one prompt."""
+    """Times of one prompt."""
 
     num_tokens: int
     prefill_seconds: float
