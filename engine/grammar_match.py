@@ -18,6 +18,7 @@ _core: Any = load_core()
 
 # Free whitespace between JSON's tokens is allowed up to this many characters: a weak model
 # would go on with it for ever.
+COMPACT_SEPARATORS = (",", ":")  # inside values without a type the library writes ", " all the same
 MAX_WHITESPACE = 64
 ANY_OBJECT = json.dumps({"type": "object"})
 # Each takes some MB: one for grammars that name no marks, one for tool calls, hardly more.
@@ -73,8 +74,10 @@ class GrammarCompiler:
             return compiler.compile_regex(grammar.regex)
         if grammar.ebnf is not None:
             return compiler.compile_grammar_from_strings(grammar.ebnf, "root")
-        any_whitespace, most = (False, None) if grammar.compact else (True, MAX_WHITESPACE)
-        indent = separators = None
+        any_whitespace, most, separators = True, MAX_WHITESPACE, None
+        if grammar.compact:
+            any_whitespace, most, separators = False, None, COMPACT_SEPARATORS
+        indent = None
         is_strict, any_order = True, False
         return compiler.compile_json_schema(
             grammar.json_schema or ANY_OBJECT,

@@ -64,7 +64,7 @@ async def test_bounded_strings_are_json(gateway: Gateway, kind: Any) -> None:
     accepts = xgrammar.Grammar.from_ebnf(grammar.ebnf)
     for text, expected in (("ab", True), ("日本🙂é", True), ("a", False), ("abcde", False),
                            ("a\tb", False), ("a\x01", False), ('a"', False)):  # fmt: skip
-        assert _is_grammar_accept_string(accepts, f'{{"a": "{text}"}}') == expected
+        assert _is_grammar_accept_string(accepts, f'{{"a":"{text}"}}') == expected
 
 
 async def test_text_is_no_constraint(gateway: Gateway) -> None:
