@@ -5,8 +5,7 @@
 // with e the expert of row i. Weights are the A operand of wgmma, turned from four bits to e4m3
 // in registers; tokens are its N, so that few tokens cost few columns. A persistent grid walks over
 // tiles (expert, tokens, weight rows); one warp copies weights and activations by the bulk copy
-// engine, one warp copies activation scales, the other warps compute. Two blocks of a cluster take
-// neighbouring weight rows of the same tokens and each fetch half of the activations for both.
+// engine, one warp copies activation scales, two warpgroups compute.
 //
 // Weights come in blocks of 128 rows x 128 columns: 8192 bytes in the order in which the threads
 // of two warpgroups hold the A operand, then 128 float scales. A nibble is the zigzag code of its
@@ -143,18 +142,25 @@ __device__ __forceinline__ void decode(uint32_t codes, uint32_t& low, uint32_t& 
   high = (shifted & 0x01010101u) * 0x82u + (shifted & 0x0E0E0E0Eu);
 }
 
-// This thread's part of 64 rows x 128 columns as the A operands of four wgmma.
-__device__ __forceinline__ void load_weights(uint32_t (&a)[16], const uint8_t* half, int thread) {
-  const uint4 first = reinterpret_cast<const uint4*>(half)[thread];
-  const uint4 second = reinterpret_cast<const uint4*>(half)[128 + thread];
-  decode(first.x, a[0], a[1]);
-  decode(first.y, a[2], a[3]);
-  decode(first.z, a[4], a[5]);
-  decode(first.w, a[6], a[7]);
-  decode(second.x, a[8], a[9]);
-  decode(second.y, a[10], a[11]);
-  decode(second.z, a[12], a[13]);
-  decode(second.w, a[14], a[15]);
+// This thread's codes of 64 rows x 128 columns.
+struct Codes {
+  uint4 first, second;
+};
+
+__device__ __forceinline__ Codes load_codes(uint32_t from) {
+  return {ptx::load_uint4(from), ptx::load_uint4(from + 2048)};
+}
+
+// The same as the A operands of four wgmma.
+__device__ __forceinline__ void decode(const Codes& codes, uint32_t (&a)[16]) {
+  decode(codes.first.x, a[0], a[1]);
+  decode(codes.first.y, a[2], a[3]);
+  decode(codes.first.z, a[4], a[5]);
+  decode(codes.first.w, a[6], a[7]);
+  decode(codes.second.x, a[8], a[9]);
+  decode(codes.second.y, a[10], a[11]);
+  decode(codes.second.z, a[12], a[13]);
+  decode(codes.second.w, a[14], a[15]);
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -166,40 +172,86 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 // flight, so that one is computed while the sums of the other are scaled.
 template <int kBlocks, int kWidth>
 struct Pieces {
-  static constexpr int kColumns = kBlocks == 2 ? kWidth : kWidth == 256 ? 64 : kWidth / 2;
+  static constexpr int kColumns = kBlocks == 2 ? kWidth : kWidth == 256 ? 32 : kWidth / 2;
   static constexpr int kNumber = kBlocks * kWidth / kColumns;
   using Sums = float[kNumber][kColumns / 2];
 };
 
-template <int kBlocks, int kTokens, int kCluster>
+template <int kBlocks, int kTokens>
 struct Kernel {
   using S = Shared<kBlocks, kTokens>;
   using Ring = Places<S::kStages>;
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
   static constexpr int kLeast = kBlocks == 2 ? 8 : 16;  // least width of a tile in tokens
 
-  // What does not change from tile to tile.
+  // What does not change from tile to tile: this thread, and where it reads in the first stage.
   struct Place {
     int warpgroup, thread, lane;
-    int half;       // of the first weights that this warpgroup computes, in a stage, in bytes
-    int row_scale;  // of this thread's first row, in a stage, in bytes
+    uint32_t codes;   // its part of the first half that its warpgroup computes
+    uint32_t rows;    // scale of its first row
+    uint32_t tokens;  // scale of its first token
   };
 
-  static __device__ __forceinline__ Place place() {
+  static __device__ __forceinline__ Place place(const S& s) {
     Place at;
     at.warpgroup = threadIdx.x / 128;
     at.thread = threadIdx.x % 128;
     at.lane = threadIdx.x % 32;
+    const uint32_t weights = ptx::shared_address(s.weights);
     const int row = at.thread / 32 * 16 + at.lane / 4;
+    at.codes = weights + at.thread * 16;
+    at.rows = weights + kScaleOffset + row * 4;
     if constexpr (kBlocks == 2) {
-      at.half = at.warpgroup * kBlockBytes;
-      at.row_scale = at.warpgroup * kBlockBytes + kScaleOffset + row * 4;
+      at.codes += at.warpgroup * kBlockBytes;
+      at.rows += at.warpgroup * kBlockBytes;
     } else {
-      at.half = at.warpgroup * kHalfBytes;
-      at.row_scale = kScaleOffset + (at.warpgroup * 64 + row) * 4;
+      at.codes += at.warpgroup * kHalfBytes;
+      at.rows += at.warpgroup * 256;
     }
+    at.tokens = ptx::shared_address(s.scales) + at.lane % 4 * S::kScalePitch * 4;
+    // Kept in registers: without this they are computed anew at each use.
+    ptx::keep(at.codes);
+    ptx::keep(at.rows);
+    ptx::keep(at.tokens);
     return at;
   }
+
+  // Scales of this thread's rows, and of the tokens of the pieces to come.
+  template <int kColumns>
+  struct Scales {
+    static constexpr int kSets = kBlocks == 2 ? 1 : 2;
+    static constexpr int kVectors = kColumns < 16 ? 1 : kColumns / 16;
+    float upper[kBlocks], lower[kBlocks];
+    float4 token[kSets][kVectors];
+
+    __device__ __forceinline__ void load_rows(int stage, const Place& at) {
+      const uint32_t from = at.rows + stage * (kBlocks * kBlockBytes);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        upper[i] = ptx::load_float(from + i * 256);
+        lower[i] = ptx::load_float(from + i * 256 + 32);
+      }
+    }
+
+    __device__ __forceinline__ void load_tokens(int stage, const Place& at, int piece) {
+      const uint32_t from = at.tokens + stage * (S::kScalePitch * 16) + piece * kColumns;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if constexpr (kColumns == 8) {  // two floats a piece: 8-byte aligned
+          token[piece % kSets][i].x = ptx::load_float(from);
+          token[piece % kSets][i].y = ptx::load_float(from + 4);
+        } else {
+          token[piece % kSets][i] = ptx::load_float4(from + i * 16);
+        }
+      }
+    }
+
+    __device__ __forceinline__ void load_first(int stage, const Place& at) {
+      load_rows(stage, at);
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) load_tokens(stage, at, i);
+    }
+  };
 
   static __device__ __forceinline__ void wait_full(S& s, const Ring& ring) {
     ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
@@ -215,98 +267,97 @@ struct Kernel {
   }
 
   // sum += part, scaled by row and token.
-  template <int kColumns>
+  template <int kColumns, int kVectors>
   static __device__ __forceinline__ void add_scaled(
-      float* sum, float (&part)[kColumns / 2], const float* token_scales, float upper,
-      float lower) {
+      float (&sum)[kColumns / 2], float (&part)[kColumns / 2], const float4 (&token)[kVectors],
+      float upper, float lower) {
     ptx::pin(part);
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 2) {
-      float4 token;
-      if constexpr (kColumns == 8) {
-        const float2 pair = *reinterpret_cast<const float2*>(token_scales);
-        token = {pair.x, pair.y, 0.0f, 0.0f};
-      } else {
-        token = *reinterpret_cast<const float4*>(token_scales + 2 * j);
-      }
-      sum[4 * j + 0] += part[4 * j + 0] * (upper * token.x);
-      sum[4 * j + 1] += part[4 * j + 1] * (upper * token.y);
-      sum[4 * j + 2] += part[4 * j + 2] * (lower * token.x);
-      sum[4 * j + 3] += part[4 * j + 3] * (lower * token.y);
-      if constexpr (kColumns > 8) {
-        sum[4 * j + 4] += part[4 * j + 4] * (upper * token.z);
-        sum[4 * j + 5] += part[4 * j + 5] * (upper * token.w);
-        sum[4 * j + 6] += part[4 * j + 6] * (lower * token.z);
-        sum[4 * j + 7] += part[4 * j + 7] * (lower * token.w);
-      }
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const float4 four = token[j / 2];
+      const float left = j % 2 ? four.z : four.x, right = j % 2 ? four.w : four.y;
+      sum[4 * j + 0] += part[4 * j + 0] * (upper * left);
+      sum[4 * j + 1] += part[4 * j + 1] * (upper * right);
+      sum[4 * j + 2] += part[4 * j + 2] * (lower * left);
+      sum[4 * j + 3] += part[4 * j + 3] * (lower * right);
     }
   }
 
-  // One group of columns. `a` holds the operands of the first piece at entry; where `more`, those
-  // of the next group are left in `a` (kWidth 256 or two blocks) or `next` (else).
-  template <int kWidth>
-  static __device__ __forceinline__ void step(
-      S& s, Ring& ring, const Place& at, typename Pieces<kBlocks, kWidth>::Sums& sum,
-      uint32_t (&a)[16], uint32_t (&next)[16], bool more) {
-    constexpr int kColumns = Pieces<kBlocks, kWidth>::kColumns;
-    float even[kColumns / 2], odd[kColumns / 2];
-    const uint8_t* weights = s.weights[ring.stage];
-    const float* row_scales = reinterpret_cast<const float*>(weights + at.row_scale);
-    const float* tokens = s.scales[ring.stage] + at.lane % 4 * S::kScalePitch;
-    const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
-    const uint64_t b = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
-    constexpr uint64_t kPieceStride = kColumns * kGroup >> 4;  // as descriptors count
-    const float upper = row_scales[0], lower = row_scales[8];
-    ring.advance();
-
-    issue<kColumns>(even, a, b);
-    if constexpr (kBlocks == 2) {
-      load_weights(next, weights + at.half + kHalfBytes, at.thread);
-      issue<kColumns>(odd, next, b);
-      ptx::wgmma_wait<1>();
-      add_scaled<kColumns>(sum[0], even, tokens, upper, lower);
-      const float second_upper = row_scales[64], second_lower = row_scales[72];
-      if (more) {
-        wait_full(s, ring);
-        load_weights(a, s.weights[ring.stage] + at.half, at.thread);
-      }
-      ptx::wgmma_wait<0>();
-      add_scaled<kColumns>(sum[1], odd, tokens, second_upper, second_lower);
-    } else if constexpr (Pieces<kBlocks, kWidth>::kNumber == 2) {
-      issue<kColumns>(odd, a, b + kPieceStride);
-      if (more) {
-        wait_full(s, ring);
-        load_weights(next, s.weights[ring.stage] + at.half, at.thread);
-      }
-      ptx::wgmma_wait<1>();
-      add_scaled<kColumns>(sum[0], even, tokens, upper, lower);
-      ptx::wgmma_wait<0>();
-      add_scaled<kColumns>(sum[1], odd, tokens + kColumns / 4, upper, lower);
-    } else {
-      issue<kColumns>(odd, a, b + kPieceStride);
-      ptx::wgmma_wait<1>();
-      add_scaled<kColumns>(sum[0], even, tokens, upper, lower);
-      issue<kColumns>(even, a, b + 2 * kPieceStride);
-      ptx::wgmma_wait<1>();
-      add_scaled<kColumns>(sum[1], odd, tokens + kColumns / 4, upper, lower);
-      issue<kColumns>(odd, a, b + 3 * kPieceStride);
-      ptx::wgmma_wait<1>();
-      add_scaled<kColumns>(sum[2], even, tokens + kColumns / 2, upper, lower);
-      ptx::wgmma_wait<0>();
-      if (more) {
-        wait_full(s, ring);
-        load_weights(a, s.weights[ring.stage] + at.half, at.thread);
-      }
-      add_scaled<kColumns>(sum[3], odd, tokens + 3 * kColumns / 4, upper, lower);
-    }
+  static __device__ __forceinline__ void release(uint32_t empty, const Place& at) {
     __syncwarp();
-    if (at.lane < kCluster) {
-      if constexpr (kCluster == 1) {
-        ptx::barrier_arrive(empty);
-      } else {
-        ptx::barrier_arrive_at(empty, at.lane);
-      }
+    if (at.lane == 0) ptx::barrier_arrive(empty);
+  }
+
+  // One group of columns, two weight halves. At entry `a` holds the operands of the first, `codes`
+  // the codes of the second, `scales` what both need; where `more`, those of the next group are
+  // left there.
+  template <int kWidth>
+  static __device__ __forceinline__ void step_halves(
+      S& s, Ring& ring, const Place& at, float (&sum)[2][kWidth / 2], uint32_t (&a)[16],
+      uint32_t (&b)[16], Codes& codes, Scales<kWidth>& scales, bool more) {
+    float even[kWidth / 2], odd[kWidth / 2];
+    const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
+    const uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
+    ring.advance();
+    const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+
+    issue<kWidth>(even, a, tokens);
+    decode(codes, b);
+    issue<kWidth>(odd, b, tokens);
+    if (more) {
+      wait_full(s, ring);
+      codes = load_codes(half);
     }
+    ptx::wgmma_wait<1>();
+    add_scaled<kWidth>(sum[0], even, scales.token[0], scales.upper[0], scales.lower[0]);
+    if (more) {
+      decode(codes, a);
+      codes = load_codes(half + kHalfBytes);
+    }
+    ptx::wgmma_wait<0>();
+    add_scaled<kWidth>(sum[1], odd, scales.token[0], scales.upper[1], scales.lower[1]);
+    release(empty, at);
+    if (more) scales.load_first(ring.stage, at);
+  }
+
+  // One group of columns, one weight half. At entry `a` holds its operands and `scales` what its
+  // first two pieces need; where `more`, those of the next group are left in `a` (kWidth 256) or
+  // `next` (else) and `scales`.
+  template <int kWidth>
+  static __device__ __forceinline__ void step_tokens(
+      S& s, Ring& ring, const Place& at, typename Pieces<1, kWidth>::Sums& sum,
+      uint32_t (&a)[16], uint32_t (&next)[16],
+      Scales<Pieces<1, kWidth>::kColumns>& scales, bool more) {
+    constexpr int kColumns = Pieces<1, kWidth>::kColumns, kNumber = Pieces<1, kWidth>::kNumber;
+    constexpr uint64_t kStride = kColumns * kGroup >> 4;  // of a piece's tokens in descriptors
+    float part[2][kColumns / 2];
+    const int stage = ring.stage;
+    const uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[stage]));
+    ring.advance();
+    const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+    Codes codes;
+
+    issue<kColumns>(part[0], a, tokens);
+#pragma unroll
+    for (int i = 0; i < kNumber; ++i) {
+      if (i + 1 < kNumber) issue<kColumns>(part[(i + 1) % 2], a, tokens + (i + 1) * kStride);
+      if (i == (kNumber == 2 ? 0 : kNumber - 3) && more) {
+        wait_full(s, ring);
+        codes = load_codes(half);
+        if constexpr (kNumber == 2) decode(codes, next);
+      }
+      if (i + 1 < kNumber) {
+        ptx::wgmma_wait<1>();
+      } else {
+        ptx::wgmma_wait<0>();
+        if (kNumber > 2 && more) decode(codes, a);
+      }
+      add_scaled<kColumns>(sum[i], part[i % 2], scales.token[i % 2], scales.upper[0],
+                           scales.lower[0]);
+      if (i + 2 < kNumber) scales.load_tokens(stage, at, i + 2);
+    }
+    release(ptx::shared_address(&s.empty[stage]), at);
+    if (more) scales.load_first(ring.stage, at);
   }
 
   // One piece to the staged rows of its tokens, turned over: tokens become rows.
@@ -367,33 +418,40 @@ struct Kernel {
 #pragma unroll
       for (float& value : piece) value = 0.0f;
     }
-    uint32_t a[16], other[16];
+    uint32_t a[16], b[16];
+    Scales<Pieces<kBlocks, kWidth>::kColumns> scales;
+    const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
     wait_full(s, ring);
-    load_weights(a, s.weights[ring.stage] + at.half, at.thread);
-    if constexpr (kBlocks == 2 || kWidth == 256) {
+    Codes codes = load_codes(half);
+    decode(codes, a);
+    scales.load_first(ring.stage, at);
+    if constexpr (kBlocks == 2) {
+      codes = load_codes(half + kHalfBytes);
       for (int g = 1; g <= p.num_groups; ++g) {
-        step<kWidth>(s, ring, at, sum, a, other, g < p.num_groups);
+        step_halves<kWidth>(s, ring, at, sum, a, b, codes, scales, g < p.num_groups);
+      }
+    } else if constexpr (kWidth == 256) {
+      for (int g = 1; g <= p.num_groups; ++g) {
+        step_tokens<kWidth>(s, ring, at, sum, a, a, scales, g < p.num_groups);
       }
     } else {
       for (int g = 1; g <= p.num_groups; g += 2) {
-        step<kWidth>(s, ring, at, sum, a, other, g < p.num_groups);
+        step_tokens<kWidth>(s, ring, at, sum, a, b, scales, g < p.num_groups);
         if (g == p.num_groups) break;
-        step<kWidth>(s, ring, at, sum, other, a, g + 1 < p.num_groups);
+        step_tokens<kWidth>(s, ring, at, sum, b, a, scales, g + 1 < p.num_groups);
       }
     }
     store<kWidth>(s, p, t, sum, first_column, at);
   }
 
   static __device__ __forceinline__ void copy(
-      S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring, int rank) {
-    const long long block_row = static_cast<long long>(t.expert) * (p.n / 128) +
-                                (t.across * kCluster + rank) * kBlocks;
+      S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring) {
+    const long long block_row =
+        static_cast<long long>(t.expert) * (p.n / 128) + t.across * kBlocks;
     const long long row_bytes = static_cast<long long>(p.num_groups) * kBlockBytes;
     const uint8_t* from = p.weights + block_row * row_bytes;
     const uint64_t policy = t.only_once ? kEvictFirst : kEvictNormal;
-    const bool shared_copy = kCluster > 1 && t.width > 8;
-    const int share = shared_copy ? t.width / 2 : t.width;
-    const CUtensorMap* map = &boxes.map[shared_copy ? t.box - 1 : t.box];
+    const CUtensorMap* map = &boxes.map[t.box];
 #pragma unroll 1
     for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
       const uint32_t full = ptx::shared_address(&s.full[ring.stage]);
@@ -405,13 +463,8 @@ struct Kernel {
         ptx::copy_bulk(weights + i * kBlockBytes, from + i * row_bytes + g * kBlockBytes,
                        kBlockBytes, full, policy);
       }
-      const uint32_t to = ptx::shared_address(s.activations[ring.stage]);
-      if (shared_copy) {
-        ptx::copy_box_to(to + rank * share * kGroup, map, g * kGroup, t.first_row + rank * share,
-                         full, (1 << kCluster) - 1);
-      } else {
-        ptx::copy_box(to, map, g * kGroup, t.first_row, full);
-      }
+      ptx::copy_box(ptx::shared_address(s.activations[ring.stage]), map, g * kGroup, t.first_row,
+                    full);
     }
   }
 
@@ -436,15 +489,14 @@ struct Kernel {
     }
   }
 
-  // Calls `visit` for each tile of this cluster, in the same order in every warp.
+  // Calls `visit` for each tile of this thread block, in the same order in every warp.
   template <typename Visit>
   static __device__ __forceinline__ void walk(
       S& s, const Problem& p, int tiles_across, Visit visit) {
     const int num_tiles = s.first_tile[p.num_experts];
-    const int stride = gridDim.x / kCluster;
     Ring ring;
     int expert = 0;
-    for (int tile = blockIdx.x / kCluster; tile < num_tiles; tile += stride) {
+    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
       visit(locate<kTokens, kLeast>(s, tile, expert, tiles_across), ring);
     }
   }
@@ -452,36 +504,34 @@ struct Kernel {
   static __device__ __forceinline__ void run(const Boxes& boxes, const Problem& p) {
     extern __shared__ __align__(1024) uint8_t memory[];
     S& s = *reinterpret_cast<S*>(memory);
-    const int rank = kCluster > 1 ? ptx::cluster_rank() : 0;
-    const int tiles_across = p.n / (kRows * kCluster);
+    const int tiles_across = p.n / kRows;
     const int warp = threadIdx.x / 32;
     if (warp == 0) plan<kTokens>(s, p, tiles_across);
     if (threadIdx.x == 32) {
       for (int i = 0; i < S::kStages; ++i) {
         // full: the copying thread, and each lane that copies scales
         ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + 32);
-        // empty: each computing warp of the cluster
-        ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8 * kCluster);
+        // empty: each computing warp
+        ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8);
       }
       ptx::barrier_init_fence();
     }
     __syncthreads();
-    if constexpr (kCluster > 1) ptx::cluster_sync();
 
     if (warp >= 8) {
       ptx::registers_give<kCopyRegisters>();
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
         if (warp == 8) {
-          if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring, rank);
+          if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring);
         } else if (warp == 9) {
           copy_scales(s, p, t, ring);
         }
       });
     } else {
       ptx::registers_take<kComputeRegisters>();
-      const Place at = place();
+      const Place at = place(s);
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
-        const int first_column = (t.across * kCluster + rank) * kRows;
+        const int first_column = t.across * kRows;
         if (t.width == kLeast) compute<kLeast>(s, p, t, ring, first_column, at);
         else if (t.width == 2 * kLeast) compute<2 * kLeast>(s, p, t, ring, first_column, at);
         else if (t.width == 4 * kLeast) compute<4 * kLeast>(s, p, t, ring, first_column, at);
@@ -489,16 +539,13 @@ struct Kernel {
         else compute<kTokens>(s, p, t, ring, first_column, at);
       });
     }
-    // No block leaves while another may still arrive at its barriers.
-    __syncwarp();
-    if constexpr (kCluster > 1) ptx::cluster_sync();
   }
 };
 
-template <int kBlocks, int kTokens, int kCluster>
+template <int kBlocks, int kTokens>
 __global__ __launch_bounds__(kThreads, 1) void grouped_gemm(
     const __grid_constant__ Boxes boxes, const __grid_constant__ Problem problem) {
-  Kernel<kBlocks, kTokens, kCluster>::run(boxes, problem);
+  Kernel<kBlocks, kTokens>::run(boxes, problem);
 }
 
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
@@ -541,36 +588,25 @@ cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) 
 
 constexpr int kMaxDevices = 64;
 
-template <int kBlocks, int kTokens, int kCluster>
+template <int kBlocks, int kTokens>
 cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
-  using K = Kernel<kBlocks, kTokens, kCluster>;
-  static int num_clusters[kMaxDevices] = {};
-  auto* const kernel = grouped_gemm<kBlocks, kTokens, kCluster>;
+  constexpr int bytes = sizeof(typename Kernel<kBlocks, kTokens>::S);
+  static int num_multiprocessors[kMaxDevices] = {};
+  auto* const kernel = grouped_gemm<kBlocks, kTokens>;
   int device;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
   if (device >= kMaxDevices) return cudaErrorInvalidDevice;
 
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kCluster, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = sizeof(typename K::S);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  if (!num_clusters[device]) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 sizeof(typename K::S));
+  if (!num_multiprocessors[device]) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    config.gridDim = kCluster;
-    error = cudaOccupancyMaxActiveClusters(&num_clusters[device], kernel, &config);
+    error = cudaDeviceGetAttribute(&num_multiprocessors[device], cudaDevAttrMultiProcessorCount,
+                                   device);
     if (error != cudaSuccess) return error;
-    if (!num_clusters[device]) return cudaErrorLaunchOutOfResources;
   }
-  config.gridDim = num_clusters[device] * kCluster;
-  return cudaLaunchKernelEx(&config, kernel, boxes, p);
+  kernel<<<num_multiprocessors[device], kThreads, bytes, stream>>>(boxes, p);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -599,12 +635,8 @@ extern "C" const char* w4a8_grouped_gemm_launch(
   const cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
     switch (variant) {
-      case 0: error = launch<2, 64, 2>(boxes, p, on); break;
-      case 1: error = launch<2, 64, 1>(boxes, p, on); break;
-      case 2: error = launch<1, 128, 2>(boxes, p, on); break;
-      case 3: error = launch<1, 128, 1>(boxes, p, on); break;
-      case 4: error = launch<1, 256, 2>(boxes, p, on); break;
-      case 5: error = launch<1, 256, 1>(boxes, p, on); break;
+      case 0: error = launch<2, 64>(boxes, p, on); break;
+      case 1: error = launch<1, 256>(boxes, p, on); break;
       default: error = cudaErrorInvalidValue;
     }
   }

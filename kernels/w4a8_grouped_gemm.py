@@ -152,7 +152,7 @@ def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
 def _has_kernel(activations: torch.Tensor) -> bool:
     if not activations.is_cuda or os.environ.get("EPSERVE_KERNELS") == "reference":
         return False
-    return torch.cuda.get_device_capability(activations.device) == (9, 0)
+    return bool(torch.cuda.get_device_capability(activations.device) == (9, 0))
 
 
 def _checked(

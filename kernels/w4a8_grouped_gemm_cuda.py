@@ -70,14 +70,9 @@ def launch(
 
 
 def _variant(expected_rows: int, num_blocks: int) -> int:
-    """The tile for this many rows an expert and this many blocks of 128 outputs.
-
-    0, 1: 256 outputs x up to 64 rows; 2, 3: 128 x 128; 4, 5: 128 x 256. The even ones work in
-    clusters of two tiles.
-    """
-    if expected_rows <= 64 and num_blocks % 2 == 0:
-        return 1 if num_blocks % 4 else 0
-    return (2 if expected_rows <= 128 else 4) + num_blocks % 2
+    """The tile for this many rows an expert and this many blocks of 128 outputs: 0 is 256 outputs
+    x up to 64 rows, 1 is 128 x 256. Up to 127 rows two tiles of the former are no slower."""
+    return 0 if expected_rows < 128 and num_blocks % 2 == 0 else 1
 
 
 @functools.cache

@@ -41,15 +41,15 @@ class PackedWeights:
 
     @property
     def num_experts(self) -> int:
-        return self.blocks.shape[0]
+        return int(self.blocks.shape[0])
 
     @property
     def num_outputs(self) -> int:
-        return self.blocks.shape[1] * BLOCK_ROWS
+        return int(self.blocks.shape[1]) * BLOCK_ROWS
 
     @property
     def num_inputs(self) -> int:
-        return self.blocks.shape[2] * GROUP
+        return int(self.blocks.shape[2]) * GROUP
 
 
 def pack_weights(

@@ -20,16 +20,6 @@ __device__ __forceinline__ void registers_take() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-}
-
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -58,15 +48,6 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the barrier of the same address in another block of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier), "r"(rank)
-      : "memory");
-}
-
 // Bulk copy of contiguous bytes, global to shared.
 __device__ __forceinline__ void copy_bulk(
     uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
@@ -85,16 +66,6 @@ __device__ __forceinline__ void copy_box(
       : "memory");
 }
 
-// The same, to the same address in each block of the cluster named in `blocks`.
-__device__ __forceinline__ void copy_box_to(
-    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column),
-      "r"(row), "r"(barrier), "h"(blocks)
-      : "memory");
-}
-
 // Four bytes, global to shared; zero, and nothing read, where `valid` is false.
 __device__ __forceinline__ void copy_word(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
@@ -105,6 +76,32 @@ __device__ __forceinline__ void copy_word(uint32_t to, const void* from, bool va
 // Arrives once this thread's earlier copy_word calls are complete; counted at barrier_init.
 __device__ __forceinline__ void copy_word_arrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Keeps the compiler from computing a value anew, or before this.
+__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+
+// Loads from shared memory that stay where they are written, well before their use.
+__device__ __forceinline__ float load_float(uint32_t from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  return value;
+}
+
+__device__ __forceinline__ float4 load_float4(uint32_t from) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(from));
+  return value;
+}
+
+__device__ __forceinline__ uint4 load_uint4(uint32_t from) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(from));
+  return value;
 }
 
 __device__ __forceinline__ void warpgroup_sync(int id) {
