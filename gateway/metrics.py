@@ -42,16 +42,13 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.inflight = self._gauge(
-            "epserve_gateway_inflight_requests",
-            "Generation requests in progress",
+            "epserve_gateway_inflight_requests", "Generation requests in progress"
         )
         self.queued = self._gauge(
-            "epserve_gateway_queued_requests",
-            "Generation requests that wait in the gateway for others to end",
+            "epserve_gateway_queued_requests", "Requests that wait in the gateway for others to end"
         )
         self.tasks = self._gauge(
-            "epserve_gateway_tasks",
-            "Asyncio tasks at the last scrape of the process: steady while nothing runs",
+            "epserve_gateway_tasks", "Asyncio tasks of the process when it was last scraped"
         )
         self.moves = Counter(
             "epserve_gateway_moves_total",
@@ -65,8 +62,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.output_tokens = Counter(
-            "epserve_gateway_output_tokens_total",
-            "Tokens received from decode workers",
+            "epserve_gateway_output_tokens_total", "Tokens received from decode workers",
             registry=self.registry,
         )
         self.time_to_first_token = self._histogram(
