@@ -1,0 +1,200 @@
+"""The W4A8 grouped GEMM against DeepGEMM's FP8 one: `python -m bench.kernels_w4a8`.
+
+Masked: 32 experts with the same number of rows each; contiguous: 8 experts x 4,096 rows; for the
+two projections of a DeepSeek-V3 expert. A time is the median over replays of a CUDA graph of
+several calls, divided by their number; weights exceed the L2 cache several times over. Without
+DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
+"""
+
+import argparse
+import importlib
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from bench.records import RESULTS, Record, Run, append
+from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
+from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, DATA_BYTES, GROUP, PackedWeights
+
+BENCH = "w4a8_grouped_gemm"
+RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
+_SHAPES = ((4096, 7168), (7168, 2048))
+_NUM_EXPERTS = 32
+_ROWS = (1, 4, 16, 32, 64, 128, 256)
+_MIN_CAPACITY = 64
+_CONTIGUOUS = (8, 4096)
+_REPLAYS = 9
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One shape; `capacity` 0 for the contiguous layout."""
+
+    name: str
+    num_experts: int
+    rows: int
+    n: int
+    k: int
+    capacity: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_experts * (self.capacity or self.rows)
+
+
+def cases() -> Iterator[Case]:
+    for n, k in _SHAPES:
+        for rows in _ROWS:
+            yield Case(
+                name=f"masked e{_NUM_EXPERTS} m{rows} n{n} k{k}",
+                num_experts=_NUM_EXPERTS,
+                rows=rows,
+                n=n,
+                k=k,
+                capacity=max(rows, _MIN_CAPACITY),
+            )
+        num_experts, rows = _CONTIGUOUS
+        yield Case(
+            name=f"contiguous e{num_experts} m{rows} n{n} k{k}",
+            num_experts=num_experts,
+            rows=rows,
+            n=n,
+            k=k,
+            capacity=0,
+        )
+
+
+def _fp8(*shape: int) -> torch.Tensor:
+    """Random values of a wide range, made in parts: float32 ones would need four times the room."""
+    out = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for part in out.view(-1, shape[-1]).split(8192):
+        part.copy_((60 * torch.randn(part.shape, device="cuda")).clamp(-400, 400))
+    return out
+
+
+def _packed(case: Case) -> PackedWeights:
+    shape = (case.num_experts, case.n // 128, case.k // GROUP)
+    blocks = torch.randint(0, 256, (*shape, BLOCK_BYTES), dtype=torch.uint8, device="cuda")
+    scales = torch.rand(*shape, 128, device="cuda") + 0.5
+    blocks[..., DATA_BYTES:] = scales.view(torch.uint8)
+    return PackedWeights(blocks)
+
+
+def _ours(case: Case, weights: PackedWeights) -> Call:
+    activations = _fp8(case.num_rows, case.k)
+    scales = torch.rand(case.num_rows, case.k // GROUP, device="cuda") + 0.5
+    counts = torch.full((case.num_experts,), case.rows, dtype=torch.int32, device="cuda")
+    out = torch.empty(case.num_rows, case.n, dtype=torch.bfloat16, device="cuda")
+    if not case.capacity:
+        return lambda: w4a8_grouped_gemm_contiguous(activations, scales, weights, counts, out=out)
+    shape = (case.num_experts, case.capacity, -1)
+    return lambda: w4a8_grouped_gemm_masked(
+        activations.view(shape),
+        scales.view(shape),
+        weights,
+        counts,
+        out=out.view(shape),
+        expected_rows=case.rows,
+    )
+
+
+def _theirs(case: Case, deep_gemm: ModuleType, weights: tuple[torch.Tensor, torch.Tensor]) -> Call:
+    """With activation scales in the layout that DeepGEMM turns others into first."""
+    weights = (weights[0][: case.num_experts], weights[1][: case.num_experts])
+    shape = (case.num_experts, case.capacity) if case.capacity else (case.num_rows,)
+    activations = _fp8(*shape, case.k)
+    scales = deep_gemm.get_mn_major_tma_aligned_tensor(
+        torch.rand(*shape, case.k // GROUP, device="cuda") + 0.5
+    )
+    out = torch.empty(*shape, case.n, dtype=torch.bfloat16, device="cuda")
+    experts = torch.arange(case.num_experts, dtype=torch.int32, device="cuda")
+    if not case.capacity:
+        layout = experts.repeat_interleave(case.rows)
+        return lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+            (activations, scales), weights, out, layout
+        )
+    counts = torch.full_like(experts, case.rows)
+    return lambda: deep_gemm.fp8_m_grouped_gemm_nt_masked(
+        (activations, scales), weights, out, counts, case.rows
+    )
+
+
+def _microseconds(call: Call, calls: int) -> float:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    times: list[float] = []
+    for _ in range(_REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1000 * begin.elapsed_time(end) / calls)
+    return statistics.median(times)
+
+
+def _deep_gemm() -> ModuleType | None:
+    try:
+        return importlib.import_module("deep_gemm")
+    except ImportError:
+        return None
+
+
+def measure(run: Run) -> Iterator[Record]:
+    deep_gemm = _deep_gemm()
+    of_shape: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    for case in cases():
+        calls = 10 if case.capacity else 2
+        value = _microseconds(_ours(case, _packed(case)), calls)
+        peer_value = None
+        if deep_gemm:
+            shape = (case.n, case.k)
+            if shape not in of_shape:
+                of_shape = {
+                    shape: (
+                        _fp8(_NUM_EXPERTS, *shape),
+                        torch.rand(_NUM_EXPERTS, case.n // 128, case.k // 128, device="cuda"),
+                    )
+                }
+            peer_value = _microseconds(_theirs(case, deep_gemm, of_shape[shape]), calls)
+        layout = "masked" if case.capacity else "contiguous"
+        yield run.record(
+            case.name,
+            "time",
+            "us",
+            value,
+            peer=f"DeepGEMM FP8 {layout}" if deep_gemm else None,
+            peer_value=peer_value,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Measure the W4A8 grouped GEMM.")
+    parser.add_argument("--no-record", action="store_true", help="only print")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    records = []
+    for record in measure(Run.begin(BENCH)):
+        records.append(record)
+        peer = "" if record.peer_value is None else f" {record.peer}: {record.peer_value:8.1f} us"
+        sys.stdout.write(f"{record.case:34} {record.value:8.1f} us{peer}\n")
+        sys.stdout.flush()
+    if not options.no_record:
+        append(RESULTS_FILE, records)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
