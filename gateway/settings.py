@@ -102,8 +102,10 @@ class GatewaySettings(ProcessSettings):
     )
 
     # ---- failures
+    # A prompt that waits in line behind others may be moved many times before its turn; what
+    # bounds a request in time is its deadline.
     max_attempts: int = Field(
-        4, ge=1, description="Worker pairs tried in a row without one new token"
+        16, ge=1, description="Worker pairs tried in a row without one new token"
     )
     failover_seconds: float = Field(
         1.5, gt=0, description="How long to look for a pair while there is none"

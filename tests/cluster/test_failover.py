@@ -39,7 +39,6 @@ class Plan:
     num_tokens: int = 400
     prompt_tokens: int = 40
     pause_seconds: float = 3.0
-    options: tuple[str, ...] = ()
 
 
 DECODE, PREFILL, ROUTER = (
@@ -174,14 +173,11 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
     }
 
 
-# Kills of prefill workers count where prompts are long and answers short. Then prompts wait in
-# line, and on a busy machine the head of the line is killed more often than the gateway's limit
-# of moves without a new token; the limit has tests of its own.
+# Kills of prefill workers count where prompts are long and answers short.
 LONG = {
     "decode": Plan(roles=(DECODE,), num_streams=64, num_kills=20),
     "prefill": Plan(
         roles=(PREFILL,), num_streams=64, num_kills=20, num_tokens=100, prompt_tokens=300,
-        options=("--set", "gateway.max-attempts=20"),
     ),
     "router": Plan(roles=(ROUTER,), num_streams=64, num_kills=20),
 }  # fmt: skip
@@ -201,7 +197,7 @@ SHORT = Plan(
 )
 def test_streams_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: Plan) -> None:
     workers = ["--decode-workers", "3", "--decode-ranks", "1", "--prefill-workers", "2"]
-    with Cluster(tmp_path, *workers, "--threads", "1", *plan.options) as cluster:
+    with Cluster(tmp_path, *workers, "--threads", "1") as cluster:
         numbers = asyncio.run(play(cluster, plan))
     killed = ", ".join(worker_pb2.Role.Name(role).removeprefix("ROLE_") for role in plan.roles)
     with capsys.disabled():
