@@ -14,7 +14,7 @@ from bench.records import RESULTS, Record, read
 BEGIN = "<!-- bench.table: begin -->"
 END = "<!-- bench.table: end -->"
 _HEADER = (
-    "| measured | on | epserve | peer | ratio |",
+    "| case | metric | epserve | peer | ratio |",
     "|---|---|---:|---:|---:|",
 )
 # For these units more is better.
@@ -32,9 +32,14 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 
 def table(records: Iterable[Record]) -> str:
-    """Markdown. The ratio says how many times better than the peer, whatever the unit."""
-    rows = [_row(record) for record in newest(records) if record.peer_value]
-    return "\n".join([*_HEADER, *rows])
+    """Markdown, one table a benchmark and hardware. The ratio says how many times better than
+    the peer, whatever the unit."""
+    parts: dict[str, list[str]] = {}
+    for record in newest(records):
+        if record.peer_value:
+            title = f"`bench.{record.bench}` on {record.gpu}, commit {record.commit}:"
+            parts.setdefault(title, []).append(_row(record))
+    return "\n\n".join("\n".join([title, "", *_HEADER, *rows]) for title, rows in parts.items())
 
 
 def _row(record: Record) -> str:
@@ -43,8 +48,7 @@ def _row(record: Record) -> str:
     if record.unit not in _RATES:
         ratio = 1 / ratio
     return (
-        f"| {record.case}: {record.metric} | {record.gpu} ({record.commit}) "
-        f"| {_amount(record.value, record.unit)} "
+        f"| {record.case} | {record.metric} | {_amount(record.value, record.unit)} "
         f"| {record.peer}: {_amount(record.peer_value, record.unit)} | {ratio:.2f}x |"
     )
 

@@ -54,11 +54,20 @@ def test_ratios_say_how_much_better() -> None:
         RECORD, case="lone", metric="ttft_p50", unit="s", value=0.05, peer_value=0.02
     )
     alone = replace(RECORD, case="alone", peer=None, peer_value=None)
-    rows = table.table([RECORD, slower, alone]).splitlines()[2:]
-    assert rows == [
-        "| a case: output_throughput | cpu: 2 x X (abc) | 300 tokens/s | peer: 100 tokens/s "
-        "| 3.00x |",
-        "| lone: ttft_p50 | cpu: 2 x X (abc) | 50 ms | peer: 20 ms | 0.40x |",
+    gpu = replace(RECORD, gpu="1 x Y", bench="c")
+    assert table.table([RECORD, gpu, slower, alone]).splitlines() == [
+        "`bench.b` on cpu: 2 x X, commit abc:",
+        "",
+        "| case | metric | epserve | peer | ratio |",
+        "|---|---|---:|---:|---:|",
+        "| a case | output_throughput | 300 tokens/s | peer: 100 tokens/s | 3.00x |",
+        "| lone | ttft_p50 | 50 ms | peer: 20 ms | 0.40x |",
+        "",
+        "`bench.c` on 1 x Y, commit abc:",
+        "",
+        "| case | metric | epserve | peer | ratio |",
+        "|---|---|---:|---:|---:|",
+        "| a case | output_throughput | 300 tokens/s | peer: 100 tokens/s | 3.00x |",
     ]
 
 
