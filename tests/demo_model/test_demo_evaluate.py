@@ -44,9 +44,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
 
+class Server(ThreadingHTTPServer):
+    # All that the scoring asks at once: connections beyond the default of 5 may be reset.
+    request_queue_size = 64
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
