@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from proto import experts_pb2 as _experts_pb2
 from proto import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -120,16 +121,27 @@ class AnnounceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDENTITY_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    LOG_LEVEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.str
+    """the gateway's settings, secrets left out"""
+    log_level: _builtins.str
+    """the one in force"""
+    version: _builtins.str
     @_builtins.property
     def identity(self) -> _worker_pb2.ProcessIdentity: ...
     def __init__(
         self,
         *,
         identity: _worker_pb2.ProcessIdentity | None = ...,
+        config_json: _builtins.str = ...,
+        log_level: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "identity", b"identity", "log_level", b"log_level", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,12 +155,15 @@ class AnnounceResponse(_message.Message):
     PAGE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    LOG_LEVEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """What a gateway needs to know about the model served, once any worker is registered."""
     page_tokens: _builtins.int
     max_model_len: _builtins.int
     ready: _builtins.bool
     """at least one compatible pair takes requests"""
+    log_level: _builtins.str
+    """what an operator wants; "": nothing said"""
     def __init__(
         self,
         *,
@@ -156,10 +171,11 @@ class AnnounceResponse(_message.Message):
         page_tokens: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         ready: _builtins.bool = ...,
+        log_level: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "model", b"model", "page_tokens", b"page_tokens", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_level", b"log_level", "max_model_len", b"max_model_len", "model", b"model", "page_tokens", b"page_tokens", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,3 +252,439 @@ class RejectedWorker(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RejectedWorker: _TypeAlias = RejectedWorker  # noqa: Y015
+
+@_typing.final
+class DrainWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    GRACE_SECONDS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    undo: _builtins.bool
+    grace_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+        grace_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds", "grace_seconds", b"grace_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds", "grace_seconds", b"grace_seconds", "undo", b"undo", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grace_seconds: _TypeAlias = _typing.Literal["grace_seconds"]  # noqa: Y015
+    _WhichOneofArgType__grace_seconds: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grace_seconds) -> _WhichOneofReturnType__grace_seconds | None: ...
+
+Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker(self) -> _worker_pb2.ProcessIdentity: ...
+    def __init__(
+        self,
+        *,
+        worker: _worker_pb2.ProcessIdentity | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
+
+@_typing.final
+class GetProcessConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """"": all"""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProcessConfigRequest: _TypeAlias = GetProcessConfigRequest  # noqa: Y015
+
+@_typing.final
+class GetProcessConfigResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessConfig]: ...
+    def __init__(
+        self,
+        *,
+        processes: _abc.Iterable[Global___ProcessConfig] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProcessConfigResponse: _TypeAlias = GetProcessConfigResponse  # noqa: Y015
+
+@_typing.final
+class ProcessConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.str
+    version: _builtins.str
+    error: _builtins.str
+    """why there is none"""
+    @_builtins.property
+    def identity(self) -> _worker_pb2.ProcessIdentity: ...
+    def __init__(
+        self,
+        *,
+        identity: _worker_pb2.ProcessIdentity | None = ...,
+        config_json: _builtins.str = ...,
+        version: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "error", b"error", "identity", b"identity", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessConfig: _TypeAlias = ProcessConfig  # noqa: Y015
+
+@_typing.final
+class SetProcessLogLevelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """"": all"""
+    level: _builtins.str
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetProcessLogLevelRequest: _TypeAlias = SetProcessLogLevelRequest  # noqa: Y015
+
+@_typing.final
+class SetProcessLogLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessLogLevel]: ...
+    def __init__(
+        self,
+        *,
+        processes: _abc.Iterable[Global___ProcessLogLevel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetProcessLogLevelResponse: _TypeAlias = SetProcessLogLevelResponse  # noqa: Y015
+
+@_typing.final
+class ProcessLogLevel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    previous: _builtins.str
+    error: _builtins.str
+    """why it was not set"""
+    @_builtins.property
+    def identity(self) -> _worker_pb2.ProcessIdentity: ...
+    def __init__(
+        self,
+        *,
+        identity: _worker_pb2.ProcessIdentity | None = ...,
+        previous: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "identity", b"identity", "previous", b"previous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessLogLevel: _TypeAlias = ProcessLogLevel  # noqa: Y015
+
+@_typing.final
+class AdminExplainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminExplainRequest: _TypeAlias = AdminExplainRequest  # noqa: Y015
+
+@_typing.final
+class AdminExplainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    LEGS_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignmentRecord]:
+        """in order of time"""
+
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.RequestLeg]:
+        """of all workers, in order of time"""
+
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """workers that had a part in it and do not answer"""
+
+    def __init__(
+        self,
+        *,
+        assignments: _abc.Iterable[Global___AssignmentRecord] | None = ...,
+        legs: _abc.Iterable[_worker_pb2.RequestLeg] | None = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "legs", b"legs", "unreachable", b"unreachable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminExplainResponse: _TypeAlias = AdminExplainResponse  # noqa: Y015
+
+@_typing.final
+class AssignmentRecord(_message.Message):
+    """One Assign call and why its pair was chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEG_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_MATCHED_PAGES_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    leg_id: _builtins.str
+    at: _builtins.float
+    """unix seconds"""
+    queue_seconds: _builtins.float
+    num_prompt_tokens: _builtins.int
+    num_matched_pages: _builtins.int
+    outcome: _builtins.str
+    """ok, or a gRPC status name"""
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
+    def __init__(
+        self,
+        *,
+        leg_id: _builtins.str = ...,
+        at: _builtins.float = ...,
+        queue_seconds: _builtins.float = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_matched_pages: _builtins.int = ...,
+        outcome: _builtins.str = ...,
+        candidates: _abc.Iterable[Global___Candidate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "candidates", b"candidates", "leg_id", b"leg_id", "num_matched_pages", b"num_matched_pages", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "queue_seconds", b"queue_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignmentRecord: _TypeAlias = AssignmentRecord  # noqa: Y015
+
+@_typing.final
+class Candidate(_message.Message):
+    """A worker that was looked at, with its score or the filter that left it out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    REJECTED_BY_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    role: _worker_pb2.Role.ValueType
+    chosen: _builtins.bool
+    rejected_by: _builtins.str
+    """name of the filter; "" for those that were scored"""
+    total: _builtins.float
+    @_builtins.property
+    def worker(self) -> Global___WorkerRef: ...
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]: ...
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerRef | None = ...,
+        role: _worker_pb2.Role.ValueType = ...,
+        chosen: _builtins.bool = ...,
+        rejected_by: _builtins.str = ...,
+        total: _builtins.float = ...,
+        parts: _abc.Iterable[Global___ScorePart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "parts", b"parts", "rejected_by", b"rejected_by", "role", b"role", "total", b"total", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class ScorePart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORER_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    scorer: _builtins.str
+    score: _builtins.float
+    """0 to 1"""
+    weight: _builtins.float
+    def __init__(
+        self,
+        *,
+        scorer: _builtins.str = ...,
+        score: _builtins.float = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["score", b"score", "scorer", b"scorer", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScorePart: _TypeAlias = ScorePart  # noqa: Y015
+
+@_typing.final
+class GroupExpertLoadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """"": the only one there is"""
+    @_builtins.property
+    def load(self) -> _experts_pb2.GetLoadRequest: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        load: _experts_pb2.GetLoadRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "load", b"load"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupExpertLoadRequest: _TypeAlias = GroupExpertLoadRequest  # noqa: Y015
+
+@_typing.final
+class GroupPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    @_builtins.property
+    def plan(self) -> _experts_pb2.PlanRequest: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        plan: _experts_pb2.PlanRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupPlanRequest: _TypeAlias = GroupPlanRequest  # noqa: Y015
+
+@_typing.final
+class GroupApplyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    APPLY_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    @_builtins.property
+    def apply(self) -> _experts_pb2.ApplyRequest: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        apply: _experts_pb2.ApplyRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupApplyRequest: _TypeAlias = GroupApplyRequest  # noqa: Y015
+
+@_typing.final
+class GroupRollBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupRollBackRequest: _TypeAlias = GroupRollBackRequest  # noqa: Y015

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from proto import experts_pb2 as proto_dot_experts__pb2
 from proto import router_pb2 as proto_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -146,7 +147,11 @@ class Router:
 
 
 class AdminStub:
-    """Missing associated documentation comment in .proto file."""
+    """For operators. Where an admin token is configured every call needs the metadata
+    `authorization: Bearer TOKEN`, else UNAUTHENTICATED. Processes are named as GetStatus names
+    them (by name, or address where a name is not unique): NOT_FOUND for others, UNAVAILABLE for
+    one that does not answer.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -159,12 +164,106 @@ class AdminStub:
                 request_serializer=proto_dot_router__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=proto_dot_router__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/epserve.router.v1.Admin/DrainWorker',
+                request_serializer=proto_dot_router__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=proto_dot_router__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/epserve.router.v1.Admin/GetConfig',
+                request_serializer=proto_dot_router__pb2.GetProcessConfigRequest.SerializeToString,
+                response_deserializer=proto_dot_router__pb2.GetProcessConfigResponse.FromString,
+                _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/epserve.router.v1.Admin/SetLogLevel',
+                request_serializer=proto_dot_router__pb2.SetProcessLogLevelRequest.SerializeToString,
+                response_deserializer=proto_dot_router__pb2.SetProcessLogLevelResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/epserve.router.v1.Admin/ExplainRequest',
+                request_serializer=proto_dot_router__pb2.AdminExplainRequest.SerializeToString,
+                response_deserializer=proto_dot_router__pb2.AdminExplainResponse.FromString,
+                _registered_method=True)
+        self.GetExpertLoad = channel.unary_unary(
+                '/epserve.router.v1.Admin/GetExpertLoad',
+                request_serializer=proto_dot_router__pb2.GroupExpertLoadRequest.SerializeToString,
+                response_deserializer=proto_dot_experts__pb2.ExpertLoad.FromString,
+                _registered_method=True)
+        self.PlanRebalance = channel.unary_unary(
+                '/epserve.router.v1.Admin/PlanRebalance',
+                request_serializer=proto_dot_router__pb2.GroupPlanRequest.SerializeToString,
+                response_deserializer=proto_dot_experts__pb2.RebalancePlan.FromString,
+                _registered_method=True)
+        self.ApplyRebalance = channel.unary_stream(
+                '/epserve.router.v1.Admin/ApplyRebalance',
+                request_serializer=proto_dot_router__pb2.GroupApplyRequest.SerializeToString,
+                response_deserializer=proto_dot_experts__pb2.RebalanceProgress.FromString,
+                _registered_method=True)
+        self.RollBackRebalance = channel.unary_stream(
+                '/epserve.router.v1.Admin/RollBackRebalance',
+                request_serializer=proto_dot_router__pb2.GroupRollBackRequest.SerializeToString,
+                response_deserializer=proto_dot_experts__pb2.RebalanceProgress.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
-    """Missing associated documentation comment in .proto file."""
+    """For operators. Where an admin token is configured every call needs the metadata
+    `authorization: Bearer TOKEN`, else UNAUTHENTICATED. Processes are named as GetStatus names
+    them (by name, or address where a name is not unique): NOT_FOUND for others, UNAVAILABLE for
+    one that does not answer.
+    """
 
     def GetStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfig(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLogLevel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """NOT_FOUND for a request that neither the router nor any worker remembers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetExpertLoad(self, request, context):
+        """Passed on to the group's node 0 (proto/experts.proto).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanRebalance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyRebalance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBackRebalance(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +277,46 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_router__pb2.GetStatusRequest.FromString,
                     response_serializer=proto_dot_router__pb2.GetStatusResponse.SerializeToString,
             ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=proto_dot_router__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=proto_dot_router__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=proto_dot_router__pb2.GetProcessConfigRequest.FromString,
+                    response_serializer=proto_dot_router__pb2.GetProcessConfigResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=proto_dot_router__pb2.SetProcessLogLevelRequest.FromString,
+                    response_serializer=proto_dot_router__pb2.SetProcessLogLevelResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=proto_dot_router__pb2.AdminExplainRequest.FromString,
+                    response_serializer=proto_dot_router__pb2.AdminExplainResponse.SerializeToString,
+            ),
+            'GetExpertLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetExpertLoad,
+                    request_deserializer=proto_dot_router__pb2.GroupExpertLoadRequest.FromString,
+                    response_serializer=proto_dot_experts__pb2.ExpertLoad.SerializeToString,
+            ),
+            'PlanRebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRebalance,
+                    request_deserializer=proto_dot_router__pb2.GroupPlanRequest.FromString,
+                    response_serializer=proto_dot_experts__pb2.RebalancePlan.SerializeToString,
+            ),
+            'ApplyRebalance': grpc.unary_stream_rpc_method_handler(
+                    servicer.ApplyRebalance,
+                    request_deserializer=proto_dot_router__pb2.GroupApplyRequest.FromString,
+                    response_serializer=proto_dot_experts__pb2.RebalanceProgress.SerializeToString,
+            ),
+            'RollBackRebalance': grpc.unary_stream_rpc_method_handler(
+                    servicer.RollBackRebalance,
+                    request_deserializer=proto_dot_router__pb2.GroupRollBackRequest.FromString,
+                    response_serializer=proto_dot_experts__pb2.RebalanceProgress.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'epserve.router.v1.Admin', rpc_method_handlers)
@@ -187,7 +326,11 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Missing associated documentation comment in .proto file."""
+    """For operators. Where an admin token is configured every call needs the metadata
+    `authorization: Bearer TOKEN`, else UNAUTHENTICATED. Processes are named as GetStatus names
+    them (by name, or address where a name is not unique): NOT_FOUND for others, UNAVAILABLE for
+    one that does not answer.
+    """
 
     @staticmethod
     def GetStatus(request,
@@ -206,6 +349,222 @@ class Admin:
             '/epserve.router.v1.Admin/GetStatus',
             proto_dot_router__pb2.GetStatusRequest.SerializeToString,
             proto_dot_router__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.router.v1.Admin/DrainWorker',
+            proto_dot_router__pb2.DrainWorkerRequest.SerializeToString,
+            proto_dot_router__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.router.v1.Admin/GetConfig',
+            proto_dot_router__pb2.GetProcessConfigRequest.SerializeToString,
+            proto_dot_router__pb2.GetProcessConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.router.v1.Admin/SetLogLevel',
+            proto_dot_router__pb2.SetProcessLogLevelRequest.SerializeToString,
+            proto_dot_router__pb2.SetProcessLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.router.v1.Admin/ExplainRequest',
+            proto_dot_router__pb2.AdminExplainRequest.SerializeToString,
+            proto_dot_router__pb2.AdminExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExpertLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.router.v1.Admin/GetExpertLoad',
+            proto_dot_router__pb2.GroupExpertLoadRequest.SerializeToString,
+            proto_dot_experts__pb2.ExpertLoad.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.router.v1.Admin/PlanRebalance',
+            proto_dot_router__pb2.GroupPlanRequest.SerializeToString,
+            proto_dot_experts__pb2.RebalancePlan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyRebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/epserve.router.v1.Admin/ApplyRebalance',
+            proto_dot_router__pb2.GroupApplyRequest.SerializeToString,
+            proto_dot_experts__pb2.RebalanceProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackRebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/epserve.router.v1.Admin/RollBackRebalance',
+            proto_dot_router__pb2.GroupRollBackRequest.SerializeToString,
+            proto_dot_experts__pb2.RebalanceProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ Assignment of requests to (prefill, decode) pairs; control plane only."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from proto import experts_pb2 as _experts_pb2
 from proto import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -76,23 +77,119 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class AdminStub:
+    """For operators. Where an admin token is configured every call needs the metadata
+    `authorization: Bearer TOKEN`, else UNAUTHENTICATED. Processes are named as GetStatus names
+    them (by name, or address where a name is not unique): NOT_FOUND for others, UNAVAILABLE for
+    one that does not answer.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_router_pb2.DrainWorkerRequest, _router_pb2.DrainWorkerResponse]
+    GetConfig: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetProcessConfigRequest, _router_pb2.GetProcessConfigResponse]
+    SetLogLevel: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetProcessLogLevelRequest, _router_pb2.SetProcessLogLevelResponse]
+    ExplainRequest: _grpc.UnaryUnaryMultiCallable[_router_pb2.AdminExplainRequest, _router_pb2.AdminExplainResponse]
+    """NOT_FOUND for a request that neither the router nor any worker remembers."""
+    GetExpertLoad: _grpc.UnaryUnaryMultiCallable[_router_pb2.GroupExpertLoadRequest, _experts_pb2.ExpertLoad]
+    """Passed on to the group's node 0 (proto/experts.proto)."""
+    PlanRebalance: _grpc.UnaryUnaryMultiCallable[_router_pb2.GroupPlanRequest, _experts_pb2.RebalancePlan]
+    ApplyRebalance: _grpc.UnaryStreamMultiCallable[_router_pb2.GroupApplyRequest, _experts_pb2.RebalanceProgress]
+    RollBackRebalance: _grpc.UnaryStreamMultiCallable[_router_pb2.GroupRollBackRequest, _experts_pb2.RebalanceProgress]
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
+    """For operators. Where an admin token is configured every call needs the metadata
+    `authorization: Bearer TOKEN`, else UNAUTHENTICATED. Processes are named as GetStatus names
+    them (by name, or address where a name is not unique): NOT_FOUND for others, UNAVAILABLE for
+    one that does not answer.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_router_pb2.DrainWorkerRequest, _router_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    GetConfig: _aio.UnaryUnaryMultiCallable[_router_pb2.GetProcessConfigRequest, _router_pb2.GetProcessConfigResponse]  # type: ignore[assignment]
+    SetLogLevel: _aio.UnaryUnaryMultiCallable[_router_pb2.SetProcessLogLevelRequest, _router_pb2.SetProcessLogLevelResponse]  # type: ignore[assignment]
+    ExplainRequest: _aio.UnaryUnaryMultiCallable[_router_pb2.AdminExplainRequest, _router_pb2.AdminExplainResponse]  # type: ignore[assignment]
+    """NOT_FOUND for a request that neither the router nor any worker remembers."""
+    GetExpertLoad: _aio.UnaryUnaryMultiCallable[_router_pb2.GroupExpertLoadRequest, _experts_pb2.ExpertLoad]  # type: ignore[assignment]
+    """Passed on to the group's node 0 (proto/experts.proto)."""
+    PlanRebalance: _aio.UnaryUnaryMultiCallable[_router_pb2.GroupPlanRequest, _experts_pb2.RebalancePlan]  # type: ignore[assignment]
+    ApplyRebalance: _aio.UnaryStreamMultiCallable[_router_pb2.GroupApplyRequest, _experts_pb2.RebalanceProgress]  # type: ignore[assignment]
+    RollBackRebalance: _aio.UnaryStreamMultiCallable[_router_pb2.GroupRollBackRequest, _experts_pb2.RebalanceProgress]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
+    """For operators. Where an admin token is configured every call needs the metadata
+    `authorization: Bearer TOKEN`, else UNAUTHENTICATED. Processes are named as GetStatus names
+    them (by name, or address where a name is not unique): NOT_FOUND for others, UNAVAILABLE for
+    one that does not answer.
+    """
+
     @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _router_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _router_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.DrainWorkerResponse, _abc.Awaitable[_router_pb2.DrainWorkerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetConfig(
+        self,
+        request: _router_pb2.GetProcessConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetProcessConfigResponse, _abc.Awaitable[_router_pb2.GetProcessConfigResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetLogLevel(
+        self,
+        request: _router_pb2.SetProcessLogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.SetProcessLogLevelResponse, _abc.Awaitable[_router_pb2.SetProcessLogLevelResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ExplainRequest(
+        self,
+        request: _router_pb2.AdminExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.AdminExplainResponse, _abc.Awaitable[_router_pb2.AdminExplainResponse]]:
+        """NOT_FOUND for a request that neither the router nor any worker remembers."""
+
+    @_abc_1.abstractmethod
+    def GetExpertLoad(
+        self,
+        request: _router_pb2.GroupExpertLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_experts_pb2.ExpertLoad, _abc.Awaitable[_experts_pb2.ExpertLoad]]:
+        """Passed on to the group's node 0 (proto/experts.proto)."""
+
+    @_abc_1.abstractmethod
+    def PlanRebalance(
+        self,
+        request: _router_pb2.GroupPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_experts_pb2.RebalancePlan, _abc.Awaitable[_experts_pb2.RebalancePlan]]: ...
+
+    @_abc_1.abstractmethod
+    def ApplyRebalance(
+        self,
+        request: _router_pb2.GroupApplyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_experts_pb2.RebalanceProgress], _abc.AsyncIterator[_experts_pb2.RebalanceProgress]]: ...
+
+    @_abc_1.abstractmethod
+    def RollBackRebalance(
+        self,
+        request: _router_pb2.GroupRollBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_experts_pb2.RebalanceProgress], _abc.AsyncIterator[_experts_pb2.RebalanceProgress]]: ...
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

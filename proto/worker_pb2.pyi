@@ -112,6 +112,9 @@ class WorkerStatus(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_TOTAL_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    NUM_OPEN_FIELD_NUMBER: _builtins.int
+    EXPERT_GROUP_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     kv_fingerprint: _builtins.str
     """Hash over everything that must be equal for KV pages to be exchanged: model config,
@@ -124,10 +127,20 @@ class WorkerStatus(_message.Message):
     draining: _builtins.bool
     num_accepted_total: _builtins.int
     """Requests accepted since start; lets a router cancel out what it assigned itself."""
+    drained: _builtins.bool
+    """Draining, no request open, no page that anyone still writes, reads or waits for: the
+    process can go and nobody will notice.
+    """
+    num_open: _builtins.int
+    """requests accepted and not over"""
     @_builtins.property
     def identity(self) -> Global___ProcessIdentity: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]: ...
+    @_builtins.property
+    def expert_group(self) -> Global___ExpertGroup:
+        """The ranks that share experts; several workers name the same group when it spans nodes."""
+
     def __init__(
         self,
         *,
@@ -140,14 +153,64 @@ class WorkerStatus(_message.Message):
         draining: _builtins.bool = ...,
         ranks: _abc.Iterable[Global___RankStatus] | None = ...,
         num_accepted_total: _builtins.int = ...,
+        drained: _builtins.bool = ...,
+        num_open: _builtins.int = ...,
+        expert_group: Global___ExpertGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expert_group", b"expert_group", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "identity", b"identity", "kv_fingerprint", b"kv_fingerprint", "max_model_len", b"max_model_len", "model", b"model", "num_accepted_total", b"num_accepted_total", "page_tokens", b"page_tokens", "ranks", b"ranks", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "draining", b"draining", "expert_group", b"expert_group", "identity", b"identity", "kv_fingerprint", b"kv_fingerprint", "max_model_len", b"max_model_len", "model", b"model", "num_accepted_total", b"num_accepted_total", "num_open", b"num_open", "page_tokens", b"page_tokens", "ranks", b"ranks", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class ExpertGroup(_message.Message):
+    """One EP group as one of its nodes sees it. Node 0 speaks for the group (proto/experts.proto)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NODE_RANK_FIELD_NUMBER: _builtins.int
+    NUM_NODES_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    BALANCEDNESS_FIELD_NUMBER: _builtins.int
+    REBALANCING_FIELD_NUMBER: _builtins.int
+    PLACEMENT_VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """default: the worker's name"""
+    node_rank: _builtins.int
+    num_nodes: _builtins.int
+    num_ranks: _builtins.int
+    """over all nodes"""
+    num_layers: _builtins.int
+    """MoE layers; 0: the model has none"""
+    balancedness: _builtins.float
+    """mean over layers of mean / max rank load in the last window; 1: ideal"""
+    rebalancing: _builtins.bool
+    placement_version: _builtins.int
+    """0 at start, one more with each applied placement"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        node_rank: _builtins.int = ...,
+        num_nodes: _builtins.int = ...,
+        num_ranks: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        balancedness: _builtins.float = ...,
+        rebalancing: _builtins.bool = ...,
+        placement_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancedness", b"balancedness", "name", b"name", "node_rank", b"node_rank", "num_layers", b"num_layers", "num_nodes", b"num_nodes", "num_ranks", b"num_ranks", "placement_version", b"placement_version", "rebalancing", b"rebalancing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertGroup: _TypeAlias = ExpertGroup  # noqa: Y015
 
 @_typing.final
 class RankStatus(_message.Message):
@@ -209,17 +272,23 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UNDO_FIELD_NUMBER: _builtins.int
+    GRACE_SECONDS_FIELD_NUMBER: _builtins.int
     undo: _builtins.bool
+    grace_seconds: _builtins.float
+    """absent: the worker's own setting"""
     def __init__(
         self,
         *,
         undo: _builtins.bool = ...,
+        grace_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds", "grace_seconds", b"grace_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds", "grace_seconds", b"grace_seconds", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__grace_seconds: _TypeAlias = _typing.Literal["grace_seconds"]  # noqa: Y015
+    _WhichOneofArgType__grace_seconds: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grace_seconds) -> _WhichOneofReturnType__grace_seconds | None: ...
 
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
@@ -237,3 +306,246 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class GetConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigRequest: _TypeAlias = GetConfigRequest  # noqa: Y015
+
+@_typing.final
+class GetConfigResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.str
+    """one JSON object, a key a setting"""
+    version: _builtins.str
+    """of the distribution"""
+    def __init__(
+        self,
+        *,
+        config_json: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigResponse: _TypeAlias = GetConfigResponse  # noqa: Y015
+
+@_typing.final
+class SetLogLevelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """debug, info, warning, error"""
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
+
+@_typing.final
+class SetLogLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    previous: _builtins.str
+    def __init__(
+        self,
+        *,
+        previous: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["previous", b"previous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """as the client knows it; all its choices and moves are meant"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequestRequest: _TypeAlias = ExplainRequestRequest  # noqa: Y015
+
+@_typing.final
+class ExplainRequestResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestLeg]:
+        """in order of arrival"""
+
+    def __init__(
+        self,
+        *,
+        legs: _abc.Iterable[Global___RequestLeg] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["legs", b"legs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequestResponse: _TypeAlias = ExplainRequestResponse  # noqa: Y015
+
+@_typing.final
+class RequestLeg(_message.Message):
+    """One call for one choice of a request, as the worker that served it saw it. Durations are in
+    seconds; what does not apply to the role or has not happened yet is 0 or empty.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    LEG_ID_FIELD_NUMBER: _builtins.int
+    ACCEPTED_AT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_EARLIER_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
+    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    TRANSFER_SECONDS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    TOTAL_SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    leg_id: _builtins.str
+    """request id with suffixes of choice and move"""
+    accepted_at: _builtins.float
+    """unix seconds"""
+    rank: _builtins.int
+    num_prompt_tokens: _builtins.int
+    num_earlier_tokens: _builtins.int
+    """output tokens of earlier legs"""
+    num_cached_tokens: _builtins.int
+    """found in the prefix tree of prefill"""
+    num_computed_tokens: _builtins.int
+    """run through the model at prefill"""
+    num_output_tokens: _builtins.int
+    """sent by this leg"""
+    queue_seconds: _builtins.float
+    """from accepting to the start of work"""
+    compute_seconds: _builtins.float
+    """prefill"""
+    transfer_seconds: _builtins.float
+    """KV, as prefill measured it"""
+    kv_bytes: _builtins.int
+    first_token_seconds: _builtins.float
+    """from accepting to the first token sent"""
+    total_seconds: _builtins.float
+    """from accepting to the end; 0 while open"""
+    num_preemptions: _builtins.int
+    num_attempts: _builtins.int
+    """prefill attempts made for this leg"""
+    num_steps: _builtins.int
+    """decode steps that yielded tokens for it"""
+    finish: _builtins.str
+    """stop, length, or a gRPC status name; "": still open"""
+    @_builtins.property
+    def worker(self) -> Global___ProcessIdentity: ...
+    @_builtins.property
+    def peer(self) -> Global___WorkerRefText:
+        """the other worker of the pair"""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___ProcessIdentity | None = ...,
+        leg_id: _builtins.str = ...,
+        accepted_at: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_earlier_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        queue_seconds: _builtins.float = ...,
+        compute_seconds: _builtins.float = ...,
+        transfer_seconds: _builtins.float = ...,
+        kv_bytes: _builtins.int = ...,
+        first_token_seconds: _builtins.float = ...,
+        total_seconds: _builtins.float = ...,
+        num_preemptions: _builtins.int = ...,
+        num_attempts: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+        finish: _builtins.str = ...,
+        peer: Global___WorkerRefText | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "compute_seconds", b"compute_seconds", "finish", b"finish", "first_token_seconds", b"first_token_seconds", "kv_bytes", b"kv_bytes", "leg_id", b"leg_id", "num_attempts", b"num_attempts", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_earlier_tokens", b"num_earlier_tokens", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "peer", b"peer", "queue_seconds", b"queue_seconds", "rank", b"rank", "total_seconds", b"total_seconds", "transfer_seconds", b"transfer_seconds", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestLeg: _TypeAlias = RequestLeg  # noqa: Y015
+
+@_typing.final
+class WorkerRefText(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    address: _builtins.str
+    epoch: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        epoch: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerRefText: _TypeAlias = WorkerRefText  # noqa: Y015

@@ -44,6 +44,21 @@ class WorkerStub:
                 request_serializer=proto_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=proto_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/epserve.worker.v1.Worker/GetConfig',
+                request_serializer=proto_dot_worker__pb2.GetConfigRequest.SerializeToString,
+                response_deserializer=proto_dot_worker__pb2.GetConfigResponse.FromString,
+                _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/epserve.worker.v1.Worker/SetLogLevel',
+                request_serializer=proto_dot_worker__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=proto_dot_worker__pb2.SetLogLevelResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/epserve.worker.v1.Worker/ExplainRequest',
+                request_serializer=proto_dot_worker__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=proto_dot_worker__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -58,7 +73,31 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking new requests; running ones finish.
+        """Stops taking new requests at once and returns. Open ones may finish within the grace;
+        those that are left then end with UNAVAILABLE and `failed-epoch`, so that the gateway
+        carries them on elsewhere. `undo` takes requests again and forgets the grace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfig(self, request, context):
+        """The settings this process runs with, secrets left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLogLevel(self, request, context):
+        """Until the next call or restart; INVALID_ARGUMENT for a level that is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """What this worker did for a request; the last few thousand that are over are remembered,
+        all of them while they are open. NOT_FOUND otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +115,21 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=proto_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=proto_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=proto_dot_worker__pb2.GetConfigRequest.FromString,
+                    response_serializer=proto_dot_worker__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=proto_dot_worker__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=proto_dot_worker__pb2.SetLogLevelResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=proto_dot_worker__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=proto_dot_worker__pb2.ExplainRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +186,87 @@ class Worker:
             '/epserve.worker.v1.Worker/Drain',
             proto_dot_worker__pb2.DrainRequest.SerializeToString,
             proto_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.worker.v1.Worker/GetConfig',
+            proto_dot_worker__pb2.GetConfigRequest.SerializeToString,
+            proto_dot_worker__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.worker.v1.Worker/SetLogLevel',
+            proto_dot_worker__pb2.SetLogLevelRequest.SerializeToString,
+            proto_dot_worker__pb2.SetLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epserve.worker.v1.Worker/ExplainRequest',
+            proto_dot_worker__pb2.ExplainRequestRequest.SerializeToString,
+            proto_dot_worker__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,7 +36,18 @@ class WorkerStub:
     `min_interval_ms`) and at least once a second, so that silence means death.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """Stops taking new requests; running ones finish."""
+    """Stops taking new requests at once and returns. Open ones may finish within the grace;
+    those that are left then end with UNAVAILABLE and `failed-epoch`, so that the gateway
+    carries them on elsewhere. `undo` takes requests again and forgets the grace.
+    """
+    GetConfig: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetConfigRequest, _worker_pb2.GetConfigResponse]
+    """The settings this process runs with, secrets left out."""
+    SetLogLevel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetLogLevelRequest, _worker_pb2.SetLogLevelResponse]
+    """Until the next call or restart; INVALID_ARGUMENT for a level that is none."""
+    ExplainRequest: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ExplainRequestRequest, _worker_pb2.ExplainRequestResponse]
+    """What this worker did for a request; the last few thousand that are over are remembered,
+    all of them while they are open. NOT_FOUND otherwise.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -46,7 +57,18 @@ class WorkerAsyncStub(WorkerStub):
     `min_interval_ms`) and at least once a second, so that silence means death.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stops taking new requests; running ones finish."""
+    """Stops taking new requests at once and returns. Open ones may finish within the grace;
+    those that are left then end with UNAVAILABLE and `failed-epoch`, so that the gateway
+    carries them on elsewhere. `undo` takes requests again and forgets the grace.
+    """
+    GetConfig: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetConfigRequest, _worker_pb2.GetConfigResponse]  # type: ignore[assignment]
+    """The settings this process runs with, secrets left out."""
+    SetLogLevel: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetLogLevelRequest, _worker_pb2.SetLogLevelResponse]  # type: ignore[assignment]
+    """Until the next call or restart; INVALID_ARGUMENT for a level that is none."""
+    ExplainRequest: _aio.UnaryUnaryMultiCallable[_worker_pb2.ExplainRequestRequest, _worker_pb2.ExplainRequestResponse]  # type: ignore[assignment]
+    """What this worker did for a request; the last few thousand that are over are remembered,
+    all of them while they are open. NOT_FOUND otherwise.
+    """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -65,6 +87,35 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Stops taking new requests; running ones finish."""
+        """Stops taking new requests at once and returns. Open ones may finish within the grace;
+        those that are left then end with UNAVAILABLE and `failed-epoch`, so that the gateway
+        carries them on elsewhere. `undo` takes requests again and forgets the grace.
+        """
+
+    @_abc_1.abstractmethod
+    def GetConfig(
+        self,
+        request: _worker_pb2.GetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.GetConfigResponse, _abc.Awaitable[_worker_pb2.GetConfigResponse]]:
+        """The settings this process runs with, secrets left out."""
+
+    @_abc_1.abstractmethod
+    def SetLogLevel(
+        self,
+        request: _worker_pb2.SetLogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SetLogLevelResponse, _abc.Awaitable[_worker_pb2.SetLogLevelResponse]]:
+        """Until the next call or restart; INVALID_ARGUMENT for a level that is none."""
+
+    @_abc_1.abstractmethod
+    def ExplainRequest(
+        self,
+        request: _worker_pb2.ExplainRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ExplainRequestResponse, _abc.Awaitable[_worker_pb2.ExplainRequestResponse]]:
+        """What this worker did for a request; the last few thousand that are over are remembered,
+        all of them while they are open. NOT_FOUND otherwise.
+        """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
