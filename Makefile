@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto bench bench-gateway clean
+.PHONY: help up test test-all check proto docs bench bench-gateway clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ check: $(VENV)/.installed-dev ## lint, types, import contracts, fresh gRPC stubs
 
 proto: $(VENV)/.installed-dev ## generate the gRPC stubs from proto/*.proto
 	scripts/proto
+
+docs: $(VENV)/.installed-dev ## write the pages of docs/ that are made from the code
+	$(BIN)/python scripts/configuration_doc.py
 
 bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, record in bench/results
 	$(BIN)/python -m bench.against_transformers $(BENCH_ARGS)
