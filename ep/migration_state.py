@@ -1,0 +1,155 @@
+"""When which layer's experts change places: the same decisions on all ranks of a group.
+
+Weights of one layer after the other are staged in the background. A rank reports how many
+layers it has staged with every exchange of the group; a layer is installed at the first step
+boundary at which all ranks have, on all of them at once. Since every rank decides from the same
+reports, none needs to ask another.
+
+    idle -> moving -> idle (done)
+              |
+              +----> restoring -> idle (restored, or broken)
+
+A rank whose transfer fails says so, and the group turns back: layers installed by then return
+to the old placement, from a source that does not depend on the other ranks. Were that to fail
+as well, each layer still has one placement that all ranks agree on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    MOVING = "moving"
+    RESTORING = "restoring"
+
+
+class Outcome(Enum):
+    """DONE: the new placement is in force; RESTORED: the old one; BROKEN: each in some layers."""
+
+    DONE = "done"
+    RESTORED = "restored"
+    BROKEN = "broken"
+
+
+class Report(NamedTuple):
+    """What a rank tells the others of the run that it is in."""
+
+    num_staged: int = 0
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Begin to stage layers 0 .. num_layers - 1 of the migration, in this order; `restore`:
+    those of the old placement, from the checkpoint."""
+
+    run: int
+    num_layers: int
+    restore: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Layer `index` of the migration is staged everywhere: it changes now."""
+
+    run: int
+    index: int
+    restore: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What this run has staged or still stages is not wanted any more."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    outcome: Outcome
+
+
+Action = Stage | Install | Stop | End
+
+
+class MigrationState:
+    """One rank's view, which only its own `report` may differ in."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.IDLE
+        self.num_layers = 0
+        self.num_installed = 0  # of the present run
+        self._run = 0
+        self._num_staged = 0
+        self._has_failed = False
+
+    @property
+    def report(self) -> Report:
+        return Report(self._num_staged, self._has_failed)
+
+    @property
+    def num_changed(self) -> int:
+        """Layers that are as the migration wants them."""
+        if self.phase is Phase.RESTORING:
+            return self.num_layers - self.num_installed
+        return self.num_installed
+
+    def begin(self, num_layers: int) -> list[Action]:
+        """At a step boundary, on all ranks at the same one."""
+        assert self.phase is Phase.IDLE, self.phase
+        assert num_layers >= 1, num_layers
+        return self._start(Phase.MOVING, num_layers)
+
+    def staged(self, run: int, num_layers: int) -> None:
+        """So many layers of the run are staged on this rank; news of an earlier run is none."""
+        if run == self._run and self.phase is not Phase.IDLE:
+            assert self._num_staged <= num_layers <= self.num_layers, num_layers
+            self._num_staged = num_layers
+
+    def failed(self, run: int) -> None:
+        """This rank can stage no further."""
+        if run == self._run and self.phase is not Phase.IDLE:
+            self._has_failed = True
+
+    def exchanged(self, reports: Sequence[Report]) -> list[Action]:
+        """All ranks' reports, at a step boundary.
+
+        One layer a boundary, so that no step is held up by more than one.
+        """
+        if self.phase is Phase.IDLE:
+            return []
+        if any(report.has_failed for report in reports):
+            return self._turn_back()
+        if min(report.num_staged for report in reports) <= self.num_installed:
+            return []
+        restore = self.phase is Phase.RESTORING
+        actions: list[Action] = [Install(self._run, self.num_installed, restore)]
+        self.num_installed += 1
+        if self.num_installed == self.num_layers:
+            actions += self._end(Outcome.RESTORED if restore else Outcome.DONE)
+        return actions
+
+    def _turn_back(self) -> list[Action]:
+        stop = Stop(self._run)
+        if self.phase is Phase.RESTORING:
+            return [stop, *self._end(Outcome.BROKEN)]
+        if not self.num_installed:
+            return [stop, *self._end(Outcome.RESTORED)]
+        return [stop, *self._start(Phase.RESTORING, self.num_installed)]
+
+    def _start(self, phase: Phase, num_layers: int) -> list[Action]:
+        self.phase = phase
+        self.num_layers = num_layers
+        self.num_installed = self._num_staged = 0
+        self._has_failed = False
+        self._run += 1
+        return [Stage(self._run, num_layers, restore=phase is Phase.RESTORING)]
+
+    def _end(self, outcome: Outcome) -> list[Action]:
+        self.phase = Phase.IDLE
+        self._num_staged = 0
+        self._has_failed = False
+        return [End(outcome)]
