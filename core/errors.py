@@ -3,7 +3,9 @@
     EpserveError                    gRPC status          HTTP  OpenAI type, code
     |- InvalidRequest               INVALID_ARGUMENT     400   invalid_request_error, invalid_value
     |  `- ContextLengthExceeded     INVALID_ARGUMENT     400   .., context_length_exceeded
+    |- Unauthenticated              UNAUTHENTICATED      401   .., invalid_admin_token
     |- ModelNotFound                NOT_FOUND            404   .., model_not_found
+    |- NotFound                     NOT_FOUND            404   .., not_found
     |- Overloaded                   RESOURCE_EXHAUSTED   429   rate_limit_error, overloaded
     |  `- RateLimited               RESOURCE_EXHAUSTED   429   .., rate_limit_exceeded
     |- Unavailable                  UNAVAILABLE          503   server_error, unavailable
@@ -85,6 +87,14 @@ class ModelNotFound(EpserveError):
     param = "model"
 
 
+class NotFound(EpserveError):
+    """What an operator asked about is not there: a process, a request, an expert group."""
+
+
+class Unauthenticated(EpserveError):
+    """An operator's call without the admin token, or with a wrong one."""
+
+
 class Overloaded(EpserveError):
     """A bound is reached (queue, wait); nothing was started."""
 
@@ -158,7 +168,9 @@ STATUS: dict[type[EpserveError], ErrorStatus] = {
     ContextLengthExceeded: _row(
         "INVALID_ARGUMENT", 400, "invalid_request_error", "context_length_exceeded"
     ),
+    Unauthenticated: _row("UNAUTHENTICATED", 401, "invalid_request_error", "invalid_admin_token"),
     ModelNotFound: _row("NOT_FOUND", 404, "invalid_request_error", "model_not_found"),
+    NotFound: _row("NOT_FOUND", 404, "invalid_request_error", "not_found"),
     Overloaded: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
     RateLimited: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded"),
     Unavailable: _row("UNAVAILABLE", 503, "server_error", "unavailable"),
@@ -179,6 +191,7 @@ _BY_GRPC: dict[str, type[EpserveError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "OUT_OF_RANGE": InvalidRequest,
     "NOT_FOUND": ModelNotFound,
+    "UNAUTHENTICATED": Unauthenticated,
     "RESOURCE_EXHAUSTED": Overloaded,
     "UNAVAILABLE": Unavailable,
     "FAILED_PRECONDITION": Mismatch,

@@ -1,0 +1,95 @@
+"""The secret that operators' calls carry, where one is configured.
+
+    token = AdminToken(settings.admin_token_file)
+    token.check(context)                    # first thing in a guarded method
+    stub.Drain(request, metadata=passed_on(context))    # the same call, one process further
+"""
+
+import hmac
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from core.errors import Unauthenticated
+from core.log import get_logger
+
+log = get_logger("rpc.admin_token")
+
+AUTHORIZATION_KEY = "authorization"
+_SCHEME = "Bearer "
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def bearer_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call by somebody who knows `token`; none for ""."""
+    return ((AUTHORIZATION_KEY, _SCHEME + token),) if token else ()
+
+
+def passed_on(context: Context) -> tuple[tuple[str, str], ...]:
+    """The caller's own authorization, for calls made on its behalf."""
+    return tuple(
+        (key, value)
+        for key, value in context.invocation_metadata() or ()
+        if key == AUTHORIZATION_KEY and isinstance(value, str)
+    )
+
+
+class AdminToken:
+    """The token in a file, read again when the file changes; without a file all may call.
+
+    Raises ValueError when the file cannot be read or holds nothing. Later on the last token
+    that could be read stays in force: a door never opens because a file is gone.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._token = b""
+        if file is not None:
+            self._seen = _version(file)
+            self._token = read_token(file).encode()
+
+    def check(self, context: Context) -> None:
+        """Raises Unauthenticated when the call does not carry the token."""
+        if self._file is None:
+            return
+        self._reread(self._file)
+        given = next((value for _key, value in passed_on(context)), "")
+        if not given:
+            raise Unauthenticated("an admin token is needed here")
+        if not hmac.compare_digest(given.encode(), _SCHEME.encode() + self._token):
+            raise Unauthenticated("the admin token is wrong")
+
+    def _reread(self, file: Path) -> None:
+        seen = _version(file)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._token = read_token(file).encode()
+        except ValueError as error:
+            log.error("admin token stays as it was", reason=str(error))
+        else:
+            log.info("admin token read again", file=str(file))
+
+
+def read_token(file: Path) -> str:
+    """The file's only line. Raises ValueError."""
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"admin token file {file} cannot be read: {error}") from error
+    if not token or not token.isprintable() or " " in token:
+        raise ValueError(f"admin token file {file} must hold one word")
+    return token
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    """Changes with the file, also when a link to it is turned; None: it is gone."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
