@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
-from core.address import parse_address
+from core.address import Address, parse_address
 from core.log import LogFormat
 
 
@@ -55,6 +55,13 @@ class ProcessSettings(BaseSettings):
         "", max_length=128, description="Name of this process in logs and status; default: its role"
     )
     listen: HostPort = Field("127.0.0.1:0", description="host:port to serve on, port 0: a free one")
+    advertise: str = Field(
+        "",
+        max_length=253,
+        pattern=r"^[0-9A-Za-z_.:-]*$",
+        description="Host that others reach this process by, where --listen names none such as "
+        "0.0.0.0; default: that of --listen",
+    )
     metrics_port: int = Field(
         -1, ge=-1, le=65535, description="Port of /metrics on the same host, 0: a free one, -1: off"
     )
@@ -62,6 +69,10 @@ class ProcessSettings(BaseSettings):
         "info", description="Least severe level that is logged"
     )
     log_format: LogFormat = Field("console", description="Format of log lines")
+
+    def address_at(self, port: int) -> str:
+        """host:port that others reach this process by when it is bound to `port`."""
+        return str(Address(self.advertise or parse_address(self.listen).host, port))
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Self:

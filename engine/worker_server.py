@@ -69,7 +69,7 @@ class WorkerServer:
         identity = Identity(
             role=role.role,
             name=settings.name or role.role,
-            address=self.server.address,
+            address=settings.address_at(self.server.bound_port),
             epoch=self.front.epoch,
         )
         self.status = StatusService(self.front, self.service, identity)

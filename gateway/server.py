@@ -81,7 +81,11 @@ async def serve(
 ) -> None:
     """Serves on a bound socket until `stop` is set, then ends within bounds."""
     address = Address(parse_address(settings.listen).host, listener.getsockname()[1])
-    identity = Identity(role="gateway", name=settings.name or "gateway", address=str(address))
+    identity = Identity(
+        role="gateway",
+        name=settings.name or "gateway",
+        address=settings.address_at(address.port),
+    )
     async with contextlib.AsyncExitStack() as stack:
         router_channel = await stack.enter_async_context(channel(settings.router))
         channels = ChannelPool()

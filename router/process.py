@@ -35,7 +35,11 @@ class RouterProcess:
         self._registry = CollectorRegistry()
         self._server = RpcServer(settings.listen)
         self.address = self._server.address
-        identity = Identity(role="router", name=settings.name or "router", address=self.address)
+        identity = Identity(
+            role="router",
+            name=settings.name or "router",
+            address=settings.address_at(self._server.bound_port),
+        )
         metrics = RouterMetrics(self._registry)
         self.cluster = Cluster(settings, self._clock, metrics)
         gateways = GatewayTable()

@@ -27,6 +27,10 @@ from rpc.options import SERVER_OPTIONS
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
+# Its health is SERVING from `start` to `stop`: for probes that restart a process, which must not
+# restart one that is loading or draining. All other health says whether it takes requests.
+LIVENESS = "liveness"
+
 
 class RpcServer:
     """Create it inside the running loop; it is bound at once and answers from `start` on.
@@ -80,6 +84,7 @@ class RpcServer:
     async def start(self, *, serving: bool = True) -> None:
         """Starts to answer; health says NOT_SERVING until `set_serving` when not `serving`."""
         await self.set_serving(serving)
+        await self._health.set(LIVENESS, _SERVING)
         if self._stream_methods:
             register = multiplex_pb2_grpc.add_MultiplexServicer_to_server
             register(self._multiplex, self._server)

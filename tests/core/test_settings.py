@@ -34,6 +34,13 @@ def test_environment_is_below_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.num_things, settings.peers) == (7, ("c:3",))
 
 
+def test_address_that_others_reach_a_process_by() -> None:
+    argv = ["--listen", "0.0.0.0:0"]
+    assert ExampleSettings.parse(argv).address_at(7) == "0.0.0.0:7"
+    assert ExampleSettings.parse([*argv, "--advertise", "10.0.0.1"]).address_at(7) == "10.0.0.1:7"
+    assert ExampleSettings.parse([*argv, "--advertise", "fd00::1"]).address_at(7) == "[fd00::1]:7"
+
+
 def test_settings_do_not_change() -> None:
     settings = ExampleSettings.parse([])
     with pytest.raises(ValidationError, match="frozen"):
@@ -46,6 +53,7 @@ def test_settings_do_not_change() -> None:
         (["--num-things", "0"], "--num-things: Input should be greater than or equal to 1"),
         (["--num-things", "x"], "--num-things: Input should be a valid integer"),
         (["--peers", "a"], "--peers: 'a' is not host:port"),
+        (["--advertise", "a host"], "--advertise: String should match pattern"),
         (["--listen", "h:99999"], "--listen: 'h:99999': the port must be"),
         (["--log-format", "xml"], "--log-format"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),

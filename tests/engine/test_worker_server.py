@@ -98,10 +98,11 @@ async def health(peer: grpc.aio.Channel, service: str) -> int:
 
 
 async def test_status_is_streamed_on_change_and_at_least_each_second(tmp_path: Path) -> None:
-    async with running(tmp_path, "serve", ranks=2, served_model_name="m") as (server, _, peer):
+    names = {"served_model_name": "m", "advertise": "node-7"}
+    async with running(tmp_path, "serve", ranks=2, **names) as (server, _, peer):
         status = await ready(peer)
         assert status.identity.role == worker_pb2.ROLE_DECODE
-        assert status.identity.address == server.server.address
+        assert status.identity.address == f"node-7:{server.server.bound_port}"
         assert status.identity.epoch == server.front.epoch
         assert (status.model, status.kv_fingerprint, status.page_tokens) == ("m", "f", 4)
         assert [rank.pages_total for rank in status.ranks] == [100, 100]

@@ -25,7 +25,7 @@ from core.errors import (
 from core.log import REQUEST_ID
 from proto import generate_pb2, generate_pb2_grpc
 from rpc.client import channel, remaining_seconds, request_metadata, to_error
-from rpc.server import RpcServer
+from rpc.server import LIVENESS, RpcServer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -312,6 +312,9 @@ async def test_starting_without_serving() -> None:
         health = health_pb2_grpc.HealthStub(peer)
         reply = await health.Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        # Nobody is to restart a process because it loads.
+        reply = await health.Check(health_pb2.HealthCheckRequest(service=LIVENESS))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
         await server.set_serving(True)
         reply = await health.Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
