@@ -25,6 +25,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
 LogFormat = Literal["json", "console"]
+LEVELS = ("debug", "info", "warning", "error")
 
 
 @contextmanager
@@ -46,9 +47,7 @@ def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "conso
 
     `role` and `name` are on every line. Raises ValueError for an unknown level.
     """
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ValueError(f"unknown log level {level!r}")
+    number = _level_number(level)
 
     def add_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         event["role"], event["process"] = role, name
@@ -64,9 +63,15 @@ def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "conso
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        # Asks the standard library for the level each time, so that `set_level` is obeyed by
+        # loggers that are in use already.
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -84,9 +89,29 @@ def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "conso
     root.setLevel(number)
 
 
+def set_level(level: str) -> str:
+    """Logs from `level` on, from now on; returns the level until now. Raises ValueError."""
+    number = _level_number(level)
+    root = logging.getLogger()
+    previous = logging.getLevelName(root.level).lower()
+    root.setLevel(number)
+    return previous
+
+
+def current_level() -> str:
+    """The least level that is logged."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger that takes an event text and keyword fields; `name` is dotted, as modules are."""
     return cast("FilteringBoundLogger", structlog.get_logger(name))
+
+
+def _level_number(level: str) -> int:
+    if level.lower() not in LEVELS:
+        raise ValueError(f"unknown log level {level!r}: use one of {', '.join(LEVELS)}")
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def _renderers(fmt: LogFormat) -> list[Processor]:

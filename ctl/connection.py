@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import grpc
 import typer
@@ -152,7 +152,8 @@ class AdminConnection:
 
     def _meant(self, error: grpc.aio.AioRpcError) -> EpserveError:
         meant = to_error(error)
-        if any(key == "error-code" for key, _value in error.trailing_metadata() or ()):
+        pairs = cast("list[tuple[str, str | bytes]]", error.trailing_metadata() or [])
+        if "error-code" in dict(pairs):
             return meant
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return NoAnswer(f"the process at {self.router} is no router that knows this command")

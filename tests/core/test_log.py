@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from core.log import REQUEST_ID, configure, request_context
+from core.log import REQUEST_ID, configure, request_context, set_level
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +31,13 @@ with request_context("req-1"):
     except ValueError:
         log.exception("failed")
 log.info("outside")
+assert set_level("DEBUG") == "info"
+log.debug("shown now")
+logging.getLogger("library").debug("this too")
+assert set_level("error") == "debug"
+assert current_level() == "error"
+log.warning("hidden")
+early.error("last")
 """
 
 
@@ -52,9 +59,10 @@ def test_json_lines_carry_process_and_request() -> None:
     events = [line["event"] for line in lines]
     assert events == [
         "plain", "made before configure", "inside", "from stdlib", "failed", "outside",
+        "shown now", "this too", "last",
     ]  # fmt: skip
     assert all((line["role"], line["process"]) == ("router", "r0") for line in lines)
-    assert [line.get("request_id") for line in lines] == [None, None, *["req-1"] * 3, None]
+    assert [line.get("request_id") for line in lines] == [None, None, *["req-1"] * 3, None, None, None, None]
     assert lines[0]["num"] == 1
     assert lines[0]["logger"] == "router.x"
     assert lines[3]["level"] == "warning"
@@ -78,3 +86,5 @@ def test_the_request_id_is_restored() -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="loud"):
         configure("router", "r0", "loud", "json")
+    with pytest.raises(ValueError, match="use one of debug, info"):
+        set_level("loud")
