@@ -9,6 +9,7 @@
     |- Overloaded                   RESOURCE_EXHAUSTED   429   rate_limit_error, overloaded
     |  `- RateLimited               RESOURCE_EXHAUSTED   429   .., rate_limit_exceeded
     |- Unavailable                  UNAVAILABLE          503   server_error, unavailable
+    |  |- Draining                  UNAVAILABLE          503   server_error, draining
     |  `- TransferError             UNAVAILABLE          503   server_error, transfer_failed
     |- Mismatch                     FAILED_PRECONDITION  503   server_error, mismatch
     |- DeadlineExceeded             DEADLINE_EXCEEDED    504   server_error, deadline_exceeded
@@ -118,6 +119,11 @@ class Unavailable(EpserveError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Draining(Unavailable):
+    """A worker is about to leave, as somebody wants it to, and has let go of the request: it
+    writes nothing for it any more. Somebody else is there, or about to come."""
+
+
 class TransferError(Unavailable):
     """KV pages could not be moved."""
 
@@ -174,6 +180,7 @@ STATUS: dict[type[EpserveError], ErrorStatus] = {
     Overloaded: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
     RateLimited: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded"),
     Unavailable: _row("UNAVAILABLE", 503, "server_error", "unavailable"),
+    Draining: _row("UNAVAILABLE", 503, "server_error", "draining"),
     TransferError: _row("UNAVAILABLE", 503, "server_error", "transfer_failed"),
     Mismatch: _row("FAILED_PRECONDITION", 503, "server_error", "mismatch"),
     DeadlineExceeded: _row("DEADLINE_EXCEEDED", 504, "server_error", "deadline_exceeded"),
