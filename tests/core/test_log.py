@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import logging, sys
-from core.log import configure, get_logger, request_context
+from core.log import configure, current_level, get_logger, request_context, set_level
 early = get_logger("early")
 configure("router", "r0", "info", sys.argv[1])
 log = get_logger("router.x")
@@ -62,7 +62,9 @@ def test_json_lines_carry_process_and_request() -> None:
         "shown now", "this too", "last",
     ]  # fmt: skip
     assert all((line["role"], line["process"]) == ("router", "r0") for line in lines)
-    assert [line.get("request_id") for line in lines] == [None, None, *["req-1"] * 3, None, None, None, None]
+    assert [line.get("request_id") for line in lines] == [
+        *[None] * 2, *["req-1"] * 3, *[None] * 4,
+    ]  # fmt: skip
     assert lines[0]["num"] == 1
     assert lines[0]["logger"] == "router.x"
     assert lines[3]["level"] == "warning"
