@@ -17,6 +17,7 @@ import torch
 from core.log import configure, get_logger
 from core.process import die_with_parent
 from engine.cpu_threads import CpuThreads
+from engine.expert_placement import starting_placement
 from engine.fingerprint import kv_fingerprint
 from engine.kv_memory import KvPlan, make_kv_cache, plan_kv, rank_memory_bytes
 from engine.link import RankLink
@@ -26,11 +27,8 @@ from engine.rank_start import RankStart
 from engine.runner import Piece, Runner
 from engine.sampler import SampleRow
 from engine.settings import WorkerSettings
-from ep.collective import CollectiveDispatcher
-from ep.dispatcher import Dispatcher
+from ep.expert_shard import ExpertShard, make_dispatcher
 from ep.group import EpGroup
-from ep.local import LocalDispatcher
-from ep.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
@@ -55,6 +53,7 @@ class RankContext:
     kv_plan: KvPlan
     kv_fingerprint: str
     group: EpGroup
+    model: DeepseekV3
     kv_cache: torch.Tensor
     pool: PagePool
     transfer: Transfer
@@ -124,6 +123,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
     config = ModelConfig.from_folder(settings.model)
     threads = CpuThreads(config, settings.threads or _threads_of(settings))
+    placement = starting_placement(settings, config, start.size)
     group = EpGroup.create(
         rank=start.rank,
         size=start.size,
@@ -133,7 +133,9 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         silence_seconds=settings.step_timeout_seconds,
         backend=settings.ep_backend,
     )
-    model = _load_model(settings, config, start, group, device, dtype)
+    dispatcher = make_dispatcher(group, placement.slots_per_rank)
+    experts = ExpertShard.build(placement, start.rank, dispatcher, device)
+    model = DeepseekV3.load(settings.model, device=device, dtype=dtype, experts=experts)
     memory_bytes = rank_memory_bytes(settings, device)
     plan = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=memory_bytes)
     kv_cache = make_kv_cache(settings, config, plan, device, dtype)
@@ -142,6 +144,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     on_cpu = device.type == "cpu"
     runner = Runner(model, kv_cache, FORMS[start.role], threads if on_cpu else None)
     _warm_up(runner, start.size)
+    experts.counts.zero_()
     return RankContext(
         start=start,
         settings=settings,
@@ -154,6 +157,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
             page_tokens=settings.page_tokens,
         ),
         group=group,
+        model=model,
         kv_cache=kv_cache,
         pool=PagePool(plan.num_pages),
         transfer=transfer,
@@ -164,34 +168,6 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
 
 def _threads_of(settings: WorkerSettings) -> int:
     return max(1, len(os.sched_getaffinity(0)) // settings.ranks)
-
-
-def _load_model(
-    settings: WorkerSettings,
-    config: ModelConfig,
-    start: RankStart,
-    group: EpGroup,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> DeepseekV3:
-    placement = Placement.trivial(config.num_experts, start.size)
-    alone = start.size == 1
-    return DeepseekV3.load(
-        settings.model,
-        device=device,
-        dtype=dtype,
-        dispatcher=_dispatcher(group, placement),
-        local_experts=None if alone else placement.local_experts(start.rank),
-        logical_to_physical=(
-            None if alone else torch.tensor(placement.logical_to_physical, device=device)
-        ),
-    )
-
-
-def _dispatcher(group: EpGroup, placement: Placement) -> Dispatcher:
-    if placement.num_ranks == 1:
-        return LocalDispatcher(placement.num_experts)
-    return CollectiveDispatcher(group, placement)
 
 
 def _warm_up(runner: Runner, size: int) -> None:

@@ -44,6 +44,12 @@ class WorkerSettings(ProcessSettings):
     ep_backend: Literal["auto", "sockets", "gloo", "nccl"] = Field(
         "auto", description="What moves tensors between ranks; auto: nccl on cuda, else sockets"
     )
+    num_redundant_experts: int = Field(
+        0, ge=0, le=65536, description="Replicas of experts, in all ranks together, a layer"
+    )
+    expert_placement: Path | None = Field(
+        None, description="File that says which rank holds which experts; default: in turn"
+    )
     step_timeout_seconds: float = Field(
         120.0, gt=0, description="A rank that keeps its EP group waiting this long is lost"
     )

@@ -17,7 +17,6 @@ import torch
 
 from ep.dispatcher import Dispatched
 from ep.group import EpGroup
-from ep.placement import Placement
 from ep.routes import plan_routes
 from ep.weighted_sum import weighted_sum
 
@@ -41,15 +40,12 @@ class NothingHandle:
 class CollectiveDispatcher:
     """All ranks of the group call in the same order, with the same `tokens_per_rank`."""
 
-    def __init__(self, group: EpGroup, placement: Placement) -> None:
-        """ValueError when the placement is for another number of ranks."""
-        if placement.num_ranks != group.size:
-            raise ValueError(
-                f"placement is for {placement.num_ranks} ranks, the group has {group.size}"
-            )
+    def __init__(self, group: EpGroup, slots_per_rank: int) -> None:
+        """ValueError when `slots_per_rank` is below 1."""
+        if slots_per_rank < 1:
+            raise ValueError(f"slots_per_rank must be at least 1, got {slots_per_rank}")
         self._group = group
-        self._slots_per_rank = placement.slots_per_rank
-        self._num_local_experts = len(placement.local_experts(group.rank))
+        self._slots_per_rank = slots_per_rank
 
     def dispatch(
         self,
@@ -63,7 +59,7 @@ class CollectiveDispatcher:
         assert tokens_per_rank[self._group.rank] == num_tokens, (tokens_per_rank, num_tokens)
         longest = max(tokens_per_rank)
         if not longest:
-            counts = torch.zeros(self._num_local_experts, dtype=torch.int64)
+            counts = torch.zeros(self._slots_per_rank, dtype=torch.int64)
             return Dispatched(hidden=hidden, expert_counts=counts, handle=NothingHandle())
         all_hidden, all_idx = self._gather(hidden, topk_idx, longest)
         routes = plan_routes(
@@ -71,7 +67,6 @@ class CollectiveDispatcher:
             tokens_per_rank,
             rank=self._group.rank,
             slots_per_rank=self._slots_per_rank,
-            num_local_experts=self._num_local_experts,
         )
         device = hidden.device
         return Dispatched(

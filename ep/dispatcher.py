@@ -12,10 +12,10 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatched:
-    """Tokens for the experts of this rank, grouped by local expert (contiguous layout).
+    """Tokens for the experts of this rank, grouped by slot (contiguous layout).
 
-    hidden         [N, H], rows sorted by local expert
-    expert_counts  [E_local] int64 on the CPU, rows of each local expert; sums to N
+    hidden         [N, H], rows sorted by slot
+    expert_counts  [slots_per_rank] int64 on the CPU, rows of each slot; sums to N
     handle         what `combine` of the same dispatcher needs
     """
 

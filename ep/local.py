@@ -17,13 +17,13 @@ class LocalHandle:
 
 
 class LocalDispatcher:
-    """All experts are here: physical expert id = local slot."""
+    """All experts are here: physical expert id = slot."""
 
-    def __init__(self, num_experts: int) -> None:
-        """ValueError when `num_experts` is below 1."""
-        if num_experts < 1:
-            raise ValueError(f"num_experts must be at least 1, got {num_experts}")
-        self._num_experts = num_experts
+    def __init__(self, num_slots: int) -> None:
+        """ValueError when `num_slots` is below 1."""
+        if num_slots < 1:
+            raise ValueError(f"num_slots must be at least 1, got {num_slots}")
+        self._num_slots = num_slots
 
     def dispatch(
         self,
@@ -35,8 +35,8 @@ class LocalDispatcher:
         num_tokens, num_choices = topk_idx.shape
         assert tokens_per_rank == (num_tokens,), (tokens_per_rank, num_tokens)
         expert = topk_idx.reshape(-1)
-        counts = torch.bincount(expert, minlength=self._num_experts).cpu()
-        assert counts.numel() == self._num_experts, "physical expert id out of range"
+        counts = torch.bincount(expert, minlength=self._num_slots).cpu()
+        assert counts.numel() == self._num_slots, "physical expert id out of range"
         order = torch.argsort(expert, stable=True)
         row_of = torch.empty_like(order)
         row_of[order] = torch.arange(order.numel(), device=order.device)

@@ -1,76 +1,193 @@
-"""Which rank holds which expert.
+"""Which rank holds which expert, layer by layer.
 
 A physical expert id names a slot of a rank: `physical = rank * slots_per_rank + slot`. Every
-rank has the same number of slots, some of which may be empty when the experts do not divide
-evenly; used slots come first, so that a rank's experts are slots 0 .. len(local_experts) - 1.
+rank has the same number of slots in every MoE layer; a slot holds one logical expert (as the
+gate names them) or is empty. An expert may have several replicas; their weights are equal.
+
+A placement is dumped to a file as JSON:
+
+    {"format": "epserve-expert-placement", "version": 1, "num_ranks": 2, "slots_per_rank": 3,
+     "num_logical": 4, "physical_to_logical": [[0, 1, 2, 3, 0, -1], ...]}
 """
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+EMPTY = -1
+FORMAT = "epserve-expert-placement"
+VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A map from logical experts (as the gate names them) to physical ones.
+    """Checked when it is made: ValueError for one that no group could serve.
 
     num_ranks            ranks of the EP group
     slots_per_rank       physical experts a rank, empty slots included
-    logical_to_physical  physical id of each logical expert
+    num_logical          experts of a layer
+    physical_to_logical  [MoE layers][num_ranks * slots_per_rank], the expert in each slot, EMPTY
+                         where there is none; every expert at least once a layer
     """
 
     num_ranks: int
     slots_per_rank: int
-    logical_to_physical: tuple[int, ...]
+    num_logical: int
+    physical_to_logical: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise ValueError(f"num_ranks must be at least 1, got {self.num_ranks}")
-        if self.slots_per_rank < 1:
-            raise ValueError(f"slots_per_rank must be at least 1, got {self.slots_per_rank}")
-        if not self.logical_to_physical:
-            raise ValueError("a placement needs at least one expert")
-        used = set(self.logical_to_physical)
-        if len(used) != len(self.logical_to_physical):
-            raise ValueError("two logical experts share one physical slot")
-        if min(used) < 0 or max(used) >= self.num_physical:
-            raise ValueError(f"physical ids must lie in 0 .. {self.num_physical - 1}")
-        for physical in used:
-            if physical % self.slots_per_rank and physical - 1 not in used:
-                raise ValueError(f"slot before physical expert {physical} is empty")
+        for name in ("num_ranks", "slots_per_rank", "num_logical"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        everything = set(range(self.num_logical))
+        for layer, experts in enumerate(self.physical_to_logical):
+            if len(experts) != self.num_physical:
+                raise ValueError(f"layer {layer} has {len(experts)} slots, not {self.num_physical}")
+            used = set(experts) - {EMPTY}
+            if used == everything:
+                continue
+            unknown = used - everything
+            if unknown:
+                raise ValueError(
+                    f"layer {layer} names expert {min(unknown)}, there are {self.num_logical}"
+                )
+            raise ValueError(f"layer {layer} lacks expert {min(everything - used)}")
 
     @classmethod
-    def trivial(cls, num_experts: int, num_ranks: int) -> "Placement":
-        """Consecutive experts to consecutive ranks, counts differing by at most one.
+    def trivial(
+        cls, num_layers: int, num_logical: int, num_ranks: int, num_redundant: int = 0
+    ) -> "Placement":
+        """Consecutive experts to consecutive ranks, counts differing by at most one; behind the
+        last expert the first ones again, `num_redundant` of them.
 
-        ValueError when either number is below 1.
+        ValueError when a number is too small.
         """
-        if num_experts < 1 or num_ranks < 1:
-            raise ValueError(f"cannot place {num_experts} experts on {num_ranks} ranks")
-        slots = -(-num_experts // num_ranks)
-        fewest, num_fuller = divmod(num_experts, num_ranks)
-        physical = [
-            rank * slots + slot
-            for rank in range(num_ranks)
-            for slot in range(fewest + (rank < num_fuller))
-        ]
-        return cls(num_ranks=num_ranks, slots_per_rank=slots, logical_to_physical=tuple(physical))
+        if num_logical < 1 or num_ranks < 1 or num_layers < 0 or num_redundant < 0:
+            raise ValueError(
+                f"cannot place {num_logical} + {num_redundant} experts of {num_layers} layers on "
+                f"{num_ranks} ranks"
+            )
+        fewest, num_fuller = divmod(num_logical + num_redundant, num_ranks)
+        slots = fewest + bool(num_fuller)
+        experts: list[int] = []
+        dealt = 0
+        for rank in range(num_ranks):
+            count = fewest + (rank < num_fuller)
+            experts += ((dealt + i) % num_logical for i in range(count))
+            experts += (EMPTY,) * (slots - count)
+            dealt += count
+        return cls(
+            num_ranks=num_ranks,
+            slots_per_rank=slots,
+            num_logical=num_logical,
+            physical_to_logical=(tuple(experts),) * num_layers,
+        )
 
     @property
-    def num_experts(self) -> int:
-        """Logical experts."""
-        return len(self.logical_to_physical)
+    def num_layers(self) -> int:
+        """MoE layers; dense ones do not count."""
+        return len(self.physical_to_logical)
 
     @property
     def num_physical(self) -> int:
-        """Slots of the whole group, empty ones included."""
+        """Slots of the whole group in a layer, empty ones included."""
         return self.num_ranks * self.slots_per_rank
 
-    def local_experts(self, rank: int) -> tuple[int, ...]:
-        """Logical ids of the experts that `rank` holds, in slot order; may be empty."""
+    @property
+    def max_replicas(self) -> int:
+        """More replicas than any expert can have, in this placement or another of its shape."""
+        return self.num_physical - self.num_logical + 1
+
+    def has_shape_of(self, other: "Placement") -> bool:
+        """Whether one can take the place of the other in running ranks."""
+        return _shape(self) == _shape(other)
+
+    def local_experts(self, layer: int, rank: int) -> tuple[int, ...]:
+        """[slots_per_rank] experts of `rank` in slot order, EMPTY where there is none."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank {rank} is not in 0 .. {self.num_ranks - 1}")
-        mine = [
-            (physical, logical)
-            for logical, physical in enumerate(self.logical_to_physical)
-            if physical // self.slots_per_rank == rank
-        ]
-        return tuple(logical for _, logical in sorted(mine))
+        begin = rank * self.slots_per_rank
+        return self.physical_to_logical[layer][begin : begin + self.slots_per_rank]
+
+    def replicas(self, layer: int, logical: int) -> tuple[int, ...]:
+        """Physical ids of an expert, ascending; at least one."""
+        return self._replicas[layer][logical]
+
+    @cached_property
+    def _replicas(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        layers = []
+        for experts in self.physical_to_logical:
+            found: list[list[int]] = [[] for _ in range(self.num_logical)]
+            for physical, logical in enumerate(experts):
+                if logical != EMPTY:
+                    found[logical].append(physical)
+            layers.append(tuple(map(tuple, found)))
+        return tuple(layers)
+
+    def with_layers(self, changed: "dict[int, tuple[int, ...]]") -> "Placement":
+        """The same with other slots in some layers: {layer: [num_physical] experts}."""
+        unknown = set(changed) - set(range(self.num_layers))
+        if unknown:
+            raise ValueError(f"there is no MoE layer {min(unknown)}")
+        return Placement(
+            num_ranks=self.num_ranks,
+            slots_per_rank=self.slots_per_rank,
+            num_logical=self.num_logical,
+            physical_to_logical=tuple(
+                tuple(changed.get(layer, experts))
+                for layer, experts in enumerate(self.physical_to_logical)
+            ),
+        )
+
+    def as_json(self) -> str:
+        """The dump format, one layer a line."""
+        layers = ",\n".join(f"  {json.dumps(experts)}" for experts in self.physical_to_logical)
+        return (
+            f'{{"format": "{FORMAT}", "version": {VERSION}, "num_ranks": {self.num_ranks}, '
+            f'"slots_per_rank": {self.slots_per_rank}, "num_logical": {self.num_logical},\n'
+            f' "physical_to_logical": [\n{layers}\n]}}\n'
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Placement":
+        """The inverse of `as_json`. ValueError, saying why, for anything else."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise ValueError(f'no expert placement: it lacks "format": "{FORMAT}"')
+        if fields.get("version") != VERSION:
+            raise ValueError(f"expert placement of version {fields.get('version')}, not {VERSION}")
+        return cls(
+            num_ranks=_integer(fields, "num_ranks"),
+            slots_per_rank=_integer(fields, "slots_per_rank"),
+            num_logical=_integer(fields, "num_logical"),
+            physical_to_logical=_layers(fields.get("physical_to_logical")),
+        )
+
+
+def _shape(placement: Placement) -> tuple[int, ...]:
+    return (
+        placement.num_ranks,
+        placement.slots_per_rank,
+        placement.num_logical,
+        placement.num_layers,
+    )
+
+
+def _integer(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not _is_integer(value):
+        raise ValueError(f"{name} of an expert placement must be an integer, got {value!r}")
+    return int(value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _layers(value: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(layer, list) and all(map(_is_integer, layer)) for layer in value
+    ):
+        raise ValueError("physical_to_logical of an expert placement must be lists of integers")
+    return tuple(map(tuple, value))

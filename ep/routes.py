@@ -19,7 +19,7 @@ class Routes:
     """One rank's plan. T of its own tokens, K choices each, N rows for its experts, R ranks.
 
     gathered_row   [N] int64, padded position (rank * longest + token) of each expert row
-    expert_counts  [local experts] int64, sums to N
+    expert_counts  [slots_per_rank] int64, sums to N
     send_row       [N] int64, the expert row that each returned row is
     send_rows      R counts, returned rows by owner; sum to N
     receive_rows   R counts, rows that come back by expert's rank; sum to T * K
@@ -40,9 +40,8 @@ def plan_routes(
     *,
     rank: int,
     slots_per_rank: int,
-    num_local_experts: int,
 ) -> Routes:
-    """The plan of `rank`. Asserts that all experts lie in used slots."""
+    """The plan of `rank`. Asserts that all experts lie in slots of the group."""
     num_ranks, longest, num_choices = topk_idx.shape
     token_owner, token_row = _tokens(tokens_per_rank)
     expert = topk_idx.reshape(num_ranks * longest, num_choices)[token_row].reshape(-1)
@@ -51,8 +50,7 @@ def plan_routes(
 
     mine = np.flatnonzero(expert_rank == rank)
     local_expert = expert[mine] - rank * slots_per_rank
-    counts = np.bincount(local_expert, minlength=num_local_experts)
-    assert counts.size == num_local_experts, "a token is routed to an empty slot"
+    counts = np.bincount(local_expert, minlength=slots_per_rank)
     by_expert = np.argsort(local_expert, kind="stable")
     token = mine // num_choices
 

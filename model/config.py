@@ -89,6 +89,15 @@ class ModelConfig:
     def is_dense(self, layer: int) -> bool:
         return layer < self.num_dense_layers
 
+    @property
+    def num_moe_layers(self) -> int:
+        """Of the main model, MTP layers left out."""
+        return max(0, self.num_layers - self.num_dense_layers)
+
+    def moe_layer(self, layer: int) -> int | None:
+        """Which of the MoE layers `layer` is; None for a dense one."""
+        return None if self.is_dense(layer) else layer - self.num_dense_layers
+
     @classmethod
     def from_folder(cls, path: str | Path) -> "ModelConfig":
         """Reads `config.json` (and the end tokens of `generation_config.json`, which win).

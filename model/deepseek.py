@@ -1,13 +1,12 @@
 """DeepSeek-V3: the whole model of one rank, over a paged KV cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ep.dispatcher import Dispatcher
-from ep.local import LocalDispatcher
+from ep.expert_shard import ExpertShard
 from kernels.linear import favoured_layout, linear
 from kernels.rms_norm import rms_norm
 from model.attention import AttentionPlan
@@ -15,7 +14,7 @@ from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.layer import Layer
-from model.moe import ExpertPlan
+from model.moe import Moe
 from model.rotation import rotation_table
 from model.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from model.weights import Weights
@@ -26,6 +25,7 @@ class DeepseekV3:
     """embedding and head [vocab, H], final_norm [H], rotation_table [positions, R / 2]."""
 
     config: ModelConfig
+    experts: ExpertShard
     embedding: torch.Tensor
     layers: tuple[Layer, ...]
     final_norm: torch.Tensor
@@ -39,17 +39,16 @@ class DeepseekV3:
         *,
         device: str | torch.device,
         dtype: torch.dtype,
-        dispatcher: Dispatcher | None,
-        local_experts: Sequence[int] | None,
-        logical_to_physical: torch.Tensor | None,
+        experts: ExpertShard | None = None,
     ) -> "DeepseekV3":
-        """Reads a folder; of the routed experts only `local_experts` (logical ids in order of
-        local slots; None for all). Without a dispatcher all experts must be here.
+        """Reads a folder; of the routed experts only those that `experts` places here (None: all
+        of them), on the device of its maps.
 
-        CheckpointError for a folder that does not fit, before any weight is read.
+        CheckpointError for a folder that does not fit, before any weight is read; ValueError for
+        experts of a model of another shape.
         """
         config = ModelConfig.from_folder(folder)
-        experts = expert_plan(config, device, dispatcher, local_experts, logical_to_physical)
+        experts = checked_experts(experts, config, config.num_moe_layers, device)
         table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
         with Checkpoint(folder) as checkpoint:
             checkpoint.check(config)
@@ -57,12 +56,13 @@ class DeepseekV3:
             embedding = weights.get(EMBEDDING)
             layers = [
                 Layer.load(
-                    weights, config, layer_prefix(layer), experts, dense=config.is_dense(layer)
+                    weights, config, layer_prefix(layer), experts, config.moe_layer(layer)
                 )
                 for layer in range(config.num_layers)
             ]
             return cls(
                 config=config,
+                experts=experts,
                 embedding=embedding,
                 layers=tuple(layers),
                 final_norm=weights.get(FINAL_NORM),
@@ -71,6 +71,11 @@ class DeepseekV3:
                 else weights.projection(HEAD),
                 rotation_table=table.to(device),
             )
+
+    @property
+    def moe_layers(self) -> tuple[Moe, ...]:
+        """In order, as placements count them."""
+        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, Moe))
 
     def forward(
         self,
@@ -140,28 +145,16 @@ class DeepseekV3:
         return hidden
 
 
-def expert_plan(
-    config: ModelConfig,
-    device: str | torch.device,
-    dispatcher: Dispatcher | None,
-    local_experts: Sequence[int] | None,
-    logical_to_physical: torch.Tensor | None,
-) -> ExpertPlan:
-    """Fills in what was left out; ValueError for arguments that contradict each other."""
-    everything = tuple(range(config.num_experts))
-    local = everything if local_experts is None else tuple(local_experts)
-    if dispatcher is None and (local != everything or logical_to_physical is not None):
-        raise ValueError("a part of the experts, or their placement, needs a dispatcher")
-    if not set(local) <= set(everything):
-        raise ValueError(f"local_experts {local} are not all below {config.num_experts}")
-    if logical_to_physical is not None and logical_to_physical.shape != (config.num_experts,):
+def checked_experts(
+    experts: ExpertShard | None, config: ModelConfig, num_layers: int, device: str | torch.device
+) -> ExpertShard:
+    """All experts on this rank where nothing is said; ValueError for those of another model."""
+    if experts is None:
+        return ExpertShard.alone(num_layers, config.num_experts, device)
+    placement = experts.placement
+    if (placement.num_layers, placement.num_logical) != (num_layers, config.num_experts):
         raise ValueError(
-            f"logical_to_physical is {list(logical_to_physical.shape)}, not [{config.num_experts}]"
+            f"experts are placed for {placement.num_layers} MoE layers of {placement.num_logical}, "
+            f"the model has {num_layers} of {config.num_experts}"
         )
-    return ExpertPlan(
-        dispatcher=dispatcher or LocalDispatcher(config.num_experts),
-        local_experts=local,
-        logical_to_physical=(
-            None if logical_to_physical is None else logical_to_physical.to(device)
-        ),
-    )
+    return experts

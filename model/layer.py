@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ep.expert_shard import ExpertShard
 from kernels.rms_norm import add_rms_norm, rms_norm
 from model.attention import Attention, AttentionPlan
 from model.config import ModelConfig
 from model.mlp import Mlp
-from model.moe import ExpertPlan, Moe
+from model.moe import Moe
 from model.weights import Weights
 
 
@@ -25,8 +26,14 @@ class Layer:
 
     @classmethod
     def load(
-        cls, weights: Weights, config: ModelConfig, prefix: str, experts: ExpertPlan, *, dense: bool
+        cls,
+        weights: Weights,
+        config: ModelConfig,
+        prefix: str,
+        experts: ExpertShard,
+        moe_layer: int | None,
     ) -> "Layer":
+        """`moe_layer` counts MoE layers only; None for a dense layer."""
         mlp_prefix = f"{prefix}.mlp"
         return cls(
             eps=config.rms_norm_eps,
@@ -35,8 +42,8 @@ class Layer:
             post_attention_norm=weights.get(f"{prefix}.post_attention_layernorm.weight"),
             mlp=(
                 Mlp.load(weights, mlp_prefix)
-                if dense
-                else Moe.load(weights, config, mlp_prefix, experts)
+                if moe_layer is None
+                else Moe.load(weights, config, mlp_prefix, experts, moe_layer)
             ),
         )
 

@@ -1,20 +1,19 @@
 """A multi-token-prediction layer: from a position's hidden state and the token behind it, the
 token after that."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ep.dispatcher import Dispatcher
+from ep.expert_shard import ExpertShard
 from kernels.linear import linear
 from kernels.rms_norm import rms_norm
 from model.attention import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.deepseek import expert_plan
+from model.deepseek import checked_experts
 from model.layer import Layer
 from model.rotation import rotation_table
 from model.tensor_names import EMBEDDING, HEAD, layer_prefix
@@ -42,17 +41,16 @@ class MtpLayer:
         *,
         device: str | torch.device,
         dtype: torch.dtype,
-        dispatcher: Dispatcher | None,
-        local_experts: Sequence[int] | None,
-        logical_to_physical: torch.Tensor | None,
+        experts: ExpertShard | None = None,
         depth: int = 0,
     ) -> "MtpLayer":
-        """Reads MTP layer `depth` of a folder; arguments as for `DeepseekV3.load`.
+        """Reads MTP layer `depth` of a folder; arguments as for `DeepseekV3.load`, the placement
+        is one of a single layer.
 
         CheckpointError when the folder has none, or not all of it.
         """
         config = ModelConfig.from_folder(folder)
-        experts = expert_plan(config, device, dispatcher, local_experts, logical_to_physical)
+        experts = checked_experts(experts, config, 1, device)
         table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
         prefix = layer_prefix(config.num_layers + depth)
         with Checkpoint(folder) as checkpoint:
@@ -70,7 +68,7 @@ class MtpLayer:
                 enorm=weights.get(f"{prefix}.enorm.weight"),
                 hnorm=weights.get(f"{prefix}.hnorm.weight"),
                 eh_proj=weights.projection(f"{prefix}.eh_proj.weight"),
-                layer=Layer.load(weights, config, prefix, experts, dense=False),
+                layer=Layer.load(weights, config, prefix, experts, 0),
                 final_norm=weights.get(f"{prefix}.shared_head.norm.weight"),
                 head=weights.projection(own_head if weights.has(own_head) else main_head),
                 rotation_table=table.to(device),

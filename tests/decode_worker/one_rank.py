@@ -56,14 +56,7 @@ _NAMES = itertools.count()
 
 
 def load_model(folder: Path) -> DeepseekV3:
-    return DeepseekV3.load(
-        folder,
-        device="cpu",
-        dtype=torch.float32,
-        dispatcher=None,
-        local_experts=None,
-        logical_to_physical=None,
-    )
+    return DeepseekV3.load(folder, device="cpu", dtype=torch.float32)
 
 
 def reference_tokens(folder: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -269,6 +262,7 @@ def one_rank(
     group = EpGroup.create(
         rank=0, size=1, rendezvous="", device=torch.device("cpu"), timeout_seconds=5
     )
+    model = load_model(folder)
     rank = RankContext(
         start=RankStart(
             role="decode",
@@ -286,10 +280,11 @@ def one_rank(
         kv_plan=KvPlan(num_pages=num_pages, page_bytes=1, max_model_len=num_pages * PAGE_TOKENS),
         kv_fingerprint="f",
         group=group,
+        model=model,
         kv_cache=kv_cache,
         pool=PagePool(num_pages),
         transfer=transfer,
-        runner=Runner(load_model(folder), kv_cache, AttentionForm.ABSORBED),
+        runner=Runner(model, kv_cache, AttentionForm.ABSORBED),
         link=RankLink(endpoint, 0),
     )
     thread = threading.Thread(target=DecodeLoop(rank).run, daemon=True)

@@ -11,29 +11,39 @@ import zmq
 
 from core.errors import Unavailable
 from ep.collective import CollectiveDispatcher
-from ep.dispatcher import Dispatcher
+from ep.expert_shard import ExpertShard
 from ep.group import EpGroup
-from ep.local import LocalDispatcher
 from ep.placement import Placement
 from tests.ep.routing import Routing, dense_sum, expert, route
 
 
 def through(
-    dispatcher: Dispatcher,
     routing: Routing,
-    experts: tuple[int, ...],
-    physical: torch.Tensor,
+    shard: ExpertShard,
     tokens_per_rank: tuple[int, ...],
 ) -> torch.Tensor:
-    """[T, H]: the tokens through their experts, of which this rank has `experts`."""
-    dispatched = dispatcher.dispatch(
-        routing.hidden, physical[routing.topk_idx], routing.topk_weights, tokens_per_rank
+    """[T, H]: the tokens through their experts, of which this rank holds some."""
+    experts = shard.local_experts(0)
+    physical = shard.maps.layer(0).choose(routing.topk_idx, shard.rank)
+    dispatched = shard.dispatcher.dispatch(
+        routing.hidden, physical, routing.topk_weights, tokens_per_rank
     )
     rows = dispatched.hidden.split(dispatched.expert_counts.tolist())
     assert len(rows) == len(experts)
     outputs = [expert(logical, x) for logical, x in zip(experts, rows, strict=True)]
     out = torch.cat(outputs) if outputs else dispatched.hidden
-    return dispatcher.combine(out, dispatched.handle)
+    return shard.dispatcher.combine(out, dispatched.handle)
+
+
+def some_placement(rng: random.Random, num_experts: int, num_ranks: int) -> Placement:
+    """In turn, or shuffled with replicas and empty slots anywhere."""
+    num_redundant = rng.choice([0, 0, 1, 5])
+    trivial = Placement.trivial(1, num_experts, num_ranks, num_redundant)
+    if rng.random() < 0.5:
+        return trivial
+    experts = list(trivial.physical_to_logical[0])
+    rng.shuffle(experts)
+    return trivial.with_layers({0: tuple(experts)})
 
 
 def compare_dispatchers(group: EpGroup, seed: int, rounds: int) -> int:
@@ -47,7 +57,7 @@ def compare_dispatchers(group: EpGroup, seed: int, rounds: int) -> int:
         dtype = common.choice([torch.float32, torch.bfloat16])
         how = common.choice(["random", "random", "one expert", "one rank"])
         tokens = tuple(common.choice([0, 0, 1, 5, 40]) for _ in range(group.size))
-        placement = Placement.trivial(num_experts, group.size)
+        placement = some_placement(common, num_experts, group.size)
         routing = route(
             seed * 1000 + round_ * 10 + group.rank,
             how,
@@ -57,20 +67,11 @@ def compare_dispatchers(group: EpGroup, seed: int, rounds: int) -> int:
             width,
             dtype,
         )
+        dispatcher = CollectiveDispatcher(group, placement.slots_per_rank)
         combined = through(
-            CollectiveDispatcher(group, placement),
-            routing,
-            placement.local_experts(group.rank),
-            torch.tensor(placement.logical_to_physical),
-            tokens,
+            routing, ExpertShard.build(placement, group.rank, dispatcher, "cpu"), tokens
         )
-        alone = through(
-            LocalDispatcher(num_experts),
-            routing,
-            tuple(range(num_experts)),
-            torch.arange(num_experts),
-            (tokens[group.rank],),
-        )
+        alone = through(routing, ExpertShard.alone(1, num_experts), (tokens[group.rank],))
         assert combined.dtype == dtype
         assert torch.equal(combined, alone), (round_, how, tokens)
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2

@@ -121,8 +121,5 @@ def load_all(folder: object, **options: object) -> DeepseekV3:
     arguments: dict[str, object] = {
         "device": "cpu",
         "dtype": torch.float32,
-        "dispatcher": None,
-        "local_experts": None,
-        "logical_to_physical": None,
     }
     return DeepseekV3.load(folder, **{**arguments, **options})  # type: ignore[arg-type]

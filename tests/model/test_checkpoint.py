@@ -9,8 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import CheckpointError
+from ep.expert_shard import ExpertShard
+from ep.local import LocalDispatcher
+from ep.placement import EMPTY, Placement
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
+from model.config import ModelConfig
 from tests.model.driver import PagedRunner, load_all
 from tests.model.reference import assert_close, load_reference, reference_logits
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -141,7 +145,8 @@ def test_shards_are_read_through_the_index(tmp_path: Path) -> None:
     # A file that the index does not name is no part of the checkpoint.
     save_file({"stray": torch.ones(1)}, folder / "model-00004-of-00004.safetensors")
     assert torch.equal(one.head, load_all(folder).head)
-    assert torch.equal(one.layers[1].mlp.down, load_all(folder).layers[1].mlp.down)
+    expected, read = (model.moe_layers[0].experts for model in (one, load_all(folder)))
+    assert torch.equal(expected.down, read.down)
 
 
 def test_only_held_experts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,21 +159,23 @@ def test_only_held_experts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return original(self, name, dtype)
 
     monkeypatch.setattr(Checkpoint, "read", spy)
-    load_all(folder, dispatcher=object(), local_experts=(2, 0))
-    experts = {name.split(".")[5] for name in read if ".experts." in name}
-    assert experts == {"2", "0"}
+    num_layers = ModelConfig.from_folder(folder).num_moe_layers
+    placement = Placement(
+        num_ranks=2,
+        slots_per_rank=4,
+        num_logical=4,
+        physical_to_logical=((1, 3, EMPTY, EMPTY, 2, 0, EMPTY, 2),) * num_layers,
+    )
+    load_all(folder, experts=ExpertShard.build(placement, 1, LocalDispatcher(4), "cpu"))
+    experts = sorted(name.split(".")[5] for name in read if ".experts." in name)
+    assert experts == sorted([*"000222"] * num_layers)  # three matrices each, a replica once
 
 
-def test_arguments_that_contradict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(1, 5), (2, 4), (0, 4)])
+def test_experts_of_another_model(tmp_path: Path, shape: tuple[int, int]) -> None:
     folder = make_small(tmp_path)
-    for options in (
-        {"local_experts": (0, 1)},
-        {"logical_to_physical": torch.arange(4)},
-        {"dispatcher": object(), "local_experts": (4,)},
-        {"dispatcher": object(), "logical_to_physical": torch.arange(3)},
-    ):
-        with pytest.raises(ValueError, match=r"dispatcher|local_experts|logical_to_physical"):
-            load_all(folder, **options)
+    with pytest.raises(ValueError, match="the model has 1 of 4"):
+        load_all(folder, experts=ExpertShard.alone(*shape))
 
 
 def dequantised(tensors: Tensors) -> Tensors:

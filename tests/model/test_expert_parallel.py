@@ -6,16 +6,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.placement import Placement
+from ep.expert_shard import ExpertShard
+from ep.placement import EMPTY, Placement
 from model.batch import AttentionForm
 from tests.model.driver import PagedRunner, load_all
 from tests.model.thread_dispatcher import Meeting, ThreadDispatcher
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-# 8 experts; the second has uneven ranks, one of them without experts, in mixed order.
+# 8 experts in 2 MoE layers; the last has uneven ranks, one of them without experts in the first
+# layer, replicas, holes, and another order in each layer.
+_ = EMPTY
 PLACEMENTS = (
-    Placement.trivial(8, 2),
-    Placement(num_ranks=3, slots_per_rank=5, logical_to_physical=(4, 11, 0, 10, 3, 2, 1, 12)),
+    Placement.trivial(2, 8, 2),
+    Placement.trivial(2, 8, 3, num_redundant=3),
+    Placement(
+        num_ranks=3,
+        slots_per_rank=5,
+        num_logical=8,
+        physical_to_logical=(
+            (2, 6, 5, 4, 0, _, _, _, _, _, 3, 1, 7, _, 2),
+            (_, 7, 7, 0, _, 1, 2, 3, 7, 5, _, 4, _, 6, 0),
+        ),
+    ),
 )
 # Prompts of each rank; the last rank has none at all.
 PROMPTS = ({0: [5, 6, 7, 8, 9]}, {}, {})
@@ -37,9 +49,12 @@ def test_same_logits_as_one_rank(tmp_path: Path, placement: Placement, form: Att
         try:
             model = load_all(
                 folder,
-                dispatcher=ThreadDispatcher(meeting, rank, placement.slots_per_rank),
-                local_experts=placement.local_experts(rank),
-                logical_to_physical=torch.tensor(placement.logical_to_physical),
+                experts=ExpertShard.build(
+                    placement,
+                    rank,
+                    ThreadDispatcher(meeting, rank, placement.slots_per_rank),
+                    "cpu",
+                ),
             )
             runner = PagedRunner(model)
             batch = runner.batch(prompts[rank], form, True, tokens_per_rank)

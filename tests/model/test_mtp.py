@@ -14,13 +14,7 @@ from tests.model.driver import PagedRunner, load_all
 from tests.model.reference import assert_close, load_reference
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-LOAD = {
-    "device": "cpu",
-    "dtype": torch.float32,
-    "dispatcher": None,
-    "local_experts": None,
-    "logical_to_physical": None,
-}
+LOAD = {"device": "cpu", "dtype": torch.float32}
 
 
 @torch.no_grad()

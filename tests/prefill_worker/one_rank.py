@@ -52,14 +52,7 @@ class Model:
 
     @classmethod
     def load(cls, folder: Path) -> "Model":
-        model = DeepseekV3.load(
-            folder,
-            device="cpu",
-            dtype=torch.float32,
-            dispatcher=None,
-            local_experts=None,
-            logical_to_physical=None,
-        )
+        model = DeepseekV3.load(folder, device="cpu", dtype=torch.float32)
         return cls(folder, model.config, model)
 
     def new_cache(self, num_pages: int) -> torch.Tensor:
@@ -198,6 +191,7 @@ class OneRank:
             kv_plan=KvPlan(num_pages=num_pages, page_bytes=1, max_model_len=num_pages * PAGE),
             kv_fingerprint=FINGERPRINT,
             group=self.group,  # type: ignore[arg-type]
+            model=model.model,
             kv_cache=cache,
             pool=PagePool(num_pages),
             transfer=self.transfer,

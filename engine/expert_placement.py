@@ -1,0 +1,27 @@
+"""Where the experts are when a worker starts: in turn, or as a file says."""
+
+from engine.settings import WorkerSettings
+from ep.placement import Placement
+from model.config import ModelConfig
+
+
+def starting_placement(settings: WorkerSettings, config: ModelConfig, num_ranks: int) -> Placement:
+    """ValueError, naming the file, for one that cannot be read or is for another model or another
+    number of ranks."""
+    if settings.expert_placement is None:
+        return Placement.trivial(
+            config.num_moe_layers, config.num_experts, num_ranks, settings.num_redundant_experts
+        )
+    path = settings.expert_placement
+    try:
+        placement = Placement.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    for what, has, needs in (
+        ("MoE layers", placement.num_layers, config.num_moe_layers),
+        ("experts a layer", placement.num_logical, config.num_experts),
+        ("ranks", placement.num_ranks, num_ranks),
+    ):
+        if has != needs:
+            raise ValueError(f"{path} is for {has} {what}, here are {needs}")
+    return placement

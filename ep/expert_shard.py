@@ -1,0 +1,80 @@
+"""One rank's part in the experts of a model: what it holds and how tokens get to the others."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ep.collective import CollectiveDispatcher
+from ep.dispatcher import Dispatcher
+from ep.group import EpGroup
+from ep.local import LocalDispatcher
+from ep.placement import Placement
+from ep.placement_maps import PlacementMaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShard:
+    """What a model is loaded with, and lives on.
+
+    rank         of the EP group
+    placement    what the slots hold when the model is loaded; later the maps say where it is
+    dispatcher   of the group
+    maps         in force; whoever moves experts rewrites them in place
+    counts       [L, E] int64 on the device, (token, choice) pairs of this rank's own tokens by
+                 logical expert, only ever growing
+    num_staging  slots behind `placement.slots_per_rank`, for experts on their way here
+    """
+
+    rank: int
+    placement: Placement
+    dispatcher: Dispatcher
+    maps: PlacementMaps
+    counts: torch.Tensor
+    num_staging: int = 0
+
+    @classmethod
+    def build(
+        cls,
+        placement: Placement,
+        rank: int,
+        dispatcher: Dispatcher,
+        device: str | torch.device,
+        num_staging: int = 0,
+    ) -> "ExpertShard":
+        """ValueError when the placement has no such rank."""
+        if not 0 <= rank < placement.num_ranks:
+            raise ValueError(f"rank {rank} is not in 0 .. {placement.num_ranks - 1}")
+        shape = (placement.num_layers, placement.num_logical)
+        return cls(
+            rank=rank,
+            placement=placement,
+            dispatcher=dispatcher,
+            maps=PlacementMaps.build(placement, device),
+            counts=torch.zeros(shape, dtype=torch.int64, device=device),
+            num_staging=num_staging,
+        )
+
+    @classmethod
+    def alone(
+        cls, num_layers: int, num_logical: int, device: str | torch.device = "cpu"
+    ) -> "ExpertShard":
+        """All experts on one rank."""
+        placement = Placement.trivial(num_layers, num_logical, 1)
+        return cls.build(placement, 0, LocalDispatcher(num_logical), device)
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of each tensor of expert weights: slots in service, then staging slots."""
+        return self.placement.slots_per_rank + self.num_staging
+
+    def local_experts(self, layer: int) -> tuple[int, ...]:
+        """[slots_per_rank] logical experts of MoE layer `layer` (counted without the dense
+        ones) in slot order, EMPTY where there is none."""
+        return self.placement.local_experts(layer, self.rank)
+
+
+def make_dispatcher(group: EpGroup, slots_per_rank: int) -> Dispatcher:
+    """What serves a group of this size."""
+    if group.size == 1:
+        return LocalDispatcher(slots_per_rank)
+    return CollectiveDispatcher(group, slots_per_rank)

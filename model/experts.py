@@ -1,0 +1,59 @@
+"""Weights of the routed experts that a rank holds in one layer, slot by slot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ep.placement import EMPTY
+from kernels.grouped_linear import grouped_linear
+from kernels.linear import favoured_layout
+from kernels.silu_mul import silu_mul
+from model.config import ModelConfig
+from model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """gate_up [S, 2 I, H] and down [S, H, I] of S slots; what an empty slot holds is not used."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        config: ModelConfig,
+        prefix: str,
+        experts: Sequence[int],
+        num_slots: int,
+    ) -> "ExpertWeights":
+        """`experts` go to the first slots, EMPTY ones left out, replicas read once."""
+        hidden, width = config.hidden_size, config.moe_intermediate_size
+        options = {"dtype": weights.dtype, "device": weights.device}
+        gate_up = torch.zeros(num_slots, 2 * width, hidden, **options)
+        down = torch.zeros(num_slots, hidden, width, **options)
+        first: dict[int, int] = {}
+        for slot, expert in enumerate(experts):
+            if expert == EMPTY:
+                continue
+            if expert in first:
+                gate_up[slot], down[slot] = gate_up[first[expert]], down[first[expert]]
+                continue
+            first[expert] = slot
+            stem = f"{prefix}.experts.{expert}"
+            gate_up[slot, :width] = weights.get(f"{stem}.gate_proj.weight")
+            gate_up[slot, width:] = weights.get(f"{stem}.up_proj.weight")
+            down[slot] = weights.get(f"{stem}.down_proj.weight")
+        return cls(gate_up=favoured_layout(gate_up), down=favoured_layout(down))
+
+    @property
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that an expert consists of: tensors [S, ...], of which row s is slot s."""
+        return (self.gate_up, self.down)
+
+    def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""
+        activated = silu_mul(grouped_linear(rows, counts, self.gate_up))
+        return grouped_linear(activated, counts, self.down)
