@@ -1,11 +1,25 @@
-"""Histogram buckets shared by all processes, and the HTTP server that exposes a registry.
+"""What the metrics of all processes have in common: buckets, registry, the server that exposes it.
 
-Metrics themselves are defined in one file per process (`router/metrics.py`, ...).
+Metrics themselves are defined in one file per process (`router/metrics.py`, ...); all of them are
+listed in `docs/metrics.md`.
 """
 
+from collections.abc import Iterator
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+    start_http_server,
+)
+
+from core.version import software_version
+
+# No series beside each counter and histogram that tells when it began.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Seconds. The OpenTelemetry GenAI boundaries, finer where a small model on a fast machine is.
 TIME_TO_FIRST_TOKEN_BUCKETS = (
@@ -26,7 +40,43 @@ STEP_BUCKETS = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.1, 0.2, 0.4,
     0.8, 1.6, 3.2,
 )  # fmt: skip
+TRANSFER_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+)  # fmt: skip
 BATCH_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+TOKEN_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
+
+
+class ProcessRegistry(CollectorRegistry):
+    """For one process: CPU, memory and files of it come by themselves; `labels` are added to
+    every sample."""
+
+    def __init__(self, **labels: str) -> None:
+        super().__init__()
+        self._labels = labels
+        ProcessCollector(registry=self)
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            labelled = Metric(metric.name, metric.documentation, metric.type)
+            labelled.samples = [
+                sample._replace(labels={**self._labels, **sample.labels})
+                for sample in metric.samples
+            ]
+            yield labelled
+
+
+def add_build_info(registry: CollectorRegistry, role: str) -> None:
+    """`role` of the process: gateway, router, prefill or decode."""
+    Gauge(
+        "epserve_build_info",
+        "Always 1; the labels say what this process is, and of which version",
+        ["role", "version"],
+        registry=registry,
+        multiprocess_mode="livemax",
+    ).labels(role, software_version()).set(1)
 
 
 class MetricsServer:

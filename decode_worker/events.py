@@ -87,5 +87,5 @@ class Totals:
     tokens_transferred: int = 0
     tokens_generated: int = 0
     kv_bytes: int = 0
-    kv_seconds: float = 0.0
+    kv_failures: int = 0
     preemptions: int = 0

@@ -211,6 +211,7 @@ class DecodeLoop:
         self._link.send(self._outbox, self._statistics())
         self._outbox.clear()
         self._steps.clear()
+        self._state.kv_waits.clear()
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
 
@@ -220,7 +221,8 @@ class DecodeLoop:
         num_running = len(state.of_phase(Phase.RUNNING))
         return RankStats(
             num_running=num_running,
-            num_waiting=len(state.requests) - num_running,
+            num_waiting=len(waiting),
+            num_transferring=state.num_prefilling,
             num_waiting_tokens=sum(len(request.tokens) for request in waiting),
             pages_total=counts.total,
             pages_free=counts.free,
@@ -233,7 +235,8 @@ class DecodeLoop:
             tokens_transferred_total=totals.tokens_transferred,
             tokens_generated_total=totals.tokens_generated,
             kv_bytes_total=totals.kv_bytes,
-            kv_seconds_total=totals.kv_seconds,
+            kv_seconds=tuple(state.kv_waits),
+            kv_failures_total=totals.kv_failures,
             preemptions_total=totals.preemptions,
         )
 

@@ -32,6 +32,7 @@ class Attempt:
     arrival: Arrival
     prefilled: Prefilled | None = None
     prefilled_at: float = 0.0  # seconds of the rank's clock
+    kv_complete_at: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

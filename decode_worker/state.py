@@ -65,6 +65,8 @@ class RankState:
         self.facts = facts
         self.pool = pool
         self.totals = Totals()
+        # How long KV came behind the first token, of requests that have joined; the loop clears it.
+        self.kv_waits: list[float] = []
         self.requests: dict[str, Request] = {}
         self._by_attempt: dict[str, Request] = {}  # attempts in PREFILLING and RUNNING
         self._num_submitted = 0
@@ -124,7 +126,7 @@ class RankState:
             case Prefilled():
                 return self._prefilled(event, now)
             case KvNotice():
-                return self._notice(event)
+                return self._notice(event, now)
             case Failed():
                 return self._failed(event)
             case Abort():
@@ -217,7 +219,7 @@ class RankState:
             request.attempt.prefilled_at = now
         return self._join_if_complete(request)
 
-    def _notice(self, event: KvNotice) -> list[RankMessage]:
+    def _notice(self, event: KvNotice, now: float) -> list[RankMessage]:
         request = self._prefilling(event.attempt_id)
         if request is None:
             return []
@@ -225,7 +227,9 @@ class RankState:
         try:
             request.attempt.arrival.add(event)
         except ValueError as error:
+            self.totals.kv_failures += 1
             return self._give_up(request, "UNAVAILABLE", f"prefill announced wrong pages: {error}")
+        request.attempt.kv_complete_at = now
         return self._join_if_complete(request)
 
     def _join_if_complete(self, request: Request) -> list[RankMessage]:
@@ -238,7 +242,7 @@ class RankState:
         request.phase = Phase.RUNNING
         self.totals.tokens_transferred += len(request.tokens)
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
-        self.totals.kv_seconds += attempt.prefilled.transfer_seconds
+        self.kv_waits.append(max(0.0, attempt.kv_complete_at - attempt.prefilled_at))
         if attempt.prefilled.token is None:
             return self._finish(request, Finish.LENGTH)
         return self._append(request, attempt.prefilled.token)
@@ -311,6 +315,7 @@ class RankState:
                     f"KV of the prompt has not arrived {self.facts.kv_arrival_seconds:g} s"
                     " after the end of prefill"
                 )
+                self.totals.kv_failures += 1
                 messages += self._give_up(request, "UNAVAILABLE", text)
         return messages
 

@@ -180,6 +180,7 @@ class Ready(Frozen, frozen=True, kw_only=True):
     max_running: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    start_seconds: tuple[tuple[str, float], ...] = ()  # (phase of the start, how long it took)
 
 
 class Reserved(Frozen, frozen=True, kw_only=True):
@@ -226,7 +227,8 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     """Gauges as of this step and totals since start; the front turns them into metrics."""
 
     num_running: int = 0
-    num_waiting: int = 0
+    num_waiting: int = 0  # hold no pages
+    num_transferring: int = 0  # prefill: computed, being sent; decode: KV not all here
     num_waiting_tokens: int = 0
     pages_total: int = 0
     pages_free: int = 0  # the cached ones included
@@ -241,7 +243,8 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     tokens_transferred_total: int = 0  # prompt tokens whose KV arrived from a peer
     tokens_generated_total: int = 0
     kv_bytes_total: int = 0  # sent (prefill) or received (decode)
-    kv_seconds_total: float = 0.0
+    kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
+    kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
 
 

@@ -27,6 +27,7 @@ from engine.rank_start import RankStart
 from engine.runner import Piece, Runner
 from engine.sampler import SampleRow
 from engine.settings import WorkerSettings
+from engine.start_clock import StartClock
 from ep.expert_shard import ExpertShard, make_dispatcher
 from ep.group import EpGroup
 from model.batch import AttentionForm
@@ -59,6 +60,7 @@ class RankContext:
     transfer: Transfer
     runner: Runner
     link: RankLink
+    start_seconds: tuple[tuple[str, float], ...] = ()
 
     @property
     def ready(self) -> Ready:
@@ -73,6 +75,7 @@ class RankContext:
             max_running=self.settings.max_running,
             eos_token_ids=self.config.eos_token_ids,
             vocab_size=self.config.vocab_size,
+            start_seconds=self.start_seconds,
         )
 
     def close(self) -> None:
@@ -110,6 +113,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
 
 def build_context(start: RankStart, link: RankLink) -> RankContext:
     """Joins the EP group, loads the model, makes and registers the KV pool, warms up."""
+    clock = StartClock()
     settings = WorkerSettings.model_validate(start.settings)
     configure(
         role=start.role,
@@ -133,17 +137,21 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         silence_seconds=settings.step_timeout_seconds,
         backend=settings.ep_backend,
     )
+    clock.note("group")
     dispatcher = make_dispatcher(group, placement.slots_per_rank)
     experts = ExpertShard.build(placement, start.rank, dispatcher, device)
     model = DeepseekV3.load(settings.model, device=device, dtype=dtype, experts=experts)
+    clock.note("load")
     memory_bytes = rank_memory_bytes(settings, device)
     plan = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=memory_bytes)
     kv_cache = make_kv_cache(settings, config, plan, device, dtype)
     transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
     transfer.register(kv_cache)
+    clock.note("memory")
     on_cpu = device.type == "cpu"
     runner = Runner(model, kv_cache, FORMS[start.role], threads if on_cpu else None)
     _warm_up(runner, start.size)
+    clock.note("warm_up")
     experts.counts.zero_()
     return RankContext(
         start=start,
@@ -163,6 +171,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         transfer=transfer,
         runner=runner,
         link=link,
+        start_seconds=clock.seconds(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a worker, prefill or decode (which of the two tells the scrape job).
+"""Prometheus metrics of a worker, prefill or decode; each role has those that it can move.
 
 Totals and gauges of ranks are read from their last statistics when somebody scrapes; only
 histograms cost anything on the way.
@@ -6,7 +6,7 @@ histograms cost anything on the way.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,85 +17,164 @@ from core.metrics import (
     REQUEST_BUCKETS,
     STEP_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
+    TRANSFER_BUCKETS,
+    add_build_info,
 )
-from engine.messages import RankStats
+from engine.messages import RankStats, Ready
 
 PAGE_STATES = ("free", "owned", "cached", "quarantined")
-Metric = CounterMetricFamily | GaugeMetricFamily
+# Name, meaning, field of RankStats; one sample a rank.
+RANK_GAUGES = (
+    ("epserve_num_running_requests", "Requests that a rank computes", "num_running"),
+    ("epserve_num_waiting_requests", "Requests of a rank that hold no pages yet", "num_waiting"),
+    (
+        "epserve_num_transferring_requests",
+        "Requests of a rank whose KV is under way (decode: or being computed by prefill)",
+        "num_transferring",
+    ),
+    (
+        "epserve_num_waiting_tokens",
+        "Prompt tokens of a rank's requests that nobody has computed yet",
+        "num_waiting_tokens",
+    ),
+)
+COMMON_TOTALS = (
+    ("epserve_kv_transfer_bytes", "KV bytes, sent by prefill, received by decode",
+     "kv_bytes_total"),
+    ("epserve_kv_transfer_failures", "Requests whose KV could not be sent, or did not arrive",
+     "kv_failures_total"),
+)  # fmt: skip
+DECODE_TOTALS = (
+    ("epserve_generation_tokens", "Tokens generated", "tokens_generated_total"),
+    ("epserve_preemptions", "Requests put back for want of pages", "preemptions_total"),
+)
+TOKEN_SOURCES = {"prefill": ("computed", "cached"), "decode": ("transferred",)}
+Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class WorkerMetrics:
-    """`stats` gives the ranks' last statistics, index = rank."""
+    """`stats` and `ready` give what each rank said last and first, index = rank."""
 
     def __init__(
-        self, registry: CollectorRegistry, stats: Callable[[], Sequence[RankStats]]
+        self,
+        registry: CollectorRegistry,
+        role: str,
+        stats: Callable[[], Sequence[RankStats]],
+        ready: Callable[[], Sequence[Ready]] = tuple,
     ) -> None:
+        self._registry = registry
         self.requests = Counter(
-            "epserve_requests", "Requests that are over, by outcome", ["outcome"], registry=registry
-        )
-        self.time_to_first_token = Histogram(
-            "epserve_time_to_first_token_seconds",
+            "epserve_worker_requests", "Requests that are over, by outcome", ["outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self.requests.labels("ok")  # from the start, so that rates begin at 0
+        self.time_to_first_token = self._histogram(
+            "epserve_worker_time_to_first_token_seconds",
             "From accepting a request to its first token",
-            buckets=TIME_TO_FIRST_TOKEN_BUCKETS,
-            registry=registry,
+            TIME_TO_FIRST_TOKEN_BUCKETS,
         )
-        self.inter_token_latency = Histogram(
-            "epserve_inter_token_latency_seconds",
-            "Between two tokens of a request, at this worker",
-            buckets=INTER_TOKEN_BUCKETS,
-            registry=registry,
-        )
-        self.request_latency = Histogram(
-            "epserve_e2e_request_latency_seconds",
+        self.request_latency = self._histogram(
+            "epserve_worker_e2e_request_latency_seconds",
             "From accepting a request to its end",
-            buckets=REQUEST_BUCKETS,
-            registry=registry,
+            REQUEST_BUCKETS,
         )
-        self.queue_time = Histogram(
-            "epserve_queue_time_seconds",
-            "From accepting a request to the start of work on it",
-            buckets=QUEUE_BUCKETS,
-            registry=registry,
+        self.queue_time = self._histogram(
+            "epserve_worker_queue_time_seconds",
+            "From accepting a request until it has its pages (prefill: and computing begins)",
+            QUEUE_BUCKETS,
         )
-        self._batch_size = Histogram(
-            "epserve_batch_size", "Requests in a step", buckets=BATCH_BUCKETS, registry=registry
+        self.inter_token_latency = self._histogram(
+            "epserve_worker_inter_token_latency_seconds",
+            "Between two tokens of a request, as they leave the worker",
+            INTER_TOKEN_BUCKETS,
+            exposed=role == "decode",
         )
-        self._step_seconds = Histogram(
-            "epserve_step_seconds", "Duration of a step", buckets=STEP_BUCKETS, registry=registry
+        self._batch_size = self._histogram(
+            "epserve_batch_size", "Requests of a rank in a step", BATCH_BUCKETS
         )
-        registry.register(_RankCollector(stats))
+        self._step_seconds = self._histogram(
+            "epserve_step_seconds", "Duration of a rank's step", STEP_BUCKETS
+        )
+        self._kv_seconds = self._kv_histogram(role)
+        self.draining = Gauge(
+            "epserve_worker_draining", "1 while the worker takes no new requests and finishes "
+            "those it has", registry=registry,
+        )  # fmt: skip
+        add_build_info(registry, role)
+        registry.register(_RankCollector(role, stats, ready))
 
     def observe(self, stats: RankStats) -> None:
-        """Takes over the steps since the rank's last batch."""
+        """Takes over what happened since the rank's last batch."""
         for seconds in stats.step_seconds:
             self._step_seconds.observe(seconds)
         for size in stats.batch_sizes:
             self._batch_size.observe(size)
+        for seconds in stats.kv_seconds:
+            self._kv_seconds.observe(seconds)
+
+    def _kv_histogram(self, role: str) -> Histogram:
+        if role == "prefill":
+            return self._histogram(
+                "epserve_kv_transfer_seconds",
+                "From the first page of a request that is sent to the last that has landed; "
+                "most of it while layers and chunks behind are still computed",
+                TRANSFER_BUCKETS,
+            )
+        return self._histogram(
+            "epserve_kv_wait_seconds",
+            "How long a request's last KV page came behind its first token: what transfer costs",
+            TRANSFER_BUCKETS,
+        )
+
+    def _histogram(
+        self, name: str, text: str, buckets: Sequence[float], *, exposed: bool = True
+    ) -> Histogram:
+        registry = self._registry if exposed else None
+        return Histogram(name, text, buckets=buckets, registry=registry)
 
 
 class _RankCollector(Collector):
-    """Turns the last statistics of each rank into metrics at scrape time."""
+    """Turns what each rank said of itself into metrics at scrape time."""
 
-    def __init__(self, stats: Callable[[], Sequence[RankStats]]) -> None:
+    def __init__(
+        self,
+        role: str,
+        stats: Callable[[], Sequence[RankStats]],
+        ready: Callable[[], Sequence[Ready]],
+    ) -> None:
+        self._role = role
         self._stats = stats
+        self._ready = ready
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         ranks = self._stats()
         yield from _gauges(ranks)
-        yield from _totals(ranks)
+        yield from _pages(ranks)
+        yield from _totals(self._role, ranks)
+        yield from _facts(self._ready())
 
 
-def _gauges(ranks: Sequence[RankStats]) -> Iterator[Metric]:
-    running = GaugeMetricFamily(
-        "epserve_num_running_requests", "Requests in the batch of a rank", labels=["rank"]
+def _gauges(ranks: Sequence[RankStats]) -> Iterator[Family]:
+    for name, text, field in RANK_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=["rank"])
+        for rank, stats in enumerate(ranks):
+            gauge.add_metric([str(rank)], getattr(stats, field))
+        yield gauge
+
+
+def _pages(ranks: Sequence[RankStats]) -> Iterator[Family]:
+    pages = GaugeMetricFamily(
+        "epserve_kv_pages",
+        "KV pages: free, owned by requests, cached (prefixes that nobody uses now), quarantined "
+        "(a peer may still write into them)",
+        labels=["rank", "state"],
     )
-    waiting = GaugeMetricFamily(
-        "epserve_num_waiting_requests", "Requests of a rank not in its batch yet", labels=["rank"]
+    usage = GaugeMetricFamily(
+        "epserve_kv_usage_ratio",
+        "Share of a rank's KV pages that requests own or that are quarantined, 0 to 1",
+        labels=["rank"],
     )
-    pages = GaugeMetricFamily("epserve_kv_pages", "KV pages by state", labels=["rank", "state"])
     for rank, stats in enumerate(ranks):
-        running.add_metric([str(rank)], stats.num_running)
-        waiting.add_metric([str(rank)], stats.num_waiting)
         for state in PAGE_STATES:
             count = getattr(stats, f"pages_{state}")
             # What is cached may be taken at any time, and counts as free in the statistics;
@@ -103,21 +182,42 @@ def _gauges(ranks: Sequence[RankStats]) -> Iterator[Metric]:
             pages.add_metric(
                 [str(rank), state], count - stats.pages_cached if state == "free" else count
             )
-    yield from (running, waiting, pages)
+        held = stats.pages_owned + stats.pages_quarantined
+        usage.add_metric([str(rank)], held / stats.pages_total if stats.pages_total else 0.0)
+    yield from (pages, usage)
 
 
-def _totals(ranks: Sequence[RankStats]) -> Iterator[Metric]:
+def _totals(role: str, ranks: Sequence[RankStats]) -> Iterator[Family]:
     tokens = CounterMetricFamily(
-        "epserve_prefill_tokens", "Prompt tokens by where their KV came from", labels=["source"]
+        "epserve_prefill_tokens",
+        "Prompt tokens by where their KV came from: computed, cached (found in the prefix tree), "
+        "transferred (from a prefill worker)",
+        labels=["source"],
     )
-    for source in ("computed", "cached", "transferred"):
+    for source in TOKEN_SOURCES[role]:
         tokens.add_metric([source], sum(getattr(s, f"tokens_{source}_total") for s in ranks))
     yield tokens
-    for name, help_text, field in (
-        ("epserve_generation_tokens", "Tokens generated", "tokens_generated_total"),
-        ("epserve_kv_transfer_bytes", "KV bytes sent or received", "kv_bytes_total"),
-        ("epserve_kv_transfer_seconds", "Time KV transfers took", "kv_seconds_total"),
-        ("epserve_preemptions", "Requests put back for want of pages", "preemptions_total"),
-        ("epserve_steps", "Steps taken", "num_steps"),
-    ):
-        yield CounterMetricFamily(name, help_text, value=sum(getattr(s, field) for s in ranks))
+    for name, text, field in COMMON_TOTALS + (DECODE_TOTALS if role == "decode" else ()):
+        yield CounterMetricFamily(name, text, value=sum(getattr(s, field) for s in ranks))
+
+
+def _facts(ready: Sequence[Ready]) -> Iterator[Family]:
+    phases = GaugeMetricFamily(
+        "epserve_start_seconds",
+        "How long each phase of a rank's start took: python (interpreter and imports), group, "
+        "load, memory, warm_up",
+        labels=["rank", "phase"],
+    )
+    for rank in ready:
+        for phase, seconds in rank.start_seconds:
+            phases.add_metric([str(rank.rank), phase], seconds)
+    yield phases
+    info = GaugeMetricFamily(
+        "epserve_kv_info",
+        "Always 1; the labels say how many tokens a KV page has and how many pages a rank",
+        labels=["rank", "device", "page_tokens", "num_pages"],
+    )
+    for rank in ready:
+        labels = (rank.rank, rank.device, rank.page_tokens, rank.pages_total)
+        info.add_metric([str(label) for label in labels], 1)
+    yield info

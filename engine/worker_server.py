@@ -1,8 +1,10 @@
 """The front process of a worker from its first line to its exit status, for both roles.
 
 starting -> serving -> draining -> stopped (status 0)
-    |           |----- a rank died ------> failed  (status 1)
-    `---- a rank cannot start -----------> failed  (status 1)
+    |           |----------`-- a rank died -> failed (status 1)
+    `---- a rank cannot start --------------> failed (status 1)
+
+The first SIGTERM or SIGINT drains the worker, the second ends it at once.
 """
 
 import asyncio
@@ -14,13 +16,13 @@ from types import ModuleType
 from typing import Any
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from core import log as logging
 from core import metrics
 from core.address import parse_address
 from core.errors import Unavailable
 from core.process import Identity
+from engine.drain import Drain
 from engine.front import StartError, WorkerFront
 from engine.settings import WorkerSettings
 from engine.status_service import StatusService
@@ -34,6 +36,8 @@ log = logging.get_logger("engine.worker_server")
 # How long calls that have just been failed may take to tell their clients.
 FLUSH_SECONDS = 0.5
 RANK_STOP_SECONDS = 1.0
+# What was handed over behind the grace lets go of its pages within this, or is left behind.
+RELEASE_SECONDS = 5.0
 
 Register = Callable[[Any, grpc.aio.Server], None]
 ServiceFactory = Callable[[WorkerFront, WorkerMetrics], WorkerService]
@@ -60,8 +64,11 @@ class WorkerServer:
     ) -> None:
         self.settings = settings
         self.front = WorkerFront(settings, role.role, command)
-        registry = CollectorRegistry()
-        self.metrics = WorkerMetrics(registry, lambda: self.front.stats)
+        registry = metrics.ProcessRegistry(role=role.role)
+        self.metrics = WorkerMetrics(
+            registry, role.role, lambda: self.front.stats, lambda: self.front.ready
+        )
+        self.metrics.draining.set_function(lambda: self.front.draining)
         self.service = role.build(self.front, self.metrics)
         self.server = RpcServer(settings.listen)
         host = parse_address(settings.listen).host
@@ -72,11 +79,13 @@ class WorkerServer:
             address=settings.address_at(self.server.bound_port),
             epoch=self.front.epoch,
         )
-        self.status = StatusService(self.front, self.service, identity)
+        self.drain = Drain(self.front, self.service)
+        self.status = StatusService(self.front, self.service, self.drain, identity)
         self.stop_asked = asyncio.Event()
+        self.hurry_asked = asyncio.Event()
         self.front.on_message = self.service.on_message
         self.front.on_stats = lambda _rank, stats: self.metrics.observe(stats)
-        self.front.on_change = self.status.changed
+        self.front.on_change = self._changed
         self.server.add(role.register, self.service, role.module, role.name)
         self.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server, self.status, worker_pb2, "Worker"
@@ -87,6 +96,7 @@ class WorkerServer:
         try:
             return await self._run()
         finally:
+            self.drain.close()
             await self.service.close()
             await self.server.stop(0)
             await self.front.stop(RANK_STOP_SECONDS)
@@ -119,24 +129,36 @@ class WorkerServer:
         await _first_of(self.front.died, stop)
         stop.cancel()
         if self.front.died.done():
-            reason = self.front.died.result()
-            log.error("worker failed", reason=reason)
-            await self._fail_open(f"worker failed: {reason}")
-            return 1
-        await self._drain()
+            return await self._fail()
+        return await self._leave()
+
+    async def _leave(self) -> int:
+        """Takes nothing new, lets open requests finish within the grace, hands over the rest, and
+        waits until nobody waits for a page any more. The process's exit status."""
+        await self.server.set_serving(False)
+        grace = self.settings.stop_grace_seconds
+        self.drain.begin(grace, final=True)
+        drained = asyncio.ensure_future(self.drain.drained())
+        hurry = asyncio.ensure_future(self.hurry_asked.wait())
+        await _first_of(drained, hurry, self.front.died, timeout=grace + RELEASE_SECONDS)
+        hurry.cancel()
+        drained.cancel()
+        if self.front.died.done():
+            return await self._fail()
+        if not self.drain.is_drained:
+            log.warning("leaving before drained", num_open=self.service.num_open)
+        await self._fail_open("worker is shutting down")
         return 0
 
-    async def _drain(self) -> None:
-        """Takes nothing new, lets open requests finish within the grace, fails the rest."""
-        self.front.draining = True
+    async def _fail(self) -> int:
+        reason = self.front.died.result()
+        log.error("worker failed", reason=reason)
+        await self._fail_open(f"worker failed: {reason}")
+        return 1
+
+    def _changed(self) -> None:
+        self.drain.note_change()
         self.status.changed()
-        await self.server.set_serving(False)
-        log.info("draining", grace_seconds=self.settings.stop_grace_seconds)
-        drained = asyncio.ensure_future(self.service.drained())
-        await _first_of(drained, self.front.died, timeout=self.settings.stop_grace_seconds)
-        if not drained.done():
-            drained.cancel()
-            await self._fail_open("worker is shutting down")
 
     async def _fail_open(self, message: str) -> None:
         self.service.fail_all(Unavailable(message, failed_epoch=self.front.epoch))
@@ -168,5 +190,7 @@ async def _serve(settings: WorkerSettings, role: RoleService) -> int:
 
 
 def _stop(worker: WorkerServer, number: signal.Signals) -> None:
-    log.info("stopping", signal=number.name)
+    log.info("stopping", signal=number.name, at_once=worker.stop_asked.is_set())
+    if worker.stop_asked.is_set():
+        worker.hurry_asked.set()
     worker.stop_asked.set()

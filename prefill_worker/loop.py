@@ -303,16 +303,19 @@ class PrefillLoop:
         self._link.send(self._outbox, self._statistics())
         self._outbox.clear()
         self._steps.clear()
+        self._pusher.landed_seconds.clear()
         self._news = False
         self._reported_at = self._clock.now()
 
     def _statistics(self) -> RankStats:
         running = [attempt for attempt in self._state if attempt.phase is Phase.RUNNING]
         waiting = [attempt for attempt in self._state if attempt.phase is Phase.WAITING]
+        num_transferring = len(self._state) - len(running) - len(waiting)
         return msgspec.structs.replace(
             self._ledger.page_stats(),
             num_running=len(running),
             num_waiting=len(waiting),
+            num_transferring=num_transferring,
             num_waiting_tokens=sum(a.num_left_tokens for a in (*running, *waiting)),
             num_steps=self._num_steps,
             step_seconds=tuple(seconds for seconds, _ in self._steps),
@@ -320,7 +323,8 @@ class PrefillLoop:
             tokens_computed_total=self._num_computed_tokens,
             tokens_cached_total=self._num_cached_tokens,
             kv_bytes_total=self._pusher.bytes_total,
-            kv_seconds_total=self._pusher.seconds_total,
+            kv_seconds=tuple(self._pusher.landed_seconds),
+            kv_failures_total=self._pusher.num_failures,
         )
 
 

@@ -55,10 +55,15 @@ class _Route:
     broken: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Outstanding:
-    attempt_ids: tuple[str, ...]
-    began_at: float
+@dataclass(slots=True)
+class _Opened:
+    """An attempt, and when its first transfer was submitted and its last one ended."""
+
+    sink: SinkPages
+    pages: list[int]
+    began_at: float | None = None
+    landed_at: float | None = None
+    failed: bool = False
 
 
 class Pusher:
@@ -70,12 +75,15 @@ class Pusher:
         self.geometry = geometry
         self.on_cuda = kv_cache.is_cuda
         self.bytes_total = 0
-        self.seconds_total = 0.0  # sum over transfers, from submitting to landing
+        self.num_failures = 0  # attempts with a transfer that failed
+        # Of attempts that are over: from the first submitting to the last landing. The loop
+        # clears it.
+        self.landed_seconds: list[float] = []
         self._transfer = transfer
         self._num_pool_pages = kv_cache.shape[1]
         self._clock = clock
-        self._opened: dict[str, tuple[SinkPages, list[int]]] = {}
-        self._outstanding: dict[TransferId, _Outstanding] = {}
+        self._opened: dict[str, _Opened] = {}
+        self._outstanding: dict[TransferId, tuple[str, ...]] = {}
         self._ended: list[PushEnded] = []
 
     @property
@@ -89,16 +97,22 @@ class Pusher:
     def open(self, attempt_id: str, sink: SinkPages, pages: list[int]) -> None:
         """`pages` of our pool go to those of `sink`, one by one in token order."""
         assert len(pages) == len(sink.pages), (len(pages), len(sink.pages))
-        self._opened[attempt_id] = (sink, pages)
+        self._opened[attempt_id] = _Opened(sink, pages)
 
     def close(self, attempt_id: str) -> None:
         """Nothing of this attempt is in flight or to be pushed any more."""
-        self._opened.pop(attempt_id, None)
+        opened = self._opened.pop(attempt_id, None)
+        if opened is None:
+            return
+        if opened.failed:
+            self.num_failures += 1
+        elif opened.landed_at is not None:
+            assert opened.began_at is not None
+            self.landed_seconds.append(opened.landed_at - opened.began_at)
 
     def release_peer(self, attempt_id: str) -> None:
         """Gives up the peer of an attempt; `poll` reports its transfers as failed."""
-        sink, _ = self._opened[attempt_id]
-        self._transfer.release(sink.peer.name)
+        self._transfer.release(self._opened[attempt_id].sink.peer.name)
 
     def push_known(self, attempt_id: str, num_pages: int) -> list[PushBegan | PushFailed]:
         """The first `num_pages` pages in all layers, at once."""
@@ -113,7 +127,8 @@ class Pusher:
         """Groups ranges by peer, runs of pages joined."""
         routes: dict[AgentDescriptor, _Route] = {}
         for pages in ranges:
-            sink, ours = self._opened[pages.attempt_id]
+            opened = self._opened[pages.attempt_id]
+            sink, ours = opened.sink, opened.pages
             route = routes.setdefault(sink.peer, _Route(sink, [], []))
             route.ranges.append(pages)
             route.segments.extend(
@@ -144,9 +159,15 @@ class Pusher:
             )
         except TransferError as error:
             route.broken = True
+            for pages in route.ranges:
+                self._opened[pages.attempt_id].failed = True
             return [PushFailed(pages.attempt_id, error.message) for pages in route.ranges]
         attempt_ids = tuple(pages.attempt_id for pages in route.ranges)
-        self._outstanding[transfer] = _Outstanding(attempt_ids, self._clock.now())
+        self._outstanding[transfer] = attempt_ids
+        now = self._clock.now()
+        for attempt_id in attempt_ids:
+            opened = self._opened[attempt_id]
+            opened.began_at = now if opened.began_at is None else opened.began_at
         sizes = [notice.num_layer_pages * self.geometry.page_bytes for notice in notices]
         self.bytes_total += sum(sizes)
         return [PushBegan(*pair) for pair in zip(attempt_ids, sizes, strict=True)]
@@ -162,11 +183,15 @@ class Pusher:
         if not self._outstanding:
             return
         for completion in self._transfer.poll():
-            ended = self._outstanding.pop(completion.transfer)
-            self.seconds_total += self._clock.now() - ended.began_at
+            attempt_ids = self._outstanding.pop(completion.transfer)
             failed = completion.state is State.FAILED
             error = (completion.error or "the peer is gone") if failed else ""
-            self._ended.extend(PushEnded(attempt_id, error) for attempt_id in ended.attempt_ids)
+            now = self._clock.now()
+            for attempt_id in attempt_ids:
+                opened = self._opened[attempt_id]
+                opened.failed = opened.failed or failed
+                opened.landed_at = now
+                self._ended.append(PushEnded(attempt_id, error))
 
     def _copies(self, route: _Route, layers: range) -> Iterator[Copy]:
         page_bytes = self.geometry.page_bytes

@@ -15,6 +15,7 @@ import grpc
 from core.errors import (
     Cancelled,
     ContextLengthExceeded,
+    Draining,
     EpserveError,
     InvalidRequest,
     Mismatch,
@@ -43,16 +44,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 # Attempts whose Abort has overtaken their Prefill are remembered, so many at most.
 MAX_REFUSED = 10_000
-DRAIN_POLL_SECONDS = 0.01
 
 
 @dataclass(slots=True)
 class _Open:
-    """A Prefill call in progress."""
+    """A Prefill call in progress; `stopped_by` is why its attempt was asked to stop."""
 
     rank: int
     num_tokens: int
     outcome: "asyncio.Future[Prefilled]"
+    stopped_by: EpserveError | None = None
 
 
 @dataclass(slots=True)
@@ -76,8 +77,9 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         self._open: dict[str, _Open] = {}
         self._stops: dict[str, _Stop] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        # Attempts that their rank has yet to say the last word on; what is still pushed behind
+        # a good one, the rank's pages tell.
+        self._unsettled: set[str] = set()
 
     # ---- gRPC
 
@@ -91,7 +93,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
             self._metrics.requests.labels("cancelled").inc()
             raise
         except EpserveError as error:
-            self._metrics.requests.labels(error.status.code).inc()
+            self._metrics.requests.labels(error.status.grpc.lower()).inc()
             raise
         seconds = time.monotonic() - began
         self._metrics.requests.labels("ok").inc()
@@ -141,6 +143,8 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
     # ---- WorkerService
 
     def on_message(self, rank: int, message: RankMessage) -> None:
+        assert isinstance(message, Prefilled | Failed | Stopped), message
+        self._unsettled.discard(message.attempt_id)
         match message:
             case Prefilled():
                 self._resolve(message.attempt_id, message)
@@ -149,12 +153,27 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
                 self._resolve(message.attempt_id, error)
             case Stopped():
                 self._stopped(rank, message)
-            case _:
-                raise AssertionError(f"{type(message).__name__} is not from a prefill rank")
+        self._front.on_change()
 
     def load(self, rank: int) -> Load:
         num_open = sum(opened.rank == rank for opened in self._open.values())
         return Load(num_open=num_open, num_waiting_tokens=self._choice.open_tokens[rank])
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (self._open or self._unsettled or self._stops)
+
+    def hand_over(self, error: EpserveError) -> None:
+        """A caller that is told so may use its pages at once: none is told before the rank has
+        confirmed that it stopped. What is computed by then is answered."""
+        for attempt_id, opened in self._open.items():
+            if opened.stopped_by is None:
+                opened.stopped_by = error
+                self._front.send(opened.rank, Abort(attempt_id=attempt_id))
 
     def fail_all(self, error: EpserveError) -> None:
         for attempt_id in list(self._open):
@@ -164,12 +183,6 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
                 stop.confirmed.set_exception(error)
                 stop.confirmed.exception()  # nobody may be waiting any more
         self._stops.clear()
-
-    async def drained(self) -> None:
-        """No call is open, and no rank holds pages that it may still be pushing."""
-        await self._idle.wait()
-        while any(stats.pages_owned for stats in self._front.stats):
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def close(self) -> None:
         self.fail_all(Unavailable("worker is shutting down", failed_epoch=self._front.epoch))
@@ -184,7 +197,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         """The request, checked as far as the front can."""
         self._check_ready()
         if self._front.draining:
-            raise Unavailable("worker is draining", failed_epoch=self._front.epoch)
+            raise Draining("worker is draining", failed_epoch=self._front.epoch)
         if request.prefill_epoch != self._front.epoch:
             raise Mismatch(
                 f"this worker's epoch is {self._front.epoch}, not {request.prefill_epoch!r}",
@@ -230,7 +243,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         rank = self._choice.choose(submit.token_ids)
         outcome: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
         self._open[attempt_id] = _Open(rank, num_tokens, outcome)
-        self._idle.clear()
+        self._unsettled.add(attempt_id)
         self.num_accepted_total += 1
         self._front.send(rank, submit)
         self._front.on_change()
@@ -242,8 +255,6 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         finally:
             del self._open[attempt_id]
             self._choice.done(rank, num_tokens)
-            if not self._open:
-                self._idle.set()
             self._front.on_change()
 
     def _resolve(self, attempt_id: str, result: Prefilled | EpserveError) -> None:
@@ -258,7 +269,9 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
 
     def _stopped(self, rank: int, message: Stopped) -> None:
         attempt_id = message.attempt_id
-        self._resolve(attempt_id, Cancelled(f"attempt {attempt_id} was aborted"))
+        opened = self._open.get(attempt_id)
+        asked = opened.stopped_by if opened is not None else None
+        self._resolve(attempt_id, asked or Cancelled(f"attempt {attempt_id} was aborted"))
         stop = self._stops.get(attempt_id)
         if stop is None:
             return

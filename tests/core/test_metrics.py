@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from core import metrics
+from core.version import software_version
 
 
 def test_a_registry_is_served_until_closed() -> None:
@@ -33,3 +34,13 @@ def test_buckets_rise() -> None:
     assert found
     for name, buckets in found.items():
         assert all(low < high for low, high in pairwise(buckets)), name
+
+
+def test_a_process_adds_its_labels_and_what_the_system_knows_of_it() -> None:
+    registry = metrics.ProcessRegistry(role="decode")
+    Counter("epserve_test_total", "A test.", ["kind"], registry=registry).labels("a").inc()
+    metrics.add_build_info(registry, "decode")
+    assert registry.get_sample_value("epserve_test_total", {"kind": "a", "role": "decode"}) == 1
+    assert registry.get_sample_value("process_cpu_seconds_total", {"role": "decode"}) is not None
+    labels = {"role": "decode", "version": software_version()}
+    assert registry.get_sample_value("epserve_build_info", labels) == 1

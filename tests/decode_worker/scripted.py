@@ -266,7 +266,7 @@ class Cluster:
     async def quiet(self, seconds: float = 3.0) -> None:
         """Returns when nothing is left of any request anywhere."""
         async with asyncio.timeout(seconds):
-            while self.service.num_open or not self.front.all_free:
+            while not self.service.is_quiet or not self.front.all_free:
                 await asyncio.sleep(0.005)
         assert all(not rank.state.requests for rank in self.front.ranks)
 
@@ -287,7 +287,7 @@ async def cluster(folder: Path, num_ranks: int = 1, **values: object) -> AsyncIt
     tasks_before = asyncio.all_tasks()
     front = ScriptedFront(folder, num_ranks, **values)
     registry = CollectorRegistry()
-    metrics = WorkerMetrics(registry, lambda: front.stats)
+    metrics = WorkerMetrics(registry, "decode", lambda: front.stats)
     service = DecodeService(front.as_worker_front(), metrics)
     front.on_message = service.on_message
     server = RpcServer("127.0.0.1:0")

@@ -210,9 +210,9 @@ async def test_metrics_move(both: Cluster) -> None:
     await collect(both.decode.Generate(both.request(), timeout=5))
     await failure(both.decode.Generate(both.request(model="other")))
     await both.quiet()
-    assert both.metric("epserve_requests_total", outcome="ok") == 1
-    assert both.metric("epserve_requests_total", outcome="not_found") == 1
-    assert both.metric("epserve_time_to_first_token_seconds_count") == 1
-    assert both.metric("epserve_inter_token_latency_seconds_count") == 4
-    assert both.metric("epserve_e2e_request_latency_seconds_count") == 1
-    assert both.metric("epserve_queue_time_seconds_count") == 1
+    assert both.metric("epserve_worker_requests_total", outcome="ok") == 1
+    assert both.metric("epserve_worker_requests_total", outcome="not_found") == 1
+    assert both.metric("epserve_worker_time_to_first_token_seconds_count") == 1
+    assert both.metric("epserve_worker_inter_token_latency_seconds_count") == 4
+    assert both.metric("epserve_worker_e2e_request_latency_seconds_count") == 1
+    assert both.metric("epserve_worker_queue_time_seconds_count") == 1

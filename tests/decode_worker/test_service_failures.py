@@ -260,7 +260,7 @@ async def test_leaving_at_any_point_clears_both_legs(both: Cluster, point: str, 
     if hangs:
         await until(lambda: both.prefill.cancelled == [both.prefill.calls[0].attempt_id], 1)
     outcome = "cancelled" if how == "cancel" else "deadline_exceeded"
-    assert both.metric("epserve_requests_total", outcome=outcome) == 1
+    assert both.metric("epserve_worker_requests_total", outcome=outcome) == 1
     # The worker is as good as new.
     both.script.kv, both.script.hold = "all", None
     assert len(ids(await collect(both.decode.Generate(both.request(), timeout=5)))) == 5

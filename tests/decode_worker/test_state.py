@@ -213,12 +213,22 @@ def test_wrong_pages_in_a_notice_fail_the_request() -> None:
     assert quarantine == quarantined(FIRST)
     assert isinstance(failure, Failed)
     assert "wrong pages" in failure.message
+    assert state.totals.kv_failures == 1
+
+
+def test_kv_that_comes_behind_the_first_token_was_waited_for() -> None:
+    state = brought_to("prefilling")
+    state.step(prefilled(FIRST), 2.0)
+    state.step(all_kv(FIRST), 2.5)
+    assert phase_of(state) is R
+    assert state.kv_waits == [0.5]
 
 
 def test_tokens_and_bytes_are_counted_once_for_each_attempt_that_arrived() -> None:
     state = brought_to("running")
     assert (state.totals.tokens_transferred, state.totals.tokens_generated) == (6, 1)
-    assert (state.totals.kv_bytes, state.totals.kv_seconds) == (1000, 0.5)
+    assert (state.totals.kv_bytes, state.totals.kv_failures) == (1000, 0)
+    assert state.kv_waits == [0.0]
     for event in (Preempt("a"), Admit("a"), all_kv(SECOND), prefilled(SECOND)):
         state.step(event, 0.0)
     assert (state.totals.tokens_transferred, state.totals.tokens_generated) == (6 + 7, 2)

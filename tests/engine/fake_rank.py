@@ -51,6 +51,7 @@ def main(behaviour: str) -> int:
         max_running=8,
         eos_token_ids=(2,),
         vocab_size=256,
+        start_seconds=(("python", 0.5), ("load", 1.5)),
     )
     link.send([ready], RankStats(pages_total=100, pages_free=100))
     return serve(link, behaviour)
@@ -85,6 +86,7 @@ def serve(link: RankLink, behaviour: str) -> int:
             pages_owned=steps,
             step_seconds=(0.004,),
             batch_sizes=(2,),
+            kv_seconds=(0.001, 0.002),
             tokens_generated_total=steps,
         )
         link.send(list(out), stats)

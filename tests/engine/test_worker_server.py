@@ -202,9 +202,15 @@ async def test_rank_statistics_become_metrics(tmp_path: Path) -> None:
         )
         lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
         steps = server.front.stats[0].num_steps
-        assert float(lines['epserve_kv_pages{rank="0",state="owned"}']) == steps
-        assert float(lines['epserve_kv_pages{rank="1",state="quarantined"}']) == 0
-        assert float(lines["epserve_generation_tokens_total"]) == steps
-        assert float(lines["epserve_step_seconds_count"]) == steps
-        assert float(lines['epserve_batch_size_bucket{le="2.0"}']) == steps
-        assert float(lines['epserve_prefill_tokens_total{source="transferred"}']) == 0
+        role = 'role="decode"'
+        assert float(lines[f'epserve_kv_pages{{rank="0",{role},state="owned"}}']) == steps
+        assert float(lines[f'epserve_kv_pages{{rank="1",{role},state="quarantined"}}']) == 0
+        assert float(lines[f'epserve_kv_usage_ratio{{rank="0",{role}}}']) == steps / 100
+        assert float(lines[f"epserve_generation_tokens_total{{{role}}}"]) == steps
+        assert float(lines[f"epserve_step_seconds_count{{{role}}}"]) == steps
+        assert float(lines[f'epserve_batch_size_bucket{{le="2.0",{role}}}']) == steps
+        assert float(lines[f'epserve_prefill_tokens_total{{{role},source="transferred"}}']) == 0
+        assert float(lines[f"epserve_kv_wait_seconds_count{{{role}}}"]) == 2 * steps
+        assert float(lines[f'epserve_start_seconds{{phase="load",rank="1",{role}}}']) == 1.5
+        assert float(lines[f"epserve_worker_draining{{{role}}}"]) == 0
+        assert "epserve_kv_transfer_seconds" not in text  # prefill's

@@ -242,6 +242,7 @@ def test_a_peer_that_dies_fails_its_attempts_and_no_others(model: Model, dies: s
     assert (failure.attempt_id, failure.code) == ("lost", "UNAVAILABLE")
     prefilled(messages, "kept")
     check_arrived(model, alive, kept)
+    assert rank.link.stats.kv_failures_total == 1
     rank.check_nothing_held()
 
 
