@@ -15,6 +15,7 @@ wakes the others, so that no wake-up can be lost or come too late:
 
 import math
 import os
+import socket
 from array import array
 from collections.abc import Sequence
 from datetime import timedelta
@@ -44,12 +45,14 @@ class EpGroup:
         mesh: SocketMesh,
         collectives: Collectives,
         store: dist.Store | None,
+        host: str = "",
     ) -> None:
         self.rank = rank
         self.size = size
         self.collectives = collectives
         self._mesh = mesh
         self._store = store  # rank 0's end serves it: it lives as long as the group
+        self._host = host
 
     @classmethod
     def create(
@@ -93,7 +96,9 @@ class EpGroup:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             _init_torch(backend, store, rank, size, device, silence_seconds)
             collectives = TorchCollectives()
-        return cls(rank=rank, size=size, mesh=mesh, collectives=collectives, store=store)
+        return cls(
+            rank=rank, size=size, mesh=mesh, collectives=collectives, store=store, host=host
+        )
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         """All ranks' facts, by rank; equally many int64 on each. Begins a step."""
@@ -103,12 +108,43 @@ class EpGroup:
         self._mesh.swap([own] * self.size, incoming)
         return [tuple(one.cast("q")) for one in incoming]
 
-    def idle_wait(self, socket: zmq.Socket[bytes], timeout_seconds: float) -> None:
-        """Returns when `socket` is readable, a peer has begun the next exchange or called
+    def broadcast(self, payload: bytes, num_bytes: int) -> bytes:
+        """Rank 0's payload, on all ranks; all know its length, others pass b""."""
+        if self.rank == 0:
+            assert len(payload) == num_bytes, (len(payload), num_bytes)
+            nothing = [memoryview(bytearray())] * self.size
+            self._mesh.swap([memoryview(payload)] * self.size, nothing)
+            return payload
+        incoming = [memoryview(bytearray(num_bytes if r == 0 else 0)) for r in range(self.size)]
+        self._mesh.swap([memoryview(b"")] * self.size, incoming)
+        return bytes(incoming[0])
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """Equally long payloads of all ranks, on rank 0; elsewhere nothing."""
+        here = self.rank == 0
+        incoming = [memoryview(bytearray(len(own) if here else 0)) for _ in range(self.size)]
+        outgoing = [memoryview(own if r == 0 else b"") for r in range(self.size)]
+        self._mesh.swap(outgoing, incoming)
+        return [own, *map(bytes, incoming[1:])] if here else []
+
+    def side_connections(self, name: str, timeout_seconds: float) -> dict[int, socket.socket]:
+        """New connections to all other ranks, by rank, for traffic beside the group's own; all
+        ranks ask for the same name, each name once. For any thread. Unavailable when not all
+        ranks come within the time."""
+        if self._store is None:
+            return {}
+        store = dist.PrefixStore(f"side/{name}", self._store)
+        store.set_timeout(timedelta(seconds=timeout_seconds))
+        return connect_all(
+            store, self._host, rank=self.rank, size=self.size, timeout=timeout_seconds
+        )
+
+    def idle_wait(self, inbox: zmq.Socket[bytes], timeout_seconds: float) -> None:
+        """Returns when `inbox` is readable, a peer has begun the next exchange or called
         `wake`, or the time (in whole milliseconds) is over; may be called again before that
         exchange."""
         poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
+        poller.register(inbox, zmq.POLLIN)
         for connection in self._mesh.sockets:
             poller.register(connection.fileno(), zmq.POLLIN)
         poller.poll(math.ceil(timeout_seconds * 1000))
