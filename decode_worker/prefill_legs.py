@@ -2,7 +2,7 @@
 
     calling --OK--> delivered --first token from the rank--> over
        |                |------ connection to the peer breaks: Failed to the rank
-       `--error: Failed to the rank
+       `--error: Failed to the rank; of a draining peer, it has stopped as well
 
 The rank decides what a failure means: its KV may all have arrived before the peer died.
 """
@@ -15,6 +15,7 @@ import grpc
 from core.clock import Clock
 from core.errors import (
     Cancelled,
+    Draining,
     EpserveError,
     InternalError,
     Mismatch,
@@ -39,28 +40,39 @@ log = get_logger("decode_worker.prefill_legs")
 
 Send = Callable[[int, FrontMessage], None]
 OnGone = Callable[[PrefillPeer], None]
+OnDraining = Callable[[router_pb2.WorkerRef], None]
 
 
 class _Leg:
-    """`task` runs the call; `delivered` once its result is with the rank."""
+    """`task` runs the call; `delivered` once its result is with the rank, `has_stopped` once the
+    peer has said that it writes no more."""
 
     def __init__(self, call: Call, peer: PrefillPeer) -> None:
         self.call = call
         self.peer = peer
         self.num_losses = peer.num_losses
         self.delivered = False
+        self.has_stopped = False
         self.task: asyncio.Task[None] | None = None
 
 
 class PrefillLegs:
     """`send` speaks to a rank; `on_gone` hears of peers that cannot be reached any more, whose
-    legs have been failed by then. All methods return at once."""
+    legs have been failed by then, `on_draining` of those that take nothing new. All methods
+    return at once."""
 
     def __init__(
-        self, model: str, send: Send, on_gone: OnGone, lease_seconds: float, clock: Clock
+        self,
+        model: str,
+        send: Send,
+        on_gone: OnGone,
+        on_draining: OnDraining,
+        lease_seconds: float,
+        clock: Clock,
     ) -> None:
         self._model = model
         self._on_gone = on_gone
+        self._on_draining = on_draining
         self._send = send
         self._clock = clock
         self._peers = PrefillPeers(self._lost)
@@ -103,9 +115,12 @@ class PrefillLegs:
         leg = self._legs.get(attempt_id)
         if leg is None:
             # Its Reserved came too late to be acted on: nobody was ever asked to write.
-            self._send(rank, PrefillStopped(attempt_id=attempt_id))
+            self._stopped(rank, attempt_id)
             return
-        self._keeper.keep(rank, attempt_id, leg.peer.address)
+        if leg.has_stopped:
+            self._stopped(rank, attempt_id)
+        else:
+            self._keeper.keep(rank, attempt_id, leg.peer.address)
         self._drop(attempt_id)
 
     async def close(self) -> None:
@@ -142,7 +157,11 @@ class PrefillLegs:
                 metadata=request_metadata(call.traced_id),
             )
         except grpc.aio.AioRpcError as error:
-            self._fail(leg, attempt_id, _meant(error, call))
+            meant = _meant(error, call)
+            leg.has_stopped = isinstance(meant, Draining)
+            self._fail(leg, attempt_id, meant)
+            if leg.has_stopped:
+                self._on_draining(call.prefill)
             if error.code() is grpc.StatusCode.UNAVAILABLE and not leg.peer.connected:
                 self._on_gone(leg.peer)
             return
@@ -184,6 +203,11 @@ def lost_error(prefill: router_pb2.WorkerRef) -> Unavailable:
     return Unavailable(
         f"connection to prefill worker {prefill.address} was lost", failed_epoch=prefill.epoch
     )
+
+
+def draining_error(prefill: router_pb2.WorkerRef) -> Draining:
+    """The prefill worker takes no new requests."""
+    return Draining(f"prefill worker {prefill.address} is draining", failed_epoch=prefill.epoch)
 
 
 def _meant(error: grpc.aio.AioRpcError, call: Call) -> EpserveError:

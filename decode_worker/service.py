@@ -4,7 +4,6 @@ Generate -> Submit to the rank with most room -> Reserved -> Prefill on the assi
          -> Prefilled to the rank -> Produced ... -> end; every end clears both legs.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import grpc
 from core.address import parse_address
 from core.clock import Clock, SystemClock
 from core.errors import (
+    Draining,
     EpserveError,
     InvalidRequest,
     Mismatch,
@@ -24,7 +24,7 @@ from core.log import get_logger
 from decode_worker.call import Call, response_of
 from decode_worker.generate_request import submit_of
 from decode_worker.pick import RankRoom, pick_rank
-from decode_worker.prefill_legs import PrefillLegs, lost_error
+from decode_worker.prefill_legs import PrefillLegs, draining_error, lost_error
 from decode_worker.prefill_peer import PrefillPeer
 from engine.front import WorkerFront
 from engine.messages import (
@@ -39,7 +39,7 @@ from engine.messages import (
 )
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_service import Load
-from proto import generate_pb2, generate_pb2_grpc
+from proto import generate_pb2, generate_pb2_grpc, router_pb2
 from rpc.client import remaining_seconds
 
 log = get_logger("decode_worker.service")
@@ -61,19 +61,13 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             front.settings.model_name,
             front.send,
             self._prefill_gone,
+            self._prefill_draining,
             front.settings.quarantine_lease_seconds,
             self._clock,
         )
         self._calls: dict[str, Call] = {}
         self._num_streams = 0
         self._chosen_at: dict[int, int] = {}
-        self._no_streams = asyncio.Event()
-        self._no_streams.set()
-
-    @property
-    def num_open(self) -> int:
-        """Streams, requests on ranks, prefill legs and quarantines: 0 when all is quiet."""
-        return self._num_streams + len(self._calls) + self._legs.num_open
 
     # ---- the call
 
@@ -131,7 +125,6 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._chosen_at[rank] = self.num_accepted_total
         self._calls[key] = call
         self._num_streams += 1
-        self._no_streams.clear()
         self._front.send(rank, submit)
         self._front.on_change()
         return call
@@ -147,7 +140,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
                 failed_epoch=request.decode_epoch,
             )
         if front.draining:
-            raise Unavailable("worker is draining", failed_epoch=front.epoch)
+            raise Draining("worker is draining", failed_epoch=front.epoch)
         if request.model != front.settings.model_name:
             raise ModelNotFound(f"model {request.model!r} is not served here")
         if not request.request_id:
@@ -202,8 +195,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             self._legs.end(call)
             self._front.send(call.rank, Abort(request_id=call.key))
         self._num_streams -= 1
-        if self._num_streams == 0:
-            self._no_streams.set()
+        self._front.on_change()
         seconds = self._clock.now() - call.accepted_at
         self._metrics.requests.labels(outcome).inc()
         self._metrics.request_latency.observe(seconds)
@@ -263,6 +255,14 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
                 failed = Failed(request_id=call.key, code=error.status.grpc, message=error.message)
                 self._front.send(call.rank, failed)
 
+    def _prefill_draining(self, prefill: router_pb2.WorkerRef) -> None:
+        """Requests that it has yet to be asked for need not wait for their turn to hear it."""
+        for call in self._calls.values():
+            if call.prefill == prefill and not call.attempt_id:
+                call.prefill_error = error = draining_error(prefill)
+                failed = Failed(request_id=call.key, code=error.status.grpc, message=error.message)
+                self._front.send(call.rank, failed)
+
     def _forget(self, call: Call) -> None:
         """The rank has said its last word on this call."""
         self._legs.over(call)
@@ -276,12 +276,21 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         num_open = sum(call.rank == rank for call in self._calls.values())
         return Load(num_open=num_open, num_waiting_tokens=0)
 
+    @property
+    def num_open(self) -> int:
+        return self._num_streams
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (self._num_streams or self._calls or self._legs.num_open)
+
+    def hand_over(self, error: EpserveError) -> None:
+        # Whose stream has ended leaves its rank, and what is still written its quarantine.
+        self.fail_all(error)
+
     def fail_all(self, error: EpserveError) -> None:
         for call in self._calls.values():
             call.put(error)
-
-    async def drained(self) -> None:
-        await self._no_streams.wait()
 
     async def close(self) -> None:
         await self._legs.close()

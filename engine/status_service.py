@@ -1,13 +1,16 @@
 """The `Worker` gRPC service: the worker's state as a stream, and draining."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import grpc
 
+from core.errors import InvalidRequest
 from core.process import Identity
+from engine.drain import Drain
 from engine.front import WorkerFront
 from engine.worker_service import WorkerService
 from proto import worker_pb2, worker_pb2_grpc
@@ -16,6 +19,7 @@ from rpc.identity import identity_message
 # A stream never sends more often than this, whatever its client asks for.
 LEAST_INTERVAL_SECONDS = 0.02
 LONGEST_SILENCE_SECONDS = 1.0
+LONGEST_GRACE_SECONDS = 86_400.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -27,10 +31,12 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
         self,
         front: WorkerFront,
         service: WorkerService,
+        drain: Drain,
         identity: Identity,
     ) -> None:
         self._front = front
         self._service = service
+        self._drain = drain
         self._identity = identity_message(identity)
         self._watchers: set[asyncio.Event] = set()
 
@@ -62,8 +68,18 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
     async def Drain(  # noqa: N802 - as above
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
-        self._front.draining = not request.undo
-        self.changed()
+        if request.undo:
+            self._drain.undo()
+            return worker_pb2.DrainResponse()
+        grace = self._front.settings.stop_grace_seconds
+        if request.HasField("grace_seconds"):
+            grace = request.grace_seconds
+        if not (math.isfinite(grace) and 0 <= grace <= LONGEST_GRACE_SECONDS):
+            raise InvalidRequest(
+                f"grace_seconds is {grace}, not within 0 and {LONGEST_GRACE_SECONDS:g}",
+                param="grace_seconds",
+            )
+        self._drain.begin(grace)
         return worker_pb2.DrainResponse()
 
     def status(self) -> worker_pb2.WorkerStatus:
@@ -75,6 +91,8 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
             ready=bool(front.ready) and not front.died.done(),
             draining=front.draining,
             num_accepted_total=self._service.num_accepted_total,
+            num_open=self._service.num_open,
+            drained=self._drain.is_drained,
         )
         if front.ready:
             status.kv_fingerprint = front.ready[0].kv_fingerprint

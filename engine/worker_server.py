@@ -145,8 +145,10 @@ class WorkerServer:
         drained.cancel()
         if self.front.died.done():
             return await self._fail()
-        if not self.drain.is_drained:
-            log.warning("leaving before drained", num_open=self.service.num_open)
+        if self.drain.is_drained:
+            await self.server.stop(FLUSH_SECONDS)
+            return 0
+        log.warning("leaving before drained", num_open=self.service.num_open)
         await self._fail_open("worker is shutting down")
         return 0
 

@@ -24,12 +24,24 @@ class WorkerService(Protocol):
 
     def load(self, rank: int) -> Load: ...
 
-    def fail_all(self, error: EpserveError) -> None:
-        """Ends every open request with `error`, now."""
+    @property
+    def num_open(self) -> int:
+        """Requests accepted and not over."""
         ...
 
-    async def drained(self) -> None:
-        """Returns when no request is open."""
+    @property
+    def is_quiet(self) -> bool:
+        """No request is open, no rank has one, and no peer is still to be told or asked anything
+        about one. `front.on_change` is called when this becomes true."""
+        ...
+
+    def hand_over(self, error: EpserveError) -> None:
+        """Ends every open request with `error` as soon as no page of it can be written or read
+        any more, so that it is carried on elsewhere."""
+        ...
+
+    def fail_all(self, error: EpserveError) -> None:
+        """Ends every open request with `error`, now."""
         ...
 
     async def close(self) -> None:

@@ -58,13 +58,14 @@ def main(behaviour: str) -> int:
 
 
 def serve(link: RankLink, behaviour: str) -> int:
-    steps = 0
+    steps, was_used = 0, False
     while True:
         link.socket.poll(1000)
         steps += 1
         out: list[Produced | Ended] = []
         for message in link.drain():
             if isinstance(message, Submit):
+                was_used = True
                 if behaviour == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if behaviour == "garbage":
@@ -83,7 +84,7 @@ def serve(link: RankLink, behaviour: str) -> int:
             num_steps=steps,
             pages_total=100,
             pages_free=100 - steps,
-            pages_owned=steps,
+            pages_owned=steps if was_used else 0,
             step_seconds=(0.004,),
             batch_sizes=(2,),
             kv_seconds=(0.001, 0.002),

@@ -27,7 +27,8 @@ SUBMIT = Submit(request_id="a", token_ids=(5,), num_prompt_tokens=1, sampling=Sa
 
 
 class Books(generate_pb2_grpc.DecodeServicer):
-    """Keeps what the front tells it; its requests are numbers that the test sets."""
+    """Keeps what the front tells it; its requests are numbers that the test sets, and are over
+    when it is told to hand them over."""
 
     def __init__(self, front: WorkerFront, metrics: WorkerMetrics) -> None:
         self.front = front
@@ -35,8 +36,17 @@ class Books(generate_pb2_grpc.DecodeServicer):
         self.num_open = 0
         self.heard: list[RankMessage] = []
         self.failed: list[EpserveError] = []
-        self.empty = asyncio.Event()
+        self.handed_over: list[EpserveError] = []
+        self.clings = False  # does not let go of requests that it has handed over
         self.closed = False
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.num_open == 0
+
+    def end_all(self) -> None:
+        self.num_open = 0
+        self.front.on_change()
 
     def on_message(self, rank: int, message: RankMessage) -> None:
         self.heard.append(message)
@@ -47,8 +57,10 @@ class Books(generate_pb2_grpc.DecodeServicer):
     def fail_all(self, error: EpserveError) -> None:
         self.failed.append(error)
 
-    async def drained(self) -> None:
-        await self.empty.wait()
+    def hand_over(self, error: EpserveError) -> None:
+        self.handed_over.append(error)
+        if not self.clings:
+            self.end_all()
 
     async def close(self) -> None:
         self.closed = True
@@ -134,37 +146,19 @@ async def test_health_follows_readiness_and_draining(tmp_path: Path) -> None:
         async with asyncio.timeout(2):
             while await health(peer, "epserve.generate.v1.Decode") != 1:
                 await asyncio.sleep(0.01)
+        server.service.num_open = 1
         server.stop_asked.set()
         async with asyncio.timeout(2):
             while await health(peer, "") == 1:
                 await asyncio.sleep(0.005)
         status = await ready(peer)
         assert status.draining
+        assert (status.num_open, status.drained) == (1, False)
         assert not run.done()  # a request is open: the grace runs
-        server.service.empty.set()
+        server.service.end_all()
         assert await asyncio.wait_for(run, 3) == 0
-        assert server.service.failed == []
+        assert server.service.handed_over == []
         assert server.service.closed
-
-
-async def test_what_outlives_the_grace_is_failed(tmp_path: Path) -> None:
-    async with running(tmp_path, "serve") as (server, run, peer):
-        await ready(peer)
-        server.stop_asked.set()
-        assert await asyncio.wait_for(run, 3) == 0
-        (error,) = server.service.failed
-        assert error.failed_epoch == server.front.epoch
-        assert error.status.grpc == "UNAVAILABLE"
-
-
-async def test_drain_and_its_undoing_reach_the_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, "serve") as (_, _, peer):
-        await ready(peer)
-        stub = worker_pb2_grpc.WorkerStub(peer)
-        await stub.Drain(worker_pb2.DrainRequest(), timeout=2)
-        assert (await ready(peer)).draining
-        await stub.Drain(worker_pb2.DrainRequest(undo=True), timeout=2)
-        assert not (await ready(peer)).draining
 
 
 async def test_a_dead_rank_fails_what_is_open_and_ends_the_worker(tmp_path: Path) -> None:
