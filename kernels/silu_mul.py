@@ -1,15 +1,85 @@
-"""The gated activation between the two projections of an MLP.
+"""The gated activation between the two projections of an MLP, alone and with the quantisation of
+what it gives.
 
-out[t, i] = silu(x[t, i]) * x[t, I + i],   silu(a) = a / (1 + exp(-a))
+    out[t, i] = silu(x[t, i]) * x[t, I + i],   silu(a) = a / (1 + exp(-a))
 
-x    [T, 2 I]  gate half first, float32 or bfloat16
-out  [T, I]    same dtype
+    x       [T, 2 I] or masked [E, C, 2 I]  gate half first, float32 or bfloat16
+    counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
+    out     [T, I] same dtype; quantised: e4m3 and scales as `kernels.quantise` gives them
+
+Quantised from float32, without rounding to bfloat16 between. The Triton path agrees with the
+reference to the last bit or the one beside it (exp).
 """
 
 import torch
 import torch.nn.functional as F
 
+from kernels.paths import path_of
+from kernels.quantise import (
+    GROUP,
+    check_counts,
+    empty_scales,
+    quantise_masked_reference,
+    quantise_reference,
+)
+
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    if path_of("silu_mul", x.device) == "triton" and x.is_contiguous() and x.shape[1] % 2 == 0:
+        from kernels.silu_mul_triton import launch
+
+        return launch(x)
+    return silu_mul_reference(x)
+
+
+def silu_mul_quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, scale). Raises ValueError unless I is a multiple of 128."""
+    _check(x, num_dims=2)
+    if path_of("silu_mul", x.device) == "triton":
+        from kernels.silu_mul_triton import launch_quantise
+
+        return launch_quantise(x.unsqueeze(0), None, squeeze=True)
+    return silu_mul_quantise_reference(x)
+
+
+def silu_mul_quantise_masked(
+    x: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, scale) of the first `counts[e]` rows of each expert."""
+    _check(x, num_dims=3)
+    check_counts(x, counts)
+    if path_of("silu_mul", x.device) == "triton":
+        from kernels.silu_mul_triton import launch_quantise
+
+        return launch_quantise(x, counts, squeeze=False)
+    return silu_mul_quantise_masked_reference(x, counts)
+
+
+def silu_mul_reference(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def silu_mul_quantise_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantise_reference(silu_mul_reference(x.float()))
+
+
+def silu_mul_quantise_masked_reference(
+    x: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantise_masked_reference(silu_mul_reference(x.float()), counts)
+
+
+def empty_outputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, scale), nothing in them yet."""
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.float8_e4m3fn)
+    return out, empty_scales(out)
+
+
+def _check(x: torch.Tensor, *, num_dims: int) -> None:
+    if x.dim() != num_dims or not x.is_contiguous():
+        raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
+    if x.shape[-1] % (2 * GROUP):
+        raise ValueError(f"I = {x.shape[-1] / 2:g} is not a multiple of {GROUP}")
+    if x.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"x must be bfloat16 or float32, is {x.dtype}")

@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Without a GPU the Triton kernels run in Triton's interpreter, which must be said before anything
+# imports it.
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def has_cuda() -> bool:

@@ -1,0 +1,50 @@
+"""Triton path of `kernels.combine`: a program a token and block of columns."""
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+
+
+@triton.jit
+def _combine(
+    rows, row_of, weights, base, out, num_tokens, width, scaling,
+    num_choices: tl.constexpr, block: tl.constexpr, has_base: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    total = tl.zeros([block], tl.float32)
+    # Unrolled, so that the loads of all choices are in flight together.
+    for choice in tl.static_range(num_choices):
+        row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
+        weight = tl.load(weights + token * num_choices + choice)
+        here = inside & (row + tl.zeros_like(column) >= 0)
+        values = tl.load(rows + row * width + column, mask=here, other=0.0)
+        total += values.to(tl.float32) * weight
+    total *= scaling
+    if has_base:
+        added = tl.load(base + token * width + column, mask=inside, other=0.0)
+        total += added.to(tl.float32)
+    tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def launch(
+    rows: torch.Tensor,
+    row_of: torch.Tensor,
+    weights: torch.Tensor,
+    scaling: float,
+    base: torch.Tensor | None,
+) -> torch.Tensor:
+    num_choices, num_tokens = row_of.shape
+    width = rows.shape[1]
+    out = rows.new_empty(num_tokens, width)
+    if out.numel():
+        base = None if base is None else base.contiguous()
+        _combine[num_tokens, triton.cdiv(width, BLOCK)](
+            rows.contiguous(), row_of.contiguous(), weights.contiguous(), base, out, num_tokens,
+            width, scaling, num_choices=num_choices, block=BLOCK, has_base=base is not None,
+            num_warps=4,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,49 @@
+"""Which implementation of each operation runs on a device: the best that is installed.
+
+    path_of("rms_norm", device)   "triton"
+    paths(device)                 {"rms_norm": "triton", ...}: the line that a rank logs at start
+
+EPSERVE_KERNELS=reference takes the torch references everywhere.
+"""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+# Best first; the reference comes behind all of them.
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "combine": ("triton",),
+    "merge_states": ("triton",),
+    "permute": ("triton",),
+    "quantise": ("triton",),
+    "rescale": ("triton",),
+    "rms_norm": ("triton",),
+    "rope_write": ("triton",),
+    "silu_mul": ("triton",),
+}
+
+
+def path_of(operation: str, device: torch.device) -> str:
+    """Name of the path that `operation` takes on `device`. KeyError for an unknown operation."""
+    return _path_of(operation, device.type, device.index or 0)
+
+
+def paths(device: torch.device) -> dict[str, str]:
+    """The path of every operation on `device`."""
+    return {operation: path_of(operation, device) for operation in OPERATIONS}
+
+
+@cache
+def _path_of(operation: str, device_type: str, index: int) -> str:
+    candidates = OPERATIONS[operation]
+    if device_type != "cuda" or os.environ.get("EPSERVE_KERNELS") == "reference":
+        return "reference"
+    is_hopper = torch.cuda.get_device_capability(index)[0] == 9
+    modules = {"triton": "triton", "deep_gemm": "deep_gemm", "flash_mla": "flash_mla"}
+    for candidate in candidates:
+        needs_hopper = candidate != "triton"
+        if find_spec(modules[candidate]) is not None and (is_hopper or not needs_hopper):
+            return candidate
+    return "reference"

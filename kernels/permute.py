@@ -1,0 +1,104 @@
+"""Rows of tokens in the order of their experts, each expert's part aligned: the input of a
+contiguous grouped GEMM.
+
+    start[e]       = sum over e' < e of counts[e'] rounded up to `alignment`
+    row_of[k, t]   = start[e] + number of choices (t', k') of e with t' K + k' < t K + k,
+                     e = topk_idx[t, k]; -1 where that is -1
+    rows[row_of[k, t]] = hidden[t]
+
+    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] float32 travels along
+    topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here
+    rows       [M, H]       M = T K + E (alignment - 1), rounded up: what can never be too few
+    row_of     [K, T]       int32
+    counts     [E]          int32
+    expert_of  [M]          int32, -1: padding, whose row holds nothing of use
+    scales     [M, H / 128] float32, rows contiguous (`kernels.quantise.empty_scales`), or None
+
+Exact. Nothing waits for the host.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paths import path_of
+from kernels.quantise import empty_scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permuted:
+    """Shapes in this file's docstring."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    row_of: torch.Tensor
+    counts: torch.Tensor
+    expert_of: torch.Tensor
+
+
+def permute(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    *,
+    alignment: int = 128,
+    scale: torch.Tensor | None = None,
+) -> Permuted:
+    """Raises ValueError for shapes or dtypes that do not fit."""
+    if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
+        raise ValueError(f"topk_idx must be [T, K] int64, is {topk_idx.dtype}")
+    if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0] or not hidden.is_contiguous():
+        raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
+    if path_of("permute", hidden.device) == "triton":
+        from kernels.permute_triton import launch
+
+        return launch(hidden, topk_idx, num_experts, alignment, scale)
+    return permute_reference(hidden, topk_idx, num_experts, alignment=alignment, scale=scale)
+
+
+def permute_reference(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    *,
+    alignment: int = 128,
+    scale: torch.Tensor | None = None,
+) -> Permuted:
+    permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale)
+    permuted.row_of.fill_(-1)
+    permuted.expert_of.fill_(-1)
+    start = 0
+    for expert in range(num_experts):
+        token, choice = (topk_idx == expert).nonzero(as_tuple=True)
+        stop = start + len(token)
+        permuted.counts[expert] = len(token)
+        permuted.rows[start:stop] = hidden[token]
+        if scale is not None and permuted.scales is not None:
+            permuted.scales[start:stop] = scale[token]
+        permuted.expert_of[start:stop] = expert
+        numbers = torch.arange(start, stop, dtype=torch.int32, device=hidden.device)
+        permuted.row_of[choice, token] = numbers
+        start += -(-len(token) // alignment) * alignment
+    return permuted
+
+
+def empty_permuted(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    alignment: int,
+    scale: torch.Tensor | None,
+) -> Permuted:
+    """The outputs, nothing in them yet."""
+    num_tokens, num_choices = topk_idx.shape
+    most = num_tokens * num_choices + min(num_experts, topk_idx.numel()) * (alignment - 1)
+    num_rows = -(-most // alignment) * alignment
+    rows = hidden.new_empty(num_rows, hidden.shape[1])
+    integers = {"dtype": torch.int32, "device": hidden.device}
+    return Permuted(
+        rows=rows,
+        scales=None if scale is None else empty_scales(rows),
+        row_of=torch.empty(num_choices, num_tokens, **integers),
+        counts=torch.empty(num_experts, **integers),
+        expert_of=torch.empty(num_rows, **integers),
+    )

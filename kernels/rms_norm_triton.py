@@ -1,0 +1,80 @@
+"""Triton paths of `kernels.rms_norm`: a program a row, which stays in registers."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
+from kernels.quantise_triton import quantise_group
+
+
+@triton.jit
+def _rms_norm(
+    x, residual, weight, total, out, scale, width, x_stride, residual_stride, scale_group_stride,
+    eps,
+    group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
+    has_residual: tl.constexpr, quantised: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, groups)
+    columns = index[:, None] * group + tl.arange(0, group)[None, :]
+    inside = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if has_residual:
+        added = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
+        values = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
+        tl.store(total + row * width + columns, values, mask=inside)
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    wide = values.to(tl.float32)
+    mean = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / width
+    normed = wide * (1.0 / tl.sqrt_rn(mean + eps)) * factors
+    if quantised:
+        small, scales = quantise_group(normed, largest, smallest)
+        tl.store(out + row * width + columns, small, mask=inside)
+        tl.store(scale + index * scale_group_stride + row, scales, mask=index * group < width)
+    else:
+        tl.store(out + row * width + columns, normed.to(values.dtype), mask=inside)
+
+
+def launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, sum); the sum is x itself without a residual."""
+    out = x.new_empty(x.shape)
+    total = x if residual is None else x.new_empty(x.shape)
+    _run(x, residual, weight, eps, total, out, None)
+    return out, total
+
+
+def launch_quantise(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, scale, sum)."""
+    out = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+    scale = empty_scales(x)
+    total = x if residual is None else x.new_empty(x.shape)
+    _run(x, residual, weight, eps, total, out, scale)
+    return out, scale, total
+
+
+def _run(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    total: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+) -> None:
+    num_rows, width = x.shape
+    if not num_rows:
+        return
+    groups = triton.next_power_of_2(triton.cdiv(width, GROUP))
+    _rms_norm[(num_rows,)](
+        x, residual, weight, total, out, scale, width, x.stride(0),
+        0 if residual is None else residual.stride(0),
+        0 if scale is None else scale.stride(1), eps,
+        group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
+        has_residual=residual is not None, quantised=scale is not None,
+        num_warps=8 if groups >= 32 else 4,
+    )  # fmt: skip

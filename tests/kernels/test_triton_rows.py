@@ -1,0 +1,192 @@
+"""The Triton paths of the operations around matrix products, against their references."""
+
+import pytest
+import torch
+
+from kernels import (
+    combine_triton,
+    merge_states_triton,
+    permute_triton,
+    quantise_triton,
+    rescale_triton,
+    rms_norm_triton,
+    rope_write_triton,
+    silu_mul_triton,
+)
+from kernels.combine import combine_reference
+from kernels.merge_states import merge_states_reference
+from kernels.permute import permute_reference
+from kernels.quantise import quantise_masked_reference, quantise_reference
+from kernels.rescale import rescale_reference
+from kernels.rms_norm import (
+    add_rms_norm_quantise_reference,
+    add_rms_norm_reference,
+    rms_norm_reference,
+)
+from kernels.rope_write import rope_write_reference
+from kernels.silu_mul import (
+    silu_mul_quantise_masked_reference,
+    silu_mul_quantise_reference,
+    silu_mul_reference,
+)
+from tests.kernels.tensors import generator, randn
+from tests.kernels.triton_device import DEVICES, INTERPRETED, assert_same_fp8, dtypes
+
+pytestmark = pytest.mark.parametrize("device", DEVICES)
+
+WIDTH = 640 if INTERPRETED else 7168
+TOKENS = 5 if INTERPRETED else 131
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    """One bit of the last place of bfloat16; sums of many float32 in another order."""
+    bound = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    return {"rtol": bound, "atol": bound}
+
+
+def close(out: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(out, want, **tolerance(want.dtype))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> torch.Generator:
+    return generator(request.node.nodeid)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
+def test_quantise(rng: torch.Generator, device: str, num_tokens: int) -> None:
+    x = (randn(rng, num_tokens, WIDTH) * 30).to(device, dtypes()[-1])
+    x[:, :128] = 0
+    out, scale = quantise_triton.launch(x.unsqueeze(0), None, squeeze=True)
+    assert scale.stride(0) == 1
+    assert_same_fp8((out, scale), quantise_reference(x))
+
+
+def test_quantise_masked(rng: torch.Generator, device: str) -> None:
+    x = randn(rng, 4, TOKENS, WIDTH).to(device, dtypes()[-1])
+    counts = torch.tensor([2, 0, TOKENS, 1], dtype=torch.int32, device=device)
+    out = quantise_triton.launch(x, counts, squeeze=False)
+    want = quantise_masked_reference(x, counts)
+    for expert, count in enumerate(counts.tolist()):
+        found = (out[0][expert, :count], out[1][expert, :count])
+        assert_same_fp8(found, (want[0][expert, :count], want[1][expert, :count]))
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
+def test_silu_mul(rng: torch.Generator, device: str, num_tokens: int, dtype: torch.dtype) -> None:
+    x = (randn(rng, num_tokens, 2 * WIDTH) * 5).to(device, dtype)
+    close(silu_mul_triton.launch(x), silu_mul_reference(x))
+    out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True)
+    assert_same_fp8(out, silu_mul_quantise_reference(x))
+
+
+def test_silu_mul_masked(rng: torch.Generator, device: str) -> None:
+    x = randn(rng, 3, TOKENS, 2 * WIDTH).to(device, dtypes()[-1])
+    counts = torch.tensor([TOKENS, 0, 3], dtype=torch.int32, device=device)
+    out = silu_mul_triton.launch_quantise(x, counts, squeeze=False)
+    want = silu_mul_quantise_masked_reference(x, counts)
+    for expert, count in enumerate(counts.tolist()):
+        found = (out[0][expert, :count], out[1][expert, :count])
+        assert_same_fp8(found, (want[0][expert, :count], want[1][expert, :count]))
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("width", [1, 512, 576, WIDTH])
+def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dtype) -> None:
+    wide = (randn(rng, TOKENS, width + 64) * 3).to(device, dtype)
+    x, weight = wide[:, 64:], randn(rng, width).to(device, dtype)
+    residual = randn(rng, TOKENS, width).to(device, dtype)
+    close(rms_norm_triton.launch(x, None, weight, 1e-6)[0], rms_norm_reference(x, weight, 1e-6))
+    out, total = rms_norm_triton.launch(x, residual, weight, 1e-6)
+    want, wanted_total = add_rms_norm_reference(x, residual, weight, 1e-6)
+    close(out, want)
+    assert torch.equal(total, wanted_total)
+    if width % 128 == 0:
+        *quantised, total = rms_norm_triton.launch_quantise(x, residual, weight, 1e-6)
+        *wanted, _ = add_rms_norm_quantise_reference(x, residual, weight, 1e-6)
+        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
+        assert torch.equal(total, wanted_total)
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize(("heads", "nope", "rope", "latent"), [(5, 12, 8, 20), (128, 128, 64, 512)])
+def test_rope_write(
+    rng: torch.Generator, device: str, heads: int, nope: int, rope: int, latent: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    query = randn(rng, TOKENS, heads, nope + rope).to(device, dtype)
+    projected = randn(rng, TOKENS, latent + rope + 3).to(device, dtype)
+    latents, key = projected[:, :latent], projected[:, latent : latent + rope]
+    angles = randn(rng, TOKENS, rope // 2) * 100
+    rotation = torch.polar(torch.ones_like(angles), angles).to(device)
+    page_tokens = 16
+    num_pages = TOKENS // page_tokens + 3
+    slots = torch.randperm(num_pages * page_tokens, generator=rng)[:TOKENS].to(device)
+    cache = randn(rng, num_pages, page_tokens, latent + rope).to(device, dtype)
+    want_query, want_cache = query.clone(), cache.clone()
+    rope_write_reference(want_query, latents, key, rotation, slots, want_cache)
+    rope_write_triton.launch(query, latents, key, rotation, slots, cache)
+    close(query, want_query)
+    close(cache, want_cache)
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize(("heads", "width"), [(3, 24), (16, 128)])
+def test_merge_states(
+    rng: torch.Generator, device: str, heads: int, width: int, dtype: torch.dtype
+) -> None:
+    a, b = (randn(rng, TOKENS, heads, width).to(device, dtype) for _ in range(2))
+    lse_a, lse_b = (10 * randn(rng, TOKENS, heads).to(device) for _ in range(2))
+    lse_a[0] = lse_b[0, 0] = lse_b[1] = -torch.inf
+    out, lse = merge_states_triton.launch(a, lse_a, b, lse_b)
+    want, wanted_lse = merge_states_reference(a, lse_a, b, lse_b)
+    close(out, want)
+    torch.testing.assert_close(lse, wanted_lse)
+    assert not out[0, 0].any()
+
+
+def test_rescale(rng: torch.Generator, device: str) -> None:
+    x = (randn(rng, 3, TOKENS, WIDTH) * 100).to(device).to(torch.float8_e4m3fn)
+    scale = torch.rand(3, TOKENS, WIDTH // 128, generator=rng).to(device)
+    whole = torch.tensor(0.4, device=device)
+    counts = torch.tensor([1, 0, TOKENS], dtype=torch.int32, device=device)
+    out = rescale_triton.launch(x, scale, whole, counts)
+    want = rescale_reference(x, scale, whole, counts)
+    for expert, count in enumerate(counts.tolist()):
+        here = (out[expert, :count], scale[expert, :count])
+        assert_same_fp8(here, (want[expert, :count], scale[expert, :count]))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_choices", "num_experts", "alignment"),
+    [(0, 2, 3, 8), (1, 1, 1, 128), (7, 3, 5, 4), (20 if INTERPRETED else 3000, 8, 32, 128)],
+)
+@pytest.mark.parametrize("everything", ["spread", "to one", "to none"])
+def test_permute_and_combine(
+    rng: torch.Generator, device: str, num_tokens: int, num_choices: int, num_experts: int,
+    alignment: int, everything: str,
+) -> None:  # fmt: skip
+    hidden = randn(rng, num_tokens, 256).to(device)
+    scale = torch.rand(num_tokens, 2, generator=rng).to(device)
+    shape = (num_tokens, num_choices)
+    idx = torch.randint(-1, num_experts, shape, generator=rng)
+    if everything != "spread":
+        idx.fill_(-1 if everything == "to none" else num_experts - 1)
+    idx = idx.to(device)
+    found = permute_triton.launch(hidden, idx, num_experts, alignment, scale)
+    want = permute_reference(hidden, idx, num_experts, alignment=alignment, scale=scale)
+    for name in ("row_of", "counts", "expert_of"):
+        assert torch.equal(getattr(found, name), getattr(want, name)), name
+    live = want.expert_of >= 0
+    assert torch.equal(found.rows[live], want.rows[live])
+    assert found.scales is not None
+    assert want.scales is not None
+    assert torch.equal(found.scales[live], want.scales[live])
+
+    rows = randn(rng, *want.rows.shape).to(device)
+    weights = torch.rand(shape, generator=rng).to(device)
+    base = randn(rng, num_tokens, 256).to(device)
+    for added in (None, base):
+        out = combine_triton.launch(rows, want.row_of, weights, 2.5, added)
+        close(out, combine_reference(rows, want.row_of, weights, scaling=2.5, base=added))
