@@ -3,11 +3,13 @@
 import asyncio
 from bisect import bisect_left
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.clock import Clock
 from core.errors import EpserveError, Overloaded, Unavailable
+from router.assignment_records import AssignmentRecords
 from router.choose import Pair, Weights, choose
+from router.considered import Considered
 from router.demand import Demand
 from router.prefix_index import PrefixIndex
 from router.table import Assigned, Released, WorkerTable
@@ -34,11 +36,13 @@ class _Waiting:
     demand: Demand
     since: float
     placed: "asyncio.Future[_Placed]"
+    considered: Considered = field(default_factory=Considered)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
     assignment: Assignment
+    pair: Pair
     released: tuple[Released, Released]
 
 
@@ -53,6 +57,7 @@ class Assigner:
         index: PrefixIndex,
         clock: Clock,
         weights: Weights,
+        records: AssignmentRecords,
         *,
         max_waiting: int,
         max_wait_seconds: float,
@@ -61,6 +66,7 @@ class Assigner:
         self._index = index
         self._clock = clock
         self._weights = weights
+        self._records = records
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
         self._queue: OrderedDict[_Waiting, None] = OrderedDict()
@@ -81,6 +87,24 @@ class Assigner:
         waiting = _Waiting(demand, self._clock.now(), asyncio.get_running_loop().create_future())
         self._queue[waiting] = None
         self.wake()
+        outcome = "INTERNAL"
+        try:
+            assignment = await self._placed(waiting)
+            outcome = "ok"
+            return assignment
+        except EpserveError as error:
+            outcome = error.status.grpc
+            raise
+        except asyncio.CancelledError:
+            outcome = "CANCELLED"
+            if _is_placed(waiting):
+                self._release(waiting.placed.result())
+            raise
+        finally:
+            self._queue.pop(waiting, None)
+            self._record(waiting, outcome)
+
+    async def _placed(self, waiting: _Waiting) -> Assignment:
         try:
             if not waiting.placed.done() and len(self._queue) > self._max_waiting:
                 raise self._overloaded(f"{len(self._queue) - 1} requests wait for room already")
@@ -90,12 +114,6 @@ class Assigner:
             if _is_placed(waiting):
                 return waiting.placed.result().assignment
             raise self._overloaded(f"no room within {self._max_wait_seconds:g} s") from None
-        except asyncio.CancelledError:
-            if _is_placed(waiting):
-                self._release(waiting.placed.result())
-            raise
-        finally:
-            self._queue.pop(waiting, None)
 
     def wake(self) -> None:
         """Gives waiting calls what there is by now."""
@@ -116,8 +134,9 @@ class Assigner:
             )
             if kind in full or waiting.placed.done():
                 continue
+            waiting.considered = considered = Considered()
             try:
-                pair = choose(demand, workers, self._index, self._weights)
+                pair = choose(demand, workers, self._index, self._weights, considered)
             except EpserveError as error:
                 self._queue.pop(waiting)
                 waiting.placed.set_exception(error)
@@ -160,7 +179,14 @@ class Assigner:
             num_matched_pages=pair.prefill.num_matched_pages,
         )
         released = (Released(prefill_epoch, prefill), Released(decode_epoch, decode))
-        return _Placed(assignment, released)
+        return _Placed(assignment, pair, released)
+
+    def _record(self, waiting: _Waiting, outcome: str) -> None:
+        pair, queue_seconds = None, self._clock.now() - waiting.since
+        if outcome == "ok":
+            placed = waiting.placed.result()
+            pair, queue_seconds = placed.pair, placed.assignment.queue_seconds
+        self._records.add(waiting.demand, outcome, queue_seconds, pair, waiting.considered)
 
     def _release(self, placed: _Placed) -> None:
         for event in placed.released:

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.errors import ContextLengthExceeded, ModelNotFound, Unavailable
+from router.considered import Considered
 from router.demand import Demand
 from router.filters import FILTERS
 from router.pairing import Pool, complete, pools
 from router.prefix_index import PrefixIndex
-from router.scorers import DECODE_SCORERS, PREFILL_SCORERS, Candidate, weighted_score
+from router.scorers import DECODE_SCORERS, PREFILL_SCORERS, Candidate, Scored, score
 from router.worker import PairKey, Worker
 
 ROLES = ("prefill", "decode")
@@ -29,36 +30,41 @@ class Pair:
 
 
 def choose(
-    demand: Demand, workers: Sequence[Worker], index: PrefixIndex, weights: Weights
+    demand: Demand,
+    workers: Sequence[Worker],
+    index: PrefixIndex,
+    weights: Weights,
+    considered: Considered,
 ) -> Pair | None:
-    """The best pair; None when all that could take the request are full.
+    """The best pair; None when all that could take the request are full. Tells `considered`
+    what became of each worker.
 
     Raises Unavailable, ModelNotFound or ContextLengthExceeded when waiting would not help.
     """
-    registered = _keep("registered", workers, demand)
+    registered = _keep("registered", workers, demand, considered)
     if not registered:
         raise Unavailable("no worker is up")
-    serving = _keep("serves_model", registered, demand)
+    serving = _keep("serves_model", registered, demand, considered)
     if not serving:
         served = ", ".join(sorted({repr(worker.status.model) for worker in registered}))
         raise ModelNotFound(f"model {demand.model!r} does not exist; served here: {served}")
-    ready = _keep("ready", serving, demand)
+    ready = _keep("ready", serving, demand, considered)
     for role in ROLES:
         if not any(worker.role_name == role for worker in ready):
             raise Unavailable(f"no {role} worker is ready")
-    paired = complete(pools(ready))
+    paired = _complete(pools(ready), considered)
     if not paired:
         raise Unavailable("no prefill and decode worker that are up can work together")
-    fitting = _narrow("fits", paired, demand)
+    fitting = _narrow("fits", paired, demand, considered)
     if not fitting:
         raise ContextLengthExceeded(_too_long(demand, paired), param="prompt")
-    allowed = _narrow("not_excluded", fitting, demand)
+    allowed = _narrow("not_excluded", fitting, demand, considered)
     if not allowed:
         raise Unavailable("this request has failed on every prefill or every decode worker")
-    with_room = _narrow("has_room", allowed, demand)
+    with_room = _narrow("has_room", allowed, demand, considered)
     if not with_room:
         return None
-    best = [_best_pair(pool, demand, index, weights) for pool in with_room.values()]
+    best = [_best_pair(pool, demand, index, weights, considered) for pool in with_room.values()]
     return max(best, key=lambda scored: scored[0])[1]
 
 
@@ -71,40 +77,64 @@ def capacity_tokens(pool: Pool) -> int:
 
 
 def _best_pair(
-    pool: Pool, demand: Demand, index: PrefixIndex, weights: Weights
+    pool: Pool, demand: Demand, index: PrefixIndex, weights: Weights, considered: Considered
 ) -> tuple[float, Pair]:
     prefill = [
         Candidate(worker, index.num_matched(worker.epoch, demand.prefix_hashes))
         for worker in pool.prefill
     ]
-    decode = [Candidate(worker) for worker in pool.decode]
-
-    def prefill_score(candidate: Candidate) -> float:
-        return weighted_score(candidate, demand, PREFILL_SCORERS, weights.prefill)
-
-    def decode_score(candidate: Candidate) -> float:
-        return weighted_score(candidate, demand, DECODE_SCORERS, weights.decode)
-
-    # Equal scores go to the one that was chosen least recently.
-    best_prefill = max(prefill, key=lambda one: (prefill_score(one), -one.worker.last_chosen))
-    best_decode = max(decode, key=lambda one: (decode_score(one), -one.worker.last_chosen))
-    score = prefill_score(best_prefill) + decode_score(best_decode)
-    return score, Pair(best_prefill, best_decode)
+    scored_prefill = [score(one, demand, PREFILL_SCORERS, weights.prefill) for one in prefill]
+    scored_decode = [
+        score(Candidate(worker), demand, DECODE_SCORERS, weights.decode) for worker in pool.decode
+    ]
+    considered.scored += scored_prefill
+    considered.scored += scored_decode
+    best_prefill, best_decode = _best(scored_prefill), _best(scored_decode)
+    pair = Pair(best_prefill.candidate, best_decode.candidate)
+    return best_prefill.total + best_decode.total, pair
 
 
-def _keep(name: str, workers: Iterable[Worker], demand: Demand) -> list[Worker]:
+def _best(scored: Sequence[Scored]) -> Scored:
+    """Equal scores go to the one that was chosen least recently."""
+    return max(scored, key=lambda one: (one.total, -one.candidate.worker.last_chosen))
+
+
+def _keep(
+    name: str, workers: Iterable[Worker], demand: Demand, considered: Considered
+) -> list[Worker]:
     passes = FILTERS[name]
-    return [worker for worker in workers if passes(worker, demand)]
+    kept = []
+    for worker in workers:
+        if passes(worker, demand):
+            kept.append(worker)
+        else:
+            considered.rejected.append((worker, name))
+    return kept
 
 
-def _narrow(name: str, paired: dict[PairKey, Pool], demand: Demand) -> dict[PairKey, Pool]:
+def _narrow(
+    name: str, paired: dict[PairKey, Pool], demand: Demand, considered: Considered
+) -> dict[PairKey, Pool]:
     """Applies a filter inside each pool; pools that lose a role fall away."""
-    return complete(
+    return _complete(
         {
-            key: Pool(_keep(name, pool.prefill, demand), _keep(name, pool.decode, demand))
+            key: Pool(
+                _keep(name, pool.prefill, demand, considered),
+                _keep(name, pool.decode, demand, considered),
+            )
             for key, pool in paired.items()
-        }
+        },
+        considered,
     )
+
+
+def _complete(found: dict[PairKey, Pool], considered: Considered) -> dict[PairKey, Pool]:
+    """`pairing.complete`, told to `considered` as a filter named paired."""
+    whole = complete(found)
+    for key, pool in found.items():
+        if key not in whole:
+            considered.rejected += [(worker, "paired") for worker in (*pool.prefill, *pool.decode)]
+    return whole
 
 
 def _too_long(demand: Demand, paired: dict[PairKey, Pool]) -> str:

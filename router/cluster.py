@@ -3,6 +3,7 @@
 from core.clock import Clock
 from core.log import get_logger
 from router.assign import Assigner
+from router.assignment_records import AssignmentRecords
 from router.choose import Weights
 from router.metrics import RouterMetrics
 from router.pairing import rejections
@@ -20,11 +21,14 @@ class Cluster:
     def __init__(self, settings: RouterSettings, clock: Clock, metrics: RouterMetrics) -> None:
         self.table = WorkerTable(pending_seconds=settings.pending_seconds)
         self.index = PrefixIndex(settings.prefix_index_pages)
+        weights = Weights(prefill=settings.prefill_weights, decode=settings.decode_weights)
+        self.records = AssignmentRecords(weights)
         self.assigner = Assigner(
             self.table,
             self.index,
             clock,
-            Weights(prefill=settings.prefill_weights, decode=settings.decode_weights),
+            weights,
+            self.records,
             max_waiting=settings.max_waiting,
             max_wait_seconds=settings.max_wait_seconds,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.demand import Demand
 from router.worker import Worker
@@ -52,15 +53,26 @@ PREFILL_SCORERS: dict[str, Scorer] = {"prefix_affinity": prefix_affinity, "load"
 DECODE_SCORERS: dict[str, Scorer] = {"free_pages": free_pages, "free_slots": free_slots}
 
 
-def weighted_score(
+class Scored(NamedTuple):
+    """`scores` in the order of the scorers, `total` their weighted mean."""
+
+    candidate: Candidate
+    scores: tuple[float, ...]
+    total: float
+
+
+def score(
     candidate: Candidate,
     demand: Demand,
     scorers: Mapping[str, Scorer],
     weights: Mapping[str, float],
-) -> float:
-    """sum(weight * score) / sum(weights); 0 when all weights are 0"""
-    total = sum(weights[name] for name in scorers)
-    if total == 0:
-        return 0.0
-    weighted = (weights[name] * scorer(candidate, demand) for name, scorer in scorers.items())
-    return sum(weighted) / total
+) -> Scored:
+    """total = sum(weight * score) / sum(weights); 0 when all weights are 0"""
+    scores = []
+    weighted = sum_weights = 0.0
+    for name, scorer in scorers.items():
+        value, weight = scorer(candidate, demand), weights[name]
+        scores.append(value)
+        weighted += weight * value
+        sum_weights += weight
+    return Scored(candidate, tuple(scores), weighted / sum_weights if sum_weights else 0.0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.demand import Demand
 from router.filters import FILTERS
-from router.scorers import DECODE_SCORERS, PREFILL_SCORERS, Candidate, weighted_score
+from router.scorers import DECODE_SCORERS, PREFILL_SCORERS, Candidate, score
 from router.worker import Load, Pending, Worker, status_problem
 from tests.router.statuses import ROLES, make_status
 
@@ -117,8 +117,9 @@ def test_a_whole_match_wins_just_while_it_saves_more_than_waits_there(
     weights = {"prefix_affinity": 0.5, "load": 1.0}
     holder = Candidate(make_worker("prefill", waiting_tokens=waiting_pages * 64), pages)
     idle = Candidate(make_worker("prefill"))
-    advantage = weighted_score(holder, demand, PREFILL_SCORERS, weights) - weighted_score(
-        idle, demand, PREFILL_SCORERS, weights
+    advantage = (
+        score(holder, demand, PREFILL_SCORERS, weights).total
+        - score(idle, demand, PREFILL_SCORERS, weights).total
     )
     if waiting_pages == pages:
         assert advantage == pytest.approx(0)
@@ -129,5 +130,7 @@ def test_a_whole_match_wins_just_while_it_saves_more_than_waits_there(
 def test_weights() -> None:
     candidate = Candidate(make_worker("decode", pages_free=100, num_running=2))
     scorers, demand = DECODE_SCORERS, make_demand()
-    assert weighted_score(candidate, demand, scorers, {"free_pages": 3, "free_slots": 1}) == 0.875
-    assert weighted_score(candidate, demand, scorers, {"free_pages": 0, "free_slots": 0}) == 0
+    scored = score(candidate, demand, scorers, {"free_pages": 3, "free_slots": 1})
+    assert scored.scores == (1.0, 0.5)
+    assert scored.total == 0.875
+    assert score(candidate, demand, scorers, {"free_pages": 0, "free_slots": 0}).total == 0
