@@ -84,6 +84,9 @@ class ProcessSettings(BaseSettings):
             return CliApp.run(cls, cli_args=list(argv))
         except ValidationError as error:
             for problem in error.errors():
+                if not problem["loc"]:  # about several of them
+                    sys.stderr.write(f"error: {problem['msg'].removeprefix('Value error, ')}\n")
+                    continue
                 flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
                 text = problem["msg"].removeprefix("Value error, ")
                 sys.stderr.write(f"error: {flag}: {text}, got {problem.get('input')!r}\n")

@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from core.log import configure
+from router.discovery import DiscoveryError
 from router.process import run_router
 from router.settings import RouterSettings
 
@@ -13,7 +14,7 @@ def main() -> int:
     configure("router", settings.name or "router", settings.log_level, settings.log_format)
     try:
         asyncio.run(run_router(settings))
-    except OSError as error:
+    except (OSError, DiscoveryError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0

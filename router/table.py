@@ -3,6 +3,8 @@
     event          from               may cause
     StatusArrived  a worker's stream  Transition, Forget (the address has a new epoch)
     StreamBroken   a worker's stream  Transition to LOST
+    Stood          discovery          Transition (CLOSING: it gets no new requests)
+    Left           discovery          Transition to LOST, Forget
     Assigned       the assigner       -
     Released       the assigner       -   (the caller went away before it learnt of the pair)
 
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 from proto.worker_pb2 import ROLE_DECODE, Role, WorkerStatus
 from router.completions import Completions
+from router.discovery import Standing
 from router.worker import Load, Pending, Worker, WorkerState, status_problem
 
 
@@ -32,6 +35,21 @@ class StreamBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class Stood:
+    """What discovery knows of whoever is at `address`, now and until it says otherwise."""
+
+    address: str
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Whoever was at `address` is no member any more: another one may come there."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Assigned:
     """`pending` goes on the account of the worker with this epoch."""
 
@@ -45,7 +63,8 @@ class Released:
     pending: Pending
 
 
-Event = StatusArrived | StreamBroken | Assigned | Released
+WorkerEvent = StatusArrived | StreamBroken | Stood | Left
+Event = WorkerEvent | Assigned | Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +97,7 @@ class WorkerTable:
         self.completions = Completions()
         self._pending_seconds = pending_seconds
         self._by_address: dict[str, Worker] = {}
+        self._standings: dict[str, Standing] = {}
         self._choice_numbers = itertools.count(1)
 
     @property
@@ -92,6 +112,10 @@ class WorkerTable:
                 return self._status_arrived(event, now)
             case StreamBroken():
                 return self._stream_broken(event)
+            case Stood():
+                return self._stood(event)
+            case Left():
+                return self._left(event)
             case Assigned():
                 worker = self._by_epoch(event.epoch)
                 if worker is not None:
@@ -114,6 +138,8 @@ class WorkerTable:
         status = event.status
         # Peers reach it where the router does, not where it believes to listen (0.0.0.0).
         status.identity.address = event.address
+        standing = self._standings.get(event.address, Standing.OPEN)
+        status.draining |= standing is Standing.CLOSING
         problem = status_problem(status, event.role) or self._twin_problem(event)
         old = self._by_address.get(event.address)
         actions: list[Action] = []
@@ -136,7 +162,7 @@ class WorkerTable:
             worker, before, key = old, old.state, old.key
             self._confirm(worker, status, now)
         worker.status, worker.load = status, Load.of(status)
-        worker.problem, worker.lost = problem, False
+        worker.problem, worker.lost, worker.standing = problem, False, standing
         if before is not worker.state or key != worker.key:
             actions.append(_transition(worker, before, worker.state, problem))
         return actions
@@ -147,6 +173,28 @@ class WorkerTable:
             return []
         before, worker.lost = worker.state, True
         return [_transition(worker, before, WorkerState.LOST, event.reason)]
+
+    def _stood(self, event: Stood) -> list[Action]:
+        self._standings[event.address] = event.standing
+        worker = self._by_address.get(event.address)
+        if worker is None:
+            return []
+        before, worker.standing = worker.state, event.standing
+        # Taken back by the worker's next status, should its pod not be closing after all.
+        worker.status.draining |= event.standing is Standing.CLOSING
+        if worker.state is before:
+            return []
+        return [_transition(worker, before, worker.state, "its pod is terminating")]
+
+    def _left(self, event: Left) -> list[Action]:
+        self._standings.pop(event.address, None)
+        worker = self._by_address.pop(event.address, None)
+        if worker is None:
+            return []
+        actions: list[Action] = [Forget(worker.epoch)]
+        if not worker.lost:
+            actions.append(_transition(worker, worker.state, WorkerState.LOST, "it left"))
+        return actions
 
     def _confirm(self, worker: Worker, status: WorkerStatus, now: float) -> None:
         """Takes off what the worker has accepted since its last status, oldest first."""

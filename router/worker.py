@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from proto import worker_pb2
 from proto.worker_pb2 import ROLE_PREFILL, Role, WorkerStatus
+from router.discovery import Standing
 
 
 class WorkerState(Enum):
@@ -14,9 +15,10 @@ class WorkerState(Enum):
 
     LOADING   up, its ranks are not
     READY     takes requests
-    DRAINING  finishes what it has
+    DRAINING  finishes what it has, because it was told to or its pod is terminating
     REFUSED   says something that cannot be true; `Worker.problem` says what
-    LOST      its stream broke or fell silent; forgotten when its address has another epoch
+    LOST      its stream broke or fell silent; forgotten when its address has another epoch, or
+              when it leaves
     """
 
     LOADING = "loading"
@@ -82,6 +84,7 @@ class Worker:
     load: Load
     problem: str = ""
     lost: bool = False
+    standing: Standing = Standing.OPEN
     pending: deque[Pending] = field(default_factory=deque)
     last_chosen: int = 0
     num_ended: int = 0

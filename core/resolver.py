@@ -1,0 +1,82 @@
+"""Looking names up without the event loop ever waiting for a resolver that hangs."""
+
+import asyncio
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+
+from core.address import Address, parse_address
+
+# Answers that say "no such host", not "ask again later".
+_NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+Lookup = Callable[[str, int], list[str]]
+
+
+def is_literal(address: str) -> bool:
+    """Whether the host of `host:port` is an IP address, so that there is nothing to look up."""
+    try:
+        ipaddress.ip_address(parse_address(address).host)
+    except ValueError:
+        return False
+    return True
+
+
+def system_lookup(host: str, port: int) -> list[str]:
+    """All `ip:port` of a name, sorted; [] when no such name exists. Blocks.
+
+    A host with addresses of both families would be met twice: only its IPv4 ones are given.
+    Raises OSError when the resolver could not tell.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in _NO_SUCH_HOST:
+            return []
+        raise
+    by_family: dict[int, set[str]] = {}
+    for family, _kind, _protocol, _name, where in found:
+        by_family.setdefault(family, set()).add(str(Address(str(where[0]), port)))
+    return sorted(by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6) or ())
+
+
+async def resolve(
+    address: str, *, timeout_seconds: float, lookup: Lookup = system_lookup
+) -> list[str]:
+    """All `ip:port` behind `host:port`, sorted; [] when there are none.
+
+    Raises OSError when the resolver could not tell, or not within `timeout_seconds`.
+    """
+    host, port = parse_address(address)
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(addresses: list[str], error: OSError | None) -> None:
+        if found.done():
+            return
+        if error is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(addresses)
+
+    def work() -> None:
+        addresses: list[str] = []
+        failure: OSError | None = None
+        try:
+            addresses = lookup(host, port)
+        except (OSError, UnicodeError) as error:  # the latter for names that cannot be one
+            failure = error if isinstance(error, OSError) else OSError(str(error))
+        try:
+            loop.call_soon_threadsafe(settle, addresses, failure)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    # A thread of its own: a pool's threads are waited for when the loop ends, for as long as the
+    # resolver likes.
+    threading.Thread(target=work, name=f"resolve {host}", daemon=True).start()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await found
+    except TimeoutError:
+        raise OSError(f"no answer for {host!r} within {timeout_seconds:g} s") from None
