@@ -85,8 +85,10 @@ class Admission:
         """Room for `run` while the block runs, as soon as there is; raises as `check` does,
         and Overloaded when the wait takes too long."""
         self.check()
+        arrived_at = self._clock.now()
         if self._is_full():
             await self._wait(priority)
+        self._metrics.admission_time.observe(self._clock.now() - arrived_at)
         self._running.add(run)
         self._idle.clear()
         self._metrics.inflight.inc()

@@ -8,6 +8,7 @@ import grpc
 from core.clock import Clock
 from core.log import get_logger
 from core.process import Identity
+from gateway.metrics import GatewayMetrics
 from proto.router_pb2 import AnnounceRequest, AnnounceResponse
 from rpc.client import to_error
 from rpc.identity import identity_message
@@ -29,11 +30,18 @@ class Announcer:
     """Calls Router.Announce once a second and keeps the answer."""
 
     def __init__(
-        self, router: "RouterAsyncStub", identity: Identity, clock: Clock, *, model: str
+        self,
+        router: "RouterAsyncStub",
+        identity: Identity,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        *,
+        model: str,
     ) -> None:
         self._router = router
         self._request = AnnounceRequest(identity=identity_message(identity))
         self._clock = clock
+        self._metrics = metrics
         self._model = model
         self._answer = AnnounceResponse()
         self._answered_at: float | None = None
@@ -71,6 +79,7 @@ class Announcer:
         if answer.model not in ("", self._model, self._answer.model):
             log.warning("workers serve another model", model=answer.model, ours=self._model)
         self._answer = answer
+        self._metrics.kv_usage.set(answer.kv_usage)
         self._answered_at = self._clock.now()
 
     def _is_fresh(self) -> bool:

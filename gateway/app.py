@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from core.errors import EpserveError, ModelNotFound, Unavailable
+from core.version import software_version
 from gateway.api_document import describe
 from gateway.api_keys import ApiKeys
 from gateway.body_limit import BodyLimit
@@ -30,7 +30,7 @@ EXPOSED_HEADERS = (
 
 def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     """The whole application around one frontend, with the keys that it takes."""
-    app = FastAPI(title="epserve", version=_version(), docs_url=None, redoc_url=None)
+    app = FastAPI(title="epserve", version=software_version(), docs_url=None, redoc_url=None)
     app.add_exception_handler(EpserveError, on_epserve_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     _add_generation(app, frontend)
@@ -137,10 +137,3 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
         frontend.serving.metrics.tasks.set(len(asyncio.all_tasks()))
         content = generate_latest(frontend.serving.metrics.exposed())
         return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
-
-
-def _version() -> str:
-    try:
-        return version("epserve")
-    except PackageNotFoundError:  # a source tree that was not installed
-        return "unknown"

@@ -268,7 +268,9 @@ class Frontend:
         return min(seconds, longest)
 
     def _respond(self, job: Job, reply: ChatReply | CompletionReply) -> Response:
-        self.cluster.metrics.prompt_tokens.inc(sum(len(one.token_ids) for one in job.prompts))
+        metrics = self.cluster.metrics
+        metrics.prompt_tokens.inc(sum(len(one.token_ids) for one in job.prompts))
+        metrics.prepare_time.observe(self.serving.clock.now() - job.arrived_at)
         if self.settings.log_prompts:
             texts = [self.model.tokenizer.spelled_text(one.token_ids) for one in job.prompts]
             log.info("prompts", id=job.id, texts=texts)

@@ -167,8 +167,13 @@ class GenerationResponse(Response):
     def _record(self, outcome: str, client: Client | None) -> None:
         usage = self._run.usage()
         seconds = self._serving.clock.now() - self._job.arrived_at
-        self._serving.metrics.requests.labels(outcome=outcome).inc()
-        self._serving.metrics.latency.observe(seconds)
+        self._serving.metrics.note_end(
+            outcome,
+            seconds,
+            num_prompt=usage.prompt_tokens,
+            num_cached=usage.cached_tokens,
+            num_generated=usage.completion_tokens,
+        )
         log.info(
             "generation ended",
             id=self._job.id,

@@ -1,8 +1,11 @@
 """Metrics of the gateway process."""
 
+import asyncio
 import os
+from collections.abc import Sequence
+from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from core.metrics import (
@@ -10,6 +13,9 @@ from core.metrics import (
     QUEUE_BUCKETS,
     REQUEST_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
+    TOKEN_BUCKETS,
+    ProcessRegistry,
+    add_build_info,
 )
 
 # Read by the library itself when it is imported.
@@ -26,15 +32,15 @@ class GatewayMetrics:
     in `requests`, `latency` and `inflight`."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        if not is_shared():
-            ProcessCollector(registry=self.registry)
+        self.registry = CollectorRegistry() if is_shared() else ProcessRegistry()
+        add_build_info(self.registry, "gateway")
         self.requests = Counter(
             "epserve_requests_total",
             "Generation requests by outcome: ok, disconnected, or the error's code",
             ["outcome"],
             registry=self.registry,
         )
+        self.requests.labels(outcome="ok")  # from the start, so that rates begin at 0
         self.http_responses = Counter(
             "epserve_gateway_http_responses_total",
             "HTTP responses by path (known ones only) and status",
@@ -42,10 +48,17 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.inflight = self._gauge(
-            "epserve_gateway_inflight_requests", "Generation requests in progress"
+            "epserve_gateway_num_running_requests", "Generation requests in progress"
         )
         self.queued = self._gauge(
-            "epserve_gateway_queued_requests", "Requests that wait in the gateway for others to end"
+            "epserve_gateway_num_waiting_requests",
+            "Requests that wait in the gateway for others to end",
+        )
+        self.kv_usage = self._gauge(
+            "epserve_gateway_kv_usage_ratio",
+            "Share of the decode workers' KV pages that requests hold, 0 to 1, as the router "
+            "last said",
+            mode="livemax",
         )
         self.tasks = self._gauge(
             "epserve_gateway_tasks", "Asyncio tasks of the process when it was last scraped"
@@ -61,9 +74,23 @@ class GatewayMetrics:
             "Prompt tokens of accepted requests, each prompt once",
             registry=self.registry,
         )
-        self.output_tokens = Counter(
-            "epserve_gateway_output_tokens_total", "Tokens received from decode workers",
+        self.cached_tokens = Counter(
+            "epserve_gateway_cached_tokens_total",
+            "Prompt tokens whose KV prefill workers knew already, each prompt once",
             registry=self.registry,
+        )
+        self.output_tokens = Counter(
+            "epserve_gateway_generation_tokens_total",
+            "Tokens received from decode workers",
+            registry=self.registry,
+        )
+        self.request_prompt_tokens = self._histogram(
+            "epserve_request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS
+        )
+        self.request_generation_tokens = self._histogram(
+            "epserve_request_generation_tokens",
+            "Tokens generated for a request, all choices together",
+            TOKEN_BUCKETS,
         )
         self.time_to_first_token = self._histogram(
             "epserve_time_to_first_token_seconds",
@@ -82,7 +109,17 @@ class GatewayMetrics:
         )
         self.queue_time = self._histogram(
             "epserve_queue_time_seconds",
-            "Waiting at the router for workers with room",
+            "Waiting at the router for workers with room, of a choice",
+            QUEUE_BUCKETS,
+        )
+        self.prepare_time = self._histogram(
+            "epserve_gateway_prepare_seconds",
+            "From the arrival of a request until it is checked, templated and tokenized",
+            QUEUE_BUCKETS,
+        )
+        self.admission_time = self._histogram(
+            "epserve_gateway_queue_time_seconds",
+            "Waiting in the gateway for other requests to end",
             QUEUE_BUCKETS,
         )
 
@@ -94,6 +131,16 @@ class GatewayMetrics:
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return registry
 
+    def note_end(
+        self, outcome: str, seconds: float, *, num_prompt: int, num_cached: int, num_generated: int
+    ) -> None:
+        """A request is over, `seconds` after its arrival; tokens of all its choices."""
+        self.requests.labels(outcome=outcome).inc()
+        self.latency.observe(seconds)
+        self.cached_tokens.inc(num_cached)
+        self.request_prompt_tokens.observe(num_prompt)
+        self.request_generation_tokens.observe(num_generated)
+
     def count_move(self, reason: str) -> None:
         self.moves.labels(reason=reason).inc()
 
@@ -103,8 +150,15 @@ class GatewayMetrics:
         for _ in range(num_tokens):
             self.inter_token.observe(each)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
+    def watch_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Counts the loop's tasks whenever somebody scrapes, where this process alone is told."""
+        if not is_shared():
+            self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    def _gauge(
+        self, name: str, text: str, mode: Literal["livesum", "livemax"] = "livesum"
+    ) -> Gauge:
+        return Gauge(name, text, registry=self.registry, multiprocess_mode=mode)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self.registry)

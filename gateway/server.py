@@ -92,10 +92,11 @@ async def serve(
         stack.push_async_callback(channels.close)
         clock = SystemClock()
         metrics = GatewayMetrics()
+        metrics.watch_tasks(asyncio.get_running_loop())
         metrics_server = serve_metrics(settings.metrics_port, metrics.registry, address.host)
         stack.callback(metrics_server.close)
         router = RouterStub(router_channel)
-        announcer = Announcer(router, identity, clock, model=model.name)
+        announcer = Announcer(router, identity, clock, metrics, model=model.name)
         admission = Admission(
             max_inflight=settings.max_inflight,
             max_queued=settings.max_queued,

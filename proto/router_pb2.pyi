@@ -156,6 +156,7 @@ class AnnounceResponse(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     LOG_LEVEL_FIELD_NUMBER: _builtins.int
+    KV_USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """What a gateway needs to know about the model served, once any worker is registered."""
     page_tokens: _builtins.int
@@ -164,6 +165,8 @@ class AnnounceResponse(_message.Message):
     """at least one compatible pair takes requests"""
     log_level: _builtins.str
     """what an operator wants; "": nothing said"""
+    kv_usage: _builtins.float
+    """0 to 1: of the decode workers' KV pages, those that requests hold"""
     def __init__(
         self,
         *,
@@ -172,10 +175,11 @@ class AnnounceResponse(_message.Message):
         max_model_len: _builtins.int = ...,
         ready: _builtins.bool = ...,
         log_level: _builtins.str = ...,
+        kv_usage: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_level", b"log_level", "max_model_len", b"max_model_len", "model", b"model", "page_tokens", b"page_tokens", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_usage", b"kv_usage", "log_level", b"log_level", "max_model_len", b"max_model_len", "model", b"model", "page_tokens", b"page_tokens", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,7 @@ class Cluster:
     def _log_rejections(self) -> None:
         """Once for each address and reason: nothing else tells why it gets no requests."""
         found = rejections(self.table.workers)
+        self._metrics.num_rejected.set(len(found))
         for rejection in found:
             worker = rejection.worker
             if self._rejected.get(worker.address) != rejection.reason:

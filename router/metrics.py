@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from core.metrics import QUEUE_BUCKETS
+from core.metrics import QUEUE_BUCKETS, add_build_info
 from router.worker import Worker, WorkerState
 
 ROLES = ("prefill", "decode")
@@ -17,25 +17,32 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._assigns = Counter(
-            "epserve_router_assign_total", "Assign calls, by outcome.", ["outcome"],
+            "epserve_router_assign_total", "Assign calls, by outcome", ["outcome"],
             registry=registry,
         )  # fmt: skip
         self.assign_seconds = Histogram(
             "epserve_router_assign_seconds",
-            "Duration of Assign calls that got a pair, the wait for room included.",
+            "Duration of Assign calls that got a pair, the wait for room included",
             buckets=QUEUE_BUCKETS,
             registry=registry,
         )
         self._workers = Gauge(
-            "epserve_router_workers", "Configured workers that were ever seen, by state.",
+            "epserve_router_workers", "Workers that were ever seen and are not forgotten, by state",
             ["role", "state"], registry=registry,
         )  # fmt: skip
-        self.num_waiting = Gauge(
-            "epserve_router_num_waiting", "Assign calls that wait for room.", registry=registry
+        self.num_rejected = Gauge(
+            "epserve_router_rejected_workers",
+            "Workers that are up but get no requests: none of the other role matches them, or "
+            "what they say cannot be",
+            registry=registry,
         )
+        self.num_waiting = Gauge(
+            "epserve_router_num_waiting_requests", "Assign calls that wait for room",
+            registry=registry,
+        )  # fmt: skip
         self._prefix_pages = Counter(
             "epserve_router_prefix_pages_total",
-            "Full pages of assigned prompts: matched = expected in the chosen worker's tree.",
+            "Full pages of assigned prompts: matched = expected in the chosen worker's tree",
             ["result"], registry=registry,
         )  # fmt: skip
         for outcome in OUTCOMES:
@@ -43,6 +50,7 @@ class RouterMetrics:
         for result in ("matched", "missed"):
             self._prefix_pages.labels(result)
         self.show_workers(())
+        add_build_info(registry, "router")
 
     def count_assign(self, outcome: str) -> None:
         self._assigns.labels(outcome).inc()

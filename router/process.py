@@ -2,12 +2,10 @@
 
 import asyncio
 
-from prometheus_client import CollectorRegistry
-
 from core.address import parse_address
 from core.clock import SystemClock
 from core.log import get_logger
-from core.metrics import serve
+from core.metrics import ProcessRegistry, serve
 from core.process import Identity
 from core.signals import stop_event
 from proto import router_pb2
@@ -32,7 +30,7 @@ class RouterProcess:
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
         self._clock = SystemClock()
-        self._registry = CollectorRegistry()
+        self._registry = ProcessRegistry()
         self._server = RpcServer(settings.listen)
         self.address = self._server.address
         identity = Identity(

@@ -91,6 +91,7 @@ class RouterService(RouterServicer):
             page_tokens=key.page_tokens,
             max_model_len=_max_model_len(pool),
             ready=bool(ready),
+            kv_usage=_kv_usage(pool),
         )
 
 
@@ -156,6 +157,13 @@ def _max_model_len(pool: Pool) -> int:
         for workers in (pool.prefill, pool.decode)
     ]
     return min(*lengths, capacity_tokens(pool) + 1)
+
+
+def _kv_usage(pool: Pool) -> float:
+    """0 to 1, as the pool's decode workers last said."""
+    num_pages = sum(worker.load.pages_total for worker in pool.decode)
+    num_free = sum(worker.load.pages_free for worker in pool.decode)
+    return 1 - num_free / num_pages if num_pages else 0.0
 
 
 def _outcome(error: EpserveError) -> str:

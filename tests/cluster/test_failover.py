@@ -157,7 +157,7 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
     after = await asyncio.to_thread(settled, cluster, before)
     assert max(grown(before, after).values()) <= HELD_TO_AND_FRO, (before, after)
     assert after.num_processes == before.num_processes
-    assert gateway_metric(cluster, "epserve_gateway_inflight_requests") == 0
+    assert gateway_metric(cluster, "epserve_gateway_num_running_requests") == 0
     return {
         "kills": plan.num_kills,
         "of busy ones": killer.num_at_work,

@@ -185,6 +185,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         self.ready = True
         self.model = ""
         self.max_model_len = 0
+        self.kv_usage = 0.25
         self.queue_seconds = 0.0
         self.errors: deque[EpserveError] = deque()
         self.hang = False
@@ -208,7 +209,13 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
 
     async def start(self, listen: str = "127.0.0.1:0") -> None:
         self.server = RpcServer(listen)
-        self.server.add(router_pb2_grpc.add_RouterServicer_to_server, self, router_pb2, "Router")
+        self.server.add(
+            router_pb2_grpc.add_RouterServicer_to_server,
+            self,
+            router_pb2,
+            "Router",
+            multiplexed=("Assign",),
+        )
         await self.server.start()
 
     async def Assign(
@@ -242,6 +249,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
             model=self.model,
             page_tokens=PAGE_TOKENS,
             max_model_len=self.max_model_len,
+            kv_usage=self.kv_usage,
             ready=self.ready,
         )
 

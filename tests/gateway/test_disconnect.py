@@ -45,7 +45,7 @@ async def eventually(condition: Any, seconds: float = 1.0) -> None:
 
 async def inflight(gateway: Gateway) -> float:
     text = (await gateway.client.get("/metrics")).text
-    name = "epserve_gateway_inflight_requests "
+    name = "epserve_gateway_num_running_requests "
     (line,) = (line for line in text.splitlines() if line.startswith(name))
     return float(line.removeprefix(name))
 

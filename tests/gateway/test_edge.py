@@ -189,7 +189,7 @@ async def test_a_client_that_never_reads(model_folder: Path) -> None:
         async with asyncio.timeout(5):
             while 'epserve_requests_total{outcome="slow_reader"} 1.0' not in await outcomes():
                 await asyncio.sleep(0.05)
-        assert "epserve_gateway_inflight_requests 0.0" in await outcomes()
+        assert "epserve_gateway_num_running_requests 0.0" in await outcomes()
         # The connection is cut: what the kernel had is all there is.
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(100 * 2**20), 10)

@@ -101,16 +101,21 @@ async def test_every_metric_moves(gateway: Gateway) -> None:
     )  # fmt: skip
     assert moved("epserve_requests_total", outcome="ok") == 1
     assert moved("epserve_gateway_prompt_tokens_total") == num_prompt
-    assert moved("epserve_gateway_output_tokens_total") == num_output
+    assert moved("epserve_gateway_generation_tokens_total") == num_output
     assert moved("epserve_time_to_first_token_seconds_count") == 2
     # The first message of each choice has four tokens: there is no time between those.
     assert moved("epserve_inter_token_latency_seconds_count") == num_output - 2 * 4
     assert moved("epserve_e2e_request_latency_seconds_count") == 1
     assert moved("epserve_queue_time_seconds_count") == 2
     assert moved("epserve_queue_time_seconds_sum") == pytest.approx(0.5)
+    assert moved("epserve_gateway_queue_time_seconds_count") == 1
+    assert moved("epserve_gateway_prepare_seconds_count") == 1
+    assert moved("epserve_request_prompt_tokens_sum") == num_prompt
+    assert moved("epserve_request_generation_tokens_sum") == num_output
     responses = "epserve_gateway_http_responses_total"
     assert moved(responses, path="/v1/completions", code="200") == 1
     assert moved(responses, path="other", code="404") == 1
+    assert after["epserve_gateway_kv_usage_ratio", ()] == 0.25
 
 
 async def test_generation_config_sets_defaults(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def test_one_gateway_of_two_processes(model_folder: Path, tmp_path: Path) 
         # Whoever is asked tells the sum, and counts what all have let in.
         for _ in range(6):
             assert await metric(client, 'epserve_requests_total{outcome="ok"}') == 40
-            assert await metric(client, "epserve_gateway_inflight_requests") == 0
+            assert await metric(client, "epserve_gateway_num_running_requests") == 0
         assert (await ask(client)).status_code == 200
         assert (await ask(client)).status_code == 429
 

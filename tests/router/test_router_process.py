@@ -68,7 +68,7 @@ def test_it_serves_counts_and_stops_on_sigterm() -> None:
         assert samples["epserve_router_assign_total", "unavailable"] == 1
         assert samples["epserve_router_assign_total", "ok"] == 0
         assert samples["epserve_router_workers", "decode", "ready"] == 0
-        assert samples["epserve_router_num_waiting",] == 0
+        assert samples["epserve_router_num_waiting_requests",] == 0
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=5)
         assert process.returncode == 0
