@@ -30,8 +30,17 @@ from decode_worker.request import Phase, Request
 from decode_worker.state import RankState
 from engine.grammars import GRAMMAR_POLL_SECONDS, Grammars
 from engine.kv_notice import decode_notices
-from engine.messages import FrontMessage, RankMessage, RankStats, Shutdown, Submit, TokenOut
+from engine.messages import (
+    ExpertOrder,
+    FrontMessage,
+    RankMessage,
+    RankStats,
+    Shutdown,
+    Submit,
+    TokenOut,
+)
 from engine.rank import RankContext
+from engine.rank_experts import RankExperts
 from engine.runner import Piece
 from engine.sampler import SampleRow
 from engine.sequence_end import suppressed_token_ids
@@ -64,6 +73,7 @@ class DecodeLoop:
             context.config.eos_token_ids,
             self._clock,
         )
+        self._experts = RankExperts(context, self._clock)
         self._outbox: list[RankMessage] = []
         self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
         self._num_steps = 0
@@ -84,10 +94,11 @@ class DecodeLoop:
         if self._outbox:
             self._report()  # Reserved and ends do not wait for the forward pass
         began = self._clock.now()
-        facts = self._group.exchange((len(batch), int(self._stop)))
-        if any(stop for _, stop in facts):
+        facts = self._group.exchange((len(batch), int(self._stop), *self._experts.facts()))
+        if any(stop for _, stop, *_ in facts):
             return False
-        tokens_per_rank = tuple(num_tokens for num_tokens, _ in facts)
+        self._outbox.extend(self._experts.at_boundary([told[2:] for told in facts]))
+        tokens_per_rank = tuple(told[0] for told in facts)
         if not any(tokens_per_rank):
             self._idle()
             return True
@@ -118,7 +129,7 @@ class DecodeLoop:
             self._wait()
             if self._group.peer_woke():
                 return
-            if self._turn() or self._stop:
+            if self._turn() or self._stop or self._experts.has_news:
                 self._group.wake()
                 return
 
@@ -131,6 +142,7 @@ class DecodeLoop:
             seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
             if self._grammars.num_waiting:
                 seconds = min(seconds, GRAMMAR_POLL_SECONDS)
+            seconds = min(seconds, self._experts.wait_seconds)
         self._group.idle_wait(self._link.socket, seconds)
 
     def _arrived(self) -> list[Event]:
@@ -152,6 +164,8 @@ class DecodeLoop:
         for message in messages:
             if isinstance(message, Shutdown):
                 self._stop = True
+            elif isinstance(message, ExpertOrder):
+                self._experts.hear(message)
             else:
                 events.append(message)
             if isinstance(message, Submit) and message.sampling.grammar is not None:
@@ -238,6 +252,7 @@ class DecodeLoop:
             kv_seconds=tuple(state.kv_waits),
             kv_failures_total=totals.kv_failures,
             preemptions_total=totals.preemptions,
+            expert_bytes_total=self._experts.num_bytes,
         )
 
 

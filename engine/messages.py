@@ -157,7 +157,22 @@ class Shutdown(Frozen, frozen=True, kw_only=True):
     """Leave the loop at the next step boundary, with the whole EP group."""
 
 
-FrontMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown
+class ReportExperts(Frozen, frozen=True, kw_only=True):
+    """To rank 0 of an EP group: answer with `ExpertReport`, over all ranks."""
+
+    report_id: int
+
+
+class MoveExperts(Frozen, frozen=True, kw_only=True):
+    """To rank 0 of an EP group: have all ranks change these MoE layers (counted without the dense
+    ones) to these experts by slot. Answered by `ExpertsMoving` now and then, and `ExpertsMoved`."""
+
+    move_id: int
+    layers: dict[int, tuple[int, ...]]
+
+
+ExpertOrder = ReportExperts | MoveExperts
+FrontMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder
 
 
 class FrontBatch(Frozen, frozen=True, kw_only=True):
@@ -223,6 +238,39 @@ class Stopped(Frozen, frozen=True, kw_only=True):
     was_known: bool
 
 
+class ExpertReport(Frozen, frozen=True, kw_only=True):
+    """Experts of the whole group: the placement in force, and the tokens of all ranks."""
+
+    report_id: int
+    placement_version: int
+    num_ranks: int
+    slots_per_rank: int
+    num_logical: int
+    expert_bytes: int  # weights of one expert in one layer
+    physical_to_logical: tuple[tuple[int, ...], ...]  # [MoE layers][slots], -1: empty
+    tokens: bytes  # int64 [MoE layers, num_logical], (token, choice) pairs since start
+
+
+class ExpertsMoving(Frozen, frozen=True, kw_only=True):
+    """How far `MoveExperts` is; `num_bytes` have travelled, over all ranks."""
+
+    move_id: int
+    num_layers_done: int
+    num_layers: int
+    num_bytes: int
+
+
+class ExpertsMoved(Frozen, frozen=True, kw_only=True):
+    """End of `MoveExperts`. `outcome`: "done"; "restored", the old placement is in force; "broken",
+    the old one in some layers and the new one in others; "refused", nothing was begun."""
+
+    move_id: int
+    outcome: str
+    reason: str
+    placement_version: int
+    num_bytes: int
+
+
 class RankStats(Frozen, frozen=True, kw_only=True):
     """Gauges as of this step and totals since start; the front turns them into metrics."""
 
@@ -246,9 +294,13 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
     kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
+    expert_bytes_total: int = 0  # of experts that came from other ranks
 
 
-RankMessage = Ready | Reserved | Produced | Ended | Quarantined | Prefilled | Failed | Stopped
+ExpertAnswer = ExpertReport | ExpertsMoving | ExpertsMoved
+RankMessage = (
+    Ready | Reserved | Produced | Ended | Quarantined | Prefilled | Failed | Stopped | ExpertAnswer
+)
 
 
 class RankBatch(Frozen, frozen=True, kw_only=True):

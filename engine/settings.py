@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from core.address import parse_address
-from core.settings import ProcessSettings
+from core.settings import ExistingFile, ProcessSettings
 
 
 def _check_model(path: Path) -> Path:
@@ -50,6 +50,21 @@ class WorkerSettings(ProcessSettings):
     expert_placement: Path | None = Field(
         None, description="File that says which rank holds which experts; default: in turn"
     )
+    expert_group: str = Field(
+        "", max_length=256, description="Name of the EP group; default: the worker's name"
+    )
+    expert_load_window_seconds: float = Field(
+        60.0, gt=0, le=86400, description="Time over which the load of experts is looked at"
+    )
+    rebalance_interval_seconds: float = Field(
+        0.0, ge=0, description="Experts are rebalanced by themselves this often at most, 0: never"
+    )
+    rebalance_threshold: float = Field(
+        0.9, gt=0, le=1, description="... and only when the balancedness is below this"
+    )
+    rebalance_bytes_per_second: float = Field(
+        1e9, gt=0, description="What a rank may send of experts that move"
+    )
     step_timeout_seconds: float = Field(
         120.0, gt=0, description="A rank that keeps its EP group waiting this long is lost"
     )
@@ -65,6 +80,11 @@ class WorkerSettings(ProcessSettings):
     )
     stop_grace_seconds: float = Field(
         3.0, ge=0, le=3600, description="On SIGTERM, time that open requests have to finish"
+    )
+    admin_token_file: ExistingFile | None = Field(
+        None,
+        description="File with the word that calls which change this worker must carry as "
+        "`authorization: Bearer WORD`; the router's own file; read again when it changes; default: anybody may call",
     )
     run_dir: str = Field("", description="Folder for sockets; default: a new temporary one")
 

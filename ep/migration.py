@@ -103,6 +103,11 @@ class ExpertMigration:
         return self._state.phase is not Phase.IDLE
 
     @property
+    def can_install(self) -> bool:
+        """Whether there is something to be done at the next boundary already."""
+        return self._state.can_install
+
+    @property
     def progress(self) -> Progress:
         arriving = self._staging.num_bytes if self._staging is not None else 0
         return Progress(self._state.num_changed, len(self._changed), self._num_bytes + arriving)

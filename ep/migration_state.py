@@ -82,6 +82,7 @@ class MigrationState:
         self.phase = Phase.IDLE
         self.num_layers = 0
         self.num_installed = 0  # of the present run
+        self.num_agreed = 0  # that all ranks have told to be staged
         self._run = 0
         self._num_staged = 0
         self._has_failed = False
@@ -91,8 +92,13 @@ class MigrationState:
         return Report(self._num_staged, self._has_failed)
 
     @property
+    def can_install(self) -> bool:
+        """Whether the next boundary brings a layer, whatever is reported by then."""
+        return self.num_agreed > self.num_installed
+
+    @property
     def num_changed(self) -> int:
-        """Layers that are as the migration wants them."""
+        """Layers that are as the migration under way wants them."""
         if self.phase is Phase.RESTORING:
             return self.num_layers - self.num_installed
         return self.num_installed
@@ -123,7 +129,8 @@ class MigrationState:
             return []
         if any(report.has_failed for report in reports):
             return self._turn_back()
-        if min(report.num_staged for report in reports) <= self.num_installed:
+        self.num_agreed = min(report.num_staged for report in reports)
+        if not self.can_install:
             return []
         restore = self.phase is Phase.RESTORING
         actions: list[Action] = [Install(self._run, self.num_installed, restore)]
@@ -143,13 +150,13 @@ class MigrationState:
     def _start(self, phase: Phase, num_layers: int) -> list[Action]:
         self.phase = phase
         self.num_layers = num_layers
-        self.num_installed = self._num_staged = 0
+        self.num_installed = self.num_agreed = self._num_staged = 0
         self._has_failed = False
         self._run += 1
         return [Stage(self._run, num_layers, restore=phase is Phase.RESTORING)]
 
     def _end(self, outcome: Outcome) -> list[Action]:
         self.phase = Phase.IDLE
-        self._num_staged = 0
+        self.num_installed = self.num_agreed = self._num_staged = 0
         self._has_failed = False
         return [End(outcome)]

@@ -16,8 +16,18 @@ from core.clock import Clock, SystemClock
 from core.errors import EpserveError, InvalidRequest
 from core.log import get_logger
 from engine.grammars import GRAMMAR_POLL_SECONDS
-from engine.messages import Abort, Failed, RankMessage, RankStats, Shutdown, Submit
+from engine.messages import (
+    Abort,
+    Failed,
+    MoveExperts,
+    RankMessage,
+    RankStats,
+    ReportExperts,
+    Shutdown,
+    Submit,
+)
 from engine.rank import RankContext
+from engine.rank_experts import RankExperts
 from engine.runner import Piece
 from prefill_worker.attempt import Attempt, Phase
 from prefill_worker.events import (
@@ -67,6 +77,7 @@ class PrefillLoop:
         self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
         self._sinks: dict[str, SinkPages] = {}
         self._first_tokens = FirstTokens(context, self._clock)
+        self._experts = RankExperts(context, self._clock)
         self._outbox: list[RankMessage] = []
         self._steps: list[tuple[float, int]] = []  # seconds, requests; not reported yet
         self._num_steps = 0
@@ -88,10 +99,12 @@ class PrefillLoop:
         chunks = self._turn()
         self._report_news()  # refusals and ends do not wait for the forward pass
         num_tokens = sum(chunk.end - chunk.begin for chunk in chunks)
-        facts = self._group.exchange((num_tokens, int(self._stop)))
-        if any(stop for _, stop in facts):
+        facts = self._group.exchange((num_tokens, int(self._stop), *self._experts.facts()))
+        if any(stop for _, stop, *_ in facts):
             return False
-        tokens_per_rank = tuple(num_tokens for num_tokens, _ in facts)
+        for answer in self._experts.at_boundary([told[2:] for told in facts]):
+            self._tell(answer)
+        tokens_per_rank = tuple(told[0] for told in facts)
         if any(tokens_per_rank):
             self._compute(chunks, tokens_per_rank)
         else:
@@ -109,6 +122,8 @@ class PrefillLoop:
                     self._apply(AbortAsked(message.attempt_id))
                 case Shutdown():
                     self._stop = True
+                case ReportExperts() | MoveExperts():
+                    self._experts.hear(message)
                 case _:
                     raise AssertionError(f"{type(message).__name__} is not for a prefill rank")
         refused = [
@@ -134,6 +149,7 @@ class PrefillLoop:
 
     def _wait(self) -> None:
         seconds = GRAMMAR_POLL_SECONDS if self._first_tokens.num_waiting else IDLE_SECONDS
+        seconds = min(seconds, self._experts.wait_seconds)
         if self._pusher.num_outstanding:
             # Shorter than what sockets can be polled for.
             time.sleep(TRANSFER_POLL_SECONDS)
@@ -143,7 +159,7 @@ class PrefillLoop:
     def _has_work(self) -> bool:
         """Whether a step would do something here; the step itself plans again."""
         chunks = self._turn()
-        return bool(chunks) or self._stop
+        return bool(chunks) or self._stop or self._experts.has_news
 
     def _accept(self, submit: Submit) -> None:
         assert submit.sink is not None, "prefill without a sink"
@@ -323,6 +339,7 @@ class PrefillLoop:
             tokens_computed_total=self._num_computed_tokens,
             tokens_cached_total=self._num_cached_tokens,
             kv_bytes_total=self._pusher.bytes_total,
+            expert_bytes_total=self._experts.num_bytes,
             kv_seconds=tuple(self._pusher.landed_seconds),
             kv_failures_total=self._pusher.num_failures,
         )

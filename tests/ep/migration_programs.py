@@ -130,7 +130,8 @@ def failed_transfer(group: EpGroup, seed: int, layers_before: int) -> tuple[obje
     target = random_placement(rng, group.size)
     again = rank.move(target)
     assert rank.migration.placement == target
-    return ended.outcome.value, again.outcome.value, rank.migration.version, bool(read), ended.reason
+    version = rank.migration.version
+    return ended.outcome.value, again.outcome.value, version, bool(read), ended.reason
 
 
 def breaking_carrier(num_good_rounds: int) -> type[SocketCarrier]:
