@@ -15,6 +15,8 @@ import torch
 # Best first; the reference comes behind all of them.
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "combine": ("triton",),
+    "fp8_gemm": ("deep_gemm", "triton"),
+    "fp8_grouped_gemm": ("deep_gemm", "triton"),
     "merge_states": ("triton",),
     "permute": ("triton",),
     "quantise": ("triton",),

@@ -1,0 +1,69 @@
+"""Dense projection in FP8.
+
+    out[t, n] = sum over k of x[t, k] * x_scale[t, k / 128] * w[n, k] * w_scale[n / 128, k / 128]
+
+    x         [T, K]            float8_e4m3fn, contiguous
+    x_scale   [T, K / 128]      float32; fastest with rows contiguous (`kernels.quantise`)
+    weight    [N, K]            float8_e4m3fn, contiguous
+    w_scale   [N / 128, K / 128] float32, rounded up at the edge of N
+    out       [T, N]            bfloat16, summed in float32
+
+K is a multiple of 128. DeepGEMM where it is installed, else Triton; both within TOLERANCE of the
+reference, relative by norm, most of which is rounding to bfloat16.
+"""
+
+import torch
+
+from kernels.block_dequantise import BLOCK, block_dequantise
+from kernels.paths import path_of
+
+TOLERANCE = 2e-3
+
+
+def fp8_gemm(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    """Raises ValueError for shapes or dtypes that do not fit."""
+    check_operands(x, x_scale, weight, w_scale)
+    path = path_of("fp8_gemm", x.device)
+    if path == "deep_gemm" and x.shape[0]:
+        from kernels.fp8_gemm_deep_gemm import dense
+
+        return dense(x, x_scale, weight, w_scale)
+    if path == "triton":
+        from kernels.fp8_gemm_triton import dense
+
+        return dense(x, x_scale, weight, w_scale)
+    return fp8_gemm_reference(x, x_scale, weight, w_scale)
+
+
+def fp8_gemm_reference(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    values = x.float().unflatten(-1, (-1, BLOCK)) * x_scale.unsqueeze(-1)
+    product = values.flatten(-2) @ block_dequantise(weight, w_scale, torch.float32).t()
+    return product.to(torch.bfloat16)
+
+
+def check_operands(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> None:
+    """Raises ValueError unless the last dimensions, dtypes and devices fit together."""
+    if x.dtype != torch.float8_e4m3fn or weight.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"x and weight must be float8_e4m3fn, are {x.dtype} and {weight.dtype}")
+    if x_scale.dtype != torch.float32 or w_scale.dtype != torch.float32:
+        raise ValueError(f"scales must be float32, are {x_scale.dtype} and {w_scale.dtype}")
+    *lead, width = x.shape
+    rows = weight.shape[-2]
+    if width % BLOCK or weight.shape[-1] != width:
+        raise ValueError(f"K must be a multiple of 128: x {width}, weight {weight.shape[-1]}")
+    if x_scale.shape != (*lead, width // BLOCK):
+        raise ValueError(f"x_scale {tuple(x_scale.shape)} does not fit x {tuple(x.shape)}")
+    if w_scale.shape != (*weight.shape[:-2], -(-rows // BLOCK), width // BLOCK):
+        raise ValueError(
+            f"w_scale {tuple(w_scale.shape)} does not fit weight {tuple(weight.shape)}"
+        )
+    if not (x.is_contiguous() and weight.is_contiguous()):
+        raise ValueError("x and weight must be contiguous")
+    if len({each.device for each in (x, x_scale, weight, w_scale)}) > 1:
+        raise ValueError("operands are on different devices")

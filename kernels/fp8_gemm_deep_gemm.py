@@ -1,0 +1,43 @@
+"""DeepGEMM as the path of `kernels.fp8_gemm` and `kernels.fp8_grouped_gemm`.
+
+It wants scales of activations with rows contiguous, as `kernels.quantise` leaves them; others it
+transposes first.
+"""
+
+import deep_gemm
+import torch
+
+
+def dense(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
+    return out
+
+
+def masked(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    counts: torch.Tensor,
+    expected_rows: int,
+) -> torch.Tensor:
+    out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
+    deep_gemm.fp8_m_grouped_gemm_nt_masked(
+        (x, x_scale), (weight, w_scale), out, counts, max(1, expected_rows)
+    )
+    return out
+
+
+def contiguous(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    expert_of: torch.Tensor,
+) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x, x_scale), (weight, w_scale), out, expert_of)
+    return out

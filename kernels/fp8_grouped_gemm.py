@@ -1,0 +1,108 @@
+"""One FP8 projection per expert.
+
+    out[i, n] = sum over k of x[i, k] * x_scale[i, k / 128] * w[e][n, k] * w_scale[e][n/128, k/128]
+
+with e the expert of row i, summed in float32.
+
+    x          [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn, contiguous
+    x_scale    [E, C, K / 128] or [M, K / 128] float32; fastest with rows contiguous
+    weight     [E, N, K]  float8_e4m3fn, contiguous;  w_scale [E, N / 128, K / 128] float32
+    counts     [E] int32, masked: rows of each expert; those behind are neither read nor written
+    expert_of  [M] int32, contiguous: each expert's rows begin at a multiple of ALIGNMENT, as
+               `kernels.permute` leaves them; -1: padding, what is written there means nothing
+    out        [E, C, N] or [M, N]  bfloat16
+
+K is a multiple of 128. DeepGEMM where it is installed, else Triton; both within TOLERANCE of the
+reference, relative by norm.
+"""
+
+import torch
+
+from kernels.fp8_gemm import TOLERANCE, check_operands, fp8_gemm_reference
+from kernels.paths import path_of
+from kernels.quantise import check_counts
+
+__all__ = ["ALIGNMENT", "TOLERANCE", "fp8_grouped_gemm_contiguous", "fp8_grouped_gemm_masked"]
+
+ALIGNMENT = 128
+
+
+def fp8_grouped_gemm_masked(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    expected_rows: int | None = None,
+) -> torch.Tensor:
+    """`expected_rows`, the rows that an expert is likely to have (default: C), picks among paths
+    of equal results. Raises ValueError for arguments that do not fit."""
+    check_operands(x, x_scale, weight, w_scale)
+    if x.dim() != 3 or weight.dim() != 3 or x.shape[0] != weight.shape[0]:
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} are no experts")
+    check_counts(x, counts)
+    expected_rows = x.shape[1] if expected_rows is None else expected_rows
+    path = path_of("fp8_grouped_gemm", x.device)
+    if path == "deep_gemm" and x.numel():
+        from kernels.fp8_gemm_deep_gemm import masked
+
+        return masked(x, x_scale, weight, w_scale, counts, expected_rows)
+    if path == "triton":
+        from kernels.fp8_gemm_triton import masked
+
+        return masked(x, x_scale, weight, w_scale, counts, expected_rows)
+    return fp8_grouped_gemm_masked_reference(x, x_scale, weight, w_scale, counts)
+
+
+def fp8_grouped_gemm_contiguous(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    expert_of: torch.Tensor,
+) -> torch.Tensor:
+    """Raises ValueError for arguments that do not fit."""
+    check_operands(x, x_scale, weight, w_scale)
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[0] % ALIGNMENT:
+        raise ValueError(f"x must be [M, K] with M a multiple of 128, is {tuple(x.shape)}")
+    if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
+        raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
+    path = path_of("fp8_grouped_gemm", x.device)
+    if path == "deep_gemm" and x.numel():
+        from kernels.fp8_gemm_deep_gemm import contiguous
+
+        return contiguous(x, x_scale, weight, w_scale, expert_of)
+    if path == "triton":
+        from kernels.fp8_gemm_triton import contiguous
+
+        return contiguous(x, x_scale, weight, w_scale, expert_of)
+    return fp8_grouped_gemm_contiguous_reference(x, x_scale, weight, w_scale, expert_of)
+
+
+def fp8_grouped_gemm_masked_reference(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    counts: torch.Tensor,
+) -> torch.Tensor:
+    out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
+    for expert, count in enumerate(counts.tolist()):
+        here = x[expert, :count], x_scale[expert, :count]
+        out[expert, :count] = fp8_gemm_reference(*here, weight[expert], w_scale[expert])
+    return out
+
+
+def fp8_grouped_gemm_contiguous_reference(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    expert_of: torch.Tensor,
+) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
+    for expert in range(weight.shape[0]):
+        rows = expert_of == expert
+        out[rows] = fp8_gemm_reference(x[rows], x_scale[rows], weight[expert], w_scale[expert])
+    return out

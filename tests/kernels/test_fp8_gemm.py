@@ -1,0 +1,118 @@
+"""FP8 products: references against float64, the paths against the references."""
+
+import pytest
+import torch
+
+from kernels import fp8_gemm_triton
+from kernels.block_dequantise import block_dequantise
+from kernels.fp8_gemm import TOLERANCE, fp8_gemm, fp8_gemm_reference
+from kernels.fp8_grouped_gemm import (
+    fp8_grouped_gemm_contiguous,
+    fp8_grouped_gemm_contiguous_reference,
+    fp8_grouped_gemm_masked,
+    fp8_grouped_gemm_masked_reference,
+)
+from kernels.quantise import quantise_reference
+from tests.kernels.tensors import generator, randn
+from tests.kernels.triton_device import DEVICES, INTERPRETED
+
+# The interpreter cuts bfloat16 off where the hardware rounds.
+BOUND = 5e-3 if INTERPRETED else TOLERANCE
+SHAPES = [(1, 128, 128), (5, 200, 256)] if INTERPRETED else [(1, 512, 7168), (130, 4000, 2048)]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> torch.Generator:
+    return generator(request.node.nodeid)
+
+
+def activations(
+    rng: torch.Generator, *shape: int, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, scale = quantise_reference(randn(rng, *shape).to(device))
+    return x, scale
+
+
+def weights(
+    rng: torch.Generator, *shape: int, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values over the whole range of e4m3, a scale for each block of 128 x 128."""
+    weight = (randn(rng, *shape) * 60).clamp(-400, 400).to(torch.float8_e4m3fn)
+    scale = torch.rand(*shape[:-2], -(-shape[-2] // 128), shape[-1] // 128, generator=rng) + 0.01
+    return weight.to(device), scale.to(device)
+
+
+def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
+    difference = (out.double() - want.double()).norm()
+    return float(difference / want.double().norm().clamp_min(1e-30))
+
+
+def test_reference_against_float64(rng: torch.Generator) -> None:
+    (x, x_scale), (weight, w_scale) = activations(rng, 7, 256), weights(rng, 200, 256)
+    left = x.double().view(7, 2, 128) * x_scale.double().unsqueeze(-1)
+    right = block_dequantise(weight, w_scale, torch.float32).double()
+    want = left.view(7, 256) @ right.t()
+    assert relative_error(fp8_gemm_reference(x, x_scale, weight, w_scale), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+def test_dense(rng: torch.Generator, device: str, rows: int, n: int, k: int) -> None:
+    operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
+    want = fp8_gemm_reference(*operands)
+    assert relative_error(fp8_gemm_triton.dense(*operands), want) < BOUND
+    assert relative_error(fp8_gemm(*operands), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("expected_rows", [1, 64])
+def test_masked(rng: torch.Generator, device: str, expected_rows: int) -> None:
+    capacity, n, k = (20, 256, 256) if INTERPRETED else (200, 4096, 7168)
+    counts = torch.tensor([3, 0, capacity, 17], dtype=torch.int32, device=device)
+    x, x_scale = activations(rng, 4, capacity, k, device=device)
+    operands = (x, x_scale, *weights(rng, 4, n, k, device=device), counts)
+    want = fp8_grouped_gemm_masked_reference(*operands)
+    for out in (
+        fp8_gemm_triton.masked(*operands, expected_rows),
+        fp8_grouped_gemm_masked(*operands, expected_rows=expected_rows),
+    ):
+        for expert, count in enumerate(counts.tolist()):
+            error = relative_error(out[expert, :count], want[expert, :count])
+            assert error < BOUND, (expert, error)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_contiguous(rng: torch.Generator, device: str) -> None:
+    n, k = (128, 256) if INTERPRETED else (4096, 7168)
+    expert_of = torch.full((384,), -1, dtype=torch.int32)
+    expert_of[:5], expert_of[128:384] = 0, 2
+    expert_of = expert_of.to(device)
+    operands = (
+        *activations(rng, 384, k, device=device),
+        *weights(rng, 3, n, k, device=device),
+        expert_of,
+    )
+    want = fp8_grouped_gemm_contiguous_reference(*operands)
+    live = expert_of >= 0
+    for out in (fp8_gemm_triton.contiguous(*operands), fp8_grouped_gemm_contiguous(*operands)):
+        assert relative_error(out[live], want[live]) < BOUND
+
+
+def test_what_does_not_fit_is_refused(rng: torch.Generator) -> None:
+    (x, x_scale), (weight, w_scale) = activations(rng, 3, 256), weights(rng, 128, 256)
+    with pytest.raises(ValueError, match="float8"):
+        fp8_gemm(x.float(), x_scale, weight, w_scale)
+    with pytest.raises(ValueError, match="x_scale"):
+        fp8_gemm(x, x_scale[:, :1], weight, w_scale)
+    with pytest.raises(ValueError, match="w_scale"):
+        fp8_gemm(x, x_scale, weight, w_scale[:, :1])
+    with pytest.raises(ValueError, match="multiple of 128"):
+        fp8_gemm(x[:, :100].contiguous(), x_scale, weight[:, :100].contiguous(), w_scale)
+    with pytest.raises(ValueError, match="contiguous"):
+        fp8_gemm(x.t().contiguous().t(), x_scale, weight, w_scale)
+    counts = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="no experts"):
+        fp8_grouped_gemm_masked(x, x_scale, weight, w_scale, counts)
+    expert_of = torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(ValueError, match="M a multiple of 128"):
+        fp8_grouped_gemm_contiguous(x, x_scale, weight[None], w_scale[None], expert_of)
