@@ -9,13 +9,21 @@ All heads share one key (the whole latent) and one value (its first C elements):
     cache   [pages, page_tokens, C + R]  one layer; finite everywhere, also where unused
     groups  of `kernels.paged_rows.group_rows`
     out     [T, heads, C]      dtype of query; scores and sums in float32
+
+`mla_decode_paged` takes rows as they are in a batch, all with the same number of new tokens:
+
+    block_table  [B, P] int32, page ids in token order;  kv_lengths [B] int32, new tokens included
+    lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
+
+In bfloat16 the Triton path is within 1e-2 of the float32 reference, relative by norm.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from kernels.paged_rows import RowGroup
+from kernels.paged_rows import RowGroup, group_rows
+from kernels.paths import path_of
 
 
 def mla_decode(
@@ -34,6 +42,27 @@ def mla_decode(
         part = attend(query.index_select(0, group.tokens), cache, group, value_dim, scale)
         out.index_copy_(0, group.tokens, part)
     return out
+
+
+def mla_decode_paged(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lengths: torch.Tensor,
+    *,
+    value_dim: int,
+    scale: float,
+) -> torch.Tensor:
+    """Raises ValueError unless T is 1 to 8 times B."""
+    if path_of("mla_decode", query.device) == "triton":
+        from kernels.mla_decode_triton import launch
+
+        options = {"value_dim": value_dim, "scale": scale}
+        return launch(query, cache, block_table, kv_lengths, **options)[0]
+    num_queries = len(query) // max(1, len(kv_lengths))
+    starts = torch.arange(len(kv_lengths) + 1, dtype=torch.int32) * num_queries
+    groups = group_rows(starts, kv_lengths, block_table, cache.shape[1])
+    return mla_decode(query, cache, groups, value_dim=value_dim, scale=scale)
 
 
 def attend(

@@ -18,6 +18,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),
     "merge_states": ("triton",),
+    "mla_decode": ("triton",),
     "permute": ("triton",),
     "quantise": ("triton",),
     "rescale": ("triton",),
