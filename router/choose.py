@@ -61,7 +61,14 @@ def choose(
     allowed = _narrow("not_excluded", fitting, demand, considered)
     if not allowed:
         raise Unavailable("this request has failed on every prefill or every decode worker")
-    with_room = _narrow("has_room", allowed, demand, considered)
+    preferred = {
+        key: Pool(
+            _prefer("not_held", pool.prefill, demand, considered),
+            _prefer("not_held", pool.decode, demand, considered),
+        )
+        for key, pool in allowed.items()
+    }
+    with_room = _narrow("has_room", preferred, demand, considered)
     if not with_room:
         return None
     best = [_best_pair(pool, demand, index, weights, considered) for pool in with_room.values()]
@@ -110,6 +117,15 @@ def _keep(
         else:
             considered.rejected.append((worker, name))
     return kept
+
+
+def _prefer(
+    name: str, workers: list[Worker], demand: Demand, considered: Considered
+) -> list[Worker]:
+    """Applies a filter unless nobody passes it."""
+    if not any(FILTERS[name](worker, demand) for worker in workers):
+        return workers
+    return _keep(name, workers, demand, considered)
 
 
 def _narrow(

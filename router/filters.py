@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from proto.worker_pb2 import ROLE_PREFILL
 from router.demand import Demand
+from router.discovery import Standing
 from router.worker import Worker, WorkerState
 
 Filter = Callable[[Worker, Demand], bool]
@@ -35,6 +36,11 @@ def not_excluded(worker: Worker, demand: Demand) -> bool:
     return worker.epoch not in demand.excluded
 
 
+def not_held(worker: Worker, _demand: Demand) -> bool:
+    """Discovery has nothing against it, such as a pod that is not ready; a preference only"""
+    return worker.standing is not Standing.HELD
+
+
 def has_room(worker: Worker, _demand: Demand) -> bool:
     """decode: running + waiting + on their way < max_running, over all ranks; prefill: always
     (what waits there is bounded by the room at decode)"""
@@ -47,5 +53,6 @@ FILTERS: dict[str, Filter] = {
     "ready": ready,
     "fits": fits,
     "not_excluded": not_excluded,
+    "not_held": not_held,
     "has_room": has_room,
 }

@@ -1,23 +1,28 @@
 """One status stream for each member: opened when it joins, ended when it leaves."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 
 from core.log import get_logger
 from router.cluster import Cluster
 from router.discovery import Join, Leave, Member
 from router.table import Left, Stood
-from router.watch import WatchLimits, watch_worker
 from router.worker import role_name
 
 log = get_logger("router.watchers")
 
 
 class Watchers:
-    """Its tasks live in `group`; `close` ends them."""
+    """`watch` is run for each member, in a task of `group`; `close` ends them."""
 
-    def __init__(self, cluster: Cluster, limits: WatchLimits, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        watch: Callable[[Member], Coroutine[None, None, None]],
+        group: asyncio.TaskGroup,
+    ) -> None:
         self._cluster = cluster
-        self._limits = limits
+        self._watch = watch
         self._group = group
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -44,8 +49,7 @@ class Watchers:
     def _start(self, member: Member) -> None:
         _log("worker joined", member)
         self._tasks[member.id] = self._group.create_task(
-            watch_worker(member.address, member.role, self._cluster.apply, self._limits),
-            name=f"watch {member.address}",
+            self._watch(member), name=f"watch {member.address}"
         )
 
 
