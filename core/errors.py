@@ -120,7 +120,7 @@ class Unavailable(EpserveError):
 
 
 class Draining(Unavailable):
-    """A worker is about to leave, as somebody wants it to, and has let go of the request: it
+    """A process is about to leave, as somebody wants it to, and has let go of the request: it
     writes nothing for it any more. Somebody else is there, or about to come."""
 
 

@@ -6,11 +6,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from core.clock import Clock
-from core.errors import EpserveError, Overloaded, Unavailable
+from core.errors import Draining, EpserveError, Overloaded, Unavailable
 from router.assignment_records import AssignmentRecords
 from router.choose import Pair, Weights, choose
 from router.considered import Considered
 from router.demand import Demand
+from router.departures import Departures
 from router.prefix_index import PrefixIndex
 from router.table import Assigned, Released, WorkerTable
 from router.worker import Pending, Worker
@@ -58,6 +59,7 @@ class Assigner:
         clock: Clock,
         weights: Weights,
         records: AssignmentRecords,
+        departures: Departures,
         *,
         max_waiting: int,
         max_wait_seconds: float,
@@ -67,6 +69,7 @@ class Assigner:
         self._clock = clock
         self._weights = weights
         self._records = records
+        self._departures = departures
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
         self._queue: OrderedDict[_Waiting, None] = OrderedDict()
@@ -83,7 +86,7 @@ class Assigner:
         raises. A cancelled call gives its place, or its room, back.
         """
         if self._closed:
-            raise Unavailable("the router is stopping")
+            raise Draining("the router is stopping")
         waiting = _Waiting(demand, self._clock.now(), asyncio.get_running_loop().create_future())
         self._queue[waiting] = None
         self.wake()
@@ -139,6 +142,8 @@ class Assigner:
                 pair = choose(demand, workers, self._index, self._weights, considered)
             except EpserveError as error:
                 self._queue.pop(waiting)
+                if isinstance(error, Unavailable) and self._departures.replacement_expected(now):
+                    error = Draining(f"{error.message}; some are being replaced")
                 waiting.placed.set_exception(error)
                 continue
             if pair is None:
@@ -148,11 +153,11 @@ class Assigner:
             waiting.placed.set_result(self._place(waiting, pair, now))
 
     def close(self) -> None:
-        """Ends all waiting calls with Unavailable, and all later ones."""
+        """Ends all waiting calls with Draining, and all later ones."""
         self._closed = True
         for waiting in list(self._queue):
             if not waiting.placed.done():
-                waiting.placed.set_exception(Unavailable("the router is stopping"))
+                waiting.placed.set_exception(Draining("the router is stopping"))
         self._queue.clear()
 
     def _place(self, waiting: _Waiting, pair: Pair, now: float) -> _Placed:

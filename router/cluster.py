@@ -5,11 +5,12 @@ from core.log import get_logger
 from router.assign import Assigner
 from router.assignment_records import AssignmentRecords
 from router.choose import Weights
+from router.departures import Departures
 from router.metrics import RouterMetrics
 from router.pairing import rejections
 from router.prefix_index import PrefixIndex
 from router.settings import RouterSettings
-from router.table import Forget, StatusArrived, StreamBroken, Transition, WorkerTable
+from router.table import Forget, Transition, WorkerEvent, WorkerTable
 from router.worker import WorkerState
 
 log = get_logger("router.cluster")
@@ -23,12 +24,14 @@ class Cluster:
         self.index = PrefixIndex(settings.prefix_index_pages)
         weights = Weights(prefill=settings.prefill_weights, decode=settings.decode_weights)
         self.records = AssignmentRecords(weights)
+        self._departures = Departures()
         self.assigner = Assigner(
             self.table,
             self.index,
             clock,
             weights,
             self.records,
+            self._departures,
             max_waiting=settings.max_waiting,
             max_wait_seconds=settings.max_wait_seconds,
         )
@@ -37,15 +40,17 @@ class Cluster:
         metrics.num_waiting.set_function(lambda: self.assigner.num_waiting)
         self._rejected: dict[str, str] = {}
 
-    def apply(self, event: StatusArrived | StreamBroken) -> None:
-        """Takes in what a worker said; whoever waits for room may find some."""
-        actions = self.table.step(event, self._clock.now())
+    def apply(self, event: WorkerEvent) -> None:
+        """Takes in what a worker, or discovery, said; whoever waits for room may find some."""
+        now = self._clock.now()
+        actions = self.table.step(event, now)
         for action in actions:
             match action:
                 case Forget():
                     self.index.forget(action.epoch)
                 case Transition():
                     _log_transition(action)
+                    self._departures.note(action, now)
         if actions:
             self._metrics.show_workers(self.table.workers)
             self._log_rejections()

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from core.errors import (
+    Draining,
     Unavailable,
 )
 from router.table import StatusArrived, StreamBroken
@@ -67,7 +68,7 @@ async def test_a_draining_worker_gets_nothing_new(
 ) -> None:
     await decode.say(draining=True)
     await router.until(lambda: router.in_state(WorkerState.DRAINING) == {decode.address})
-    assert type(await router.refusal()) is Unavailable
+    assert type(await router.refusal()) is Draining
     await decode.say(draining=False)
     await router.until_ready(decode)
     await router.assign()
