@@ -122,6 +122,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         StubRouter(workers, arguments.max_model_len),
         router_pb2,
         "Router",
+        multiplexed=("Assign",),
     )
     await router.start()
     sys.stdout.write(f"{router.address}\n")

@@ -15,11 +15,14 @@ from core.version import software_version
 from gateway.api_document import describe
 from gateway.api_keys import ApiKeys
 from gateway.body_limit import BodyLimit
+from gateway.direct_routes import DirectRoutes
 from gateway.frontend import Frontend
 from gateway.key_guard import KeyGuard
 from gateway.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.request_scope import RequestScope
 
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
 # What scripts of a page from elsewhere may read.
 EXPOSED_HEADERS = (
     "x-request-id", "retry-after",
@@ -41,8 +44,11 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     app.openapi = lambda: document  # type: ignore[method-assign]
     settings = frontend.settings
     paths = frozenset(document["paths"])
+    endpoints = {CHAT_PATH: frontend.chat, COMPLETIONS_PATH: frontend.complete}
     edge: ASGIApp = BodyLimit(
-        app, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds
+        DirectRoutes(app, endpoints),
+        max_bytes=settings.max_body_bytes,
+        timeout_seconds=settings.body_timeout_seconds,
     )
     edge = KeyGuard(edge, keys, frontend.serving.limiter, guards_all=settings.guard_all_paths)
     if settings.cors_origins:
@@ -58,13 +64,14 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
 
 
 def _add_generation(app: FastAPI, frontend: Frontend) -> None:
-    # The bodies are read by our own stricter code; `api_document` describes them.
-    @app.post("/v1/chat/completions")
+    # For the document and for what is no POST: those are taken by `DirectRoutes` before. The
+    # bodies are read by our own stricter code; `api_document` describes them.
+    @app.post(CHAT_PATH)
     async def create_chat_completion(request: Request) -> Response:
         """A reply to a conversation, whole or as server-sent events."""
         return await frontend.chat(request)
 
-    @app.post("/v1/completions")
+    @app.post(COMPLETIONS_PATH)
     async def create_completion(request: Request) -> Response:
         """A continuation of one or several prompts, whole or as server-sent events."""
         return await frontend.complete(request)

@@ -21,9 +21,8 @@ Closing `batches()` cancels the call in progress, and with it the request on bot
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from core.clock import Clock
@@ -51,14 +50,11 @@ from proto.generate_pb2 import (
     Token,
 )
 from proto.router_pb2 import AssignRequest, AssignResponse
-from rpc.client import request_metadata, to_error
 from rpc.multiplex_client import Call, MultiplexClient
-
-if TYPE_CHECKING:  # only the stubs of the type checker have it
-    from proto.router_pb2_grpc import RouterAsyncStub
 
 log = get_logger("gateway.client")
 
+ASSIGN = "/epserve.router.v1.Router/Assign"
 GENERATE = "/epserve.generate.v1.Decode/Generate"
 
 FIRST_WAIT_SECONDS = 0.05
@@ -76,7 +72,7 @@ class TokenBatch(NamedTuple):
 class Cluster:
     """What all legs share; bounds as in the settings of the same names."""
 
-    router: "RouterAsyncStub"
+    router: MultiplexClient
     channels: ChannelPool
     metrics: GatewayMetrics
     clock: Clock
@@ -188,14 +184,15 @@ class Leg:
         """A pair, waiting for one for `failover_seconds` from the first time there is none."""
         search = self._search
         while True:
+            request = self._assign_request().SerializeToString()
+            asking = self._cluster.router.call(
+                ASSIGN, request, timeout_seconds=self._remaining_seconds()
+            )
             try:
-                pair = await self._cluster.router.Assign(
-                    self._assign_request(),
-                    timeout=self._remaining_seconds(),
-                    metadata=request_metadata(),
-                )
-            except grpc.aio.AioRpcError as failure:
-                error = to_error(failure)
+                with asking as call:
+                    pair = _pair_of(await call.take())
+            except EpserveError as failure:
+                error = failure
             else:
                 self.queue_seconds += pair.queue_seconds
                 return pair
@@ -294,6 +291,17 @@ class Leg:
         if seconds <= 0:
             raise DeadlineExceeded("the request's deadline is over")
         return seconds
+
+
+def _pair_of(content: bytes) -> AssignResponse:
+    """Raises Unavailable when the router's answer makes no sense."""
+    try:
+        pair = AssignResponse.FromString(content)
+    except DecodeError as error:
+        raise Unavailable("the router sent no message") from error
+    if not pair.decode.address:
+        raise Unavailable("the router named no pair of workers")
+    return pair
 
 
 def _given_up(error: EpserveError) -> EpserveError:

@@ -34,6 +34,7 @@ from gateway.served_model import ServedModel
 from gateway.settings import GatewaySettings
 from proto.router_pb2_grpc import RouterStub
 from rpc.client import channel
+from rpc.multiplex_client import MultiplexClient
 
 log = get_logger("gateway.server")
 
@@ -95,8 +96,11 @@ async def serve(
         metrics.watch_tasks(asyncio.get_running_loop())
         metrics_server = serve_metrics(settings.metrics_port, metrics.registry, address.host)
         stack.callback(metrics_server.close)
-        router = RouterStub(router_channel)
-        announcer = Announcer(router, identity, clock, metrics, model=model.name)
+        router = MultiplexClient(router_channel)
+        stack.push_async_callback(router.close)
+        announcer = Announcer(
+            RouterStub(router_channel), identity, clock, metrics, model=model.name
+        )
         admission = Admission(
             max_inflight=settings.max_inflight,
             max_queued=settings.max_queued,
@@ -113,17 +117,7 @@ async def serve(
             settings=settings,
             model=model,
             grammars=grammars,
-            cluster=Cluster(
-                router=router,
-                channels=channels,
-                metrics=metrics,
-                clock=clock,
-                model=model.name,
-                vocab_size=model.vocab_size,
-                eos_token_ids=model.eos_token_ids,
-                max_attempts=settings.max_attempts,
-                failover_seconds=settings.failover_seconds,
-            ),
+            cluster=_cluster(settings, model, router, channels, metrics),
             announcer=announcer,
             serving=Serving(
                 admission,
@@ -137,6 +131,26 @@ async def serve(
         log.info("listening", address=str(address), model=model.name, epoch=identity.epoch)
         await _serve_frontend(frontend, keys, listener, stop)
     log.info("stopped")
+
+
+def _cluster(
+    settings: GatewaySettings,
+    model: ServedModel,
+    router: MultiplexClient,
+    channels: ChannelPool,
+    metrics: GatewayMetrics,
+) -> Cluster:
+    return Cluster(
+        router=router,
+        channels=channels,
+        metrics=metrics,
+        clock=SystemClock(),
+        model=model.name,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_attempts=settings.max_attempts,
+        failover_seconds=settings.failover_seconds,
+    )
 
 
 def make_keys(settings: GatewaySettings) -> ApiKeys:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proto/multiplex.proto\x12\x0e\x65pserve.rpc.v1\"W\n\x0b\x43lientFrame\x12&\n\x04open\x18\x01 \x03(\x0b\x32\x18.epserve.rpc.v1.OpenCall\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\x12\x10\n\x08num_read\x18\x03 \x01(\r\"f\n\x08OpenCall\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"8\n\x0bServerFrame\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.epserve.rpc.v1.CallPiece\"R\n\tCallPiece\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x11\n\tresponses\x18\x02 \x01(\x0c\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.epserve.rpc.v1.CallEnd\"\xa1\x01\n\x07\x43\x61llEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x13\n\x0b\x65rror_param\x18\x04 \x01(\t\x12\x14\n\x0c\x66\x61iled_epoch\x18\x05 \x01(\t\x12 \n\x13retry_after_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x16\n\x14_retry_after_seconds2T\n\tMultiplex\x12G\n\x07Session\x12\x1b.epserve.rpc.v1.ClientFrame\x1a\x1b.epserve.rpc.v1.ServerFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proto/multiplex.proto\x12\x0e\x65pserve.rpc.v1\"W\n\x0b\x43lientFrame\x12&\n\x04open\x18\x01 \x03(\x0b\x32\x18.epserve.rpc.v1.OpenCall\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\x12\x10\n\x08num_read\x18\x03 \x01(\r\"\x8f\x01\n\x08OpenCall\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\t\"8\n\x0bServerFrame\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.epserve.rpc.v1.CallPiece\"R\n\tCallPiece\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x11\n\tresponses\x18\x02 \x01(\x0c\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.epserve.rpc.v1.CallEnd\"\xa1\x01\n\x07\x43\x61llEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x13\n\x0b\x65rror_param\x18\x04 \x01(\t\x12\x14\n\x0c\x66\x61iled_epoch\x18\x05 \x01(\t\x12 \n\x13retry_after_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x16\n\x14_retry_after_seconds2T\n\tMultiplex\x12G\n\x07Session\x12\x1b.epserve.rpc.v1.ClientFrame\x1a\x1b.epserve.rpc.v1.ServerFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIENTFRAME']._serialized_start=41
   _globals['_CLIENTFRAME']._serialized_end=128
-  _globals['_OPENCALL']._serialized_start=130
-  _globals['_OPENCALL']._serialized_end=232
-  _globals['_SERVERFRAME']._serialized_start=234
-  _globals['_SERVERFRAME']._serialized_end=290
-  _globals['_CALLPIECE']._serialized_start=292
-  _globals['_CALLPIECE']._serialized_end=374
-  _globals['_CALLEND']._serialized_start=377
-  _globals['_CALLEND']._serialized_end=538
-  _globals['_MULTIPLEX']._serialized_start=540
-  _globals['_MULTIPLEX']._serialized_end=624
+  _globals['_OPENCALL']._serialized_start=131
+  _globals['_OPENCALL']._serialized_end=274
+  _globals['_SERVERFRAME']._serialized_start=276
+  _globals['_SERVERFRAME']._serialized_end=332
+  _globals['_CALLPIECE']._serialized_start=334
+  _globals['_CALLPIECE']._serialized_end=416
+  _globals['_CALLEND']._serialized_start=419
+  _globals['_CALLEND']._serialized_end=580
+  _globals['_MULTIPLEX']._serialized_start=582
+  _globals['_MULTIPLEX']._serialized_end=666
 # @@protoc_insertion_point(module_scope)

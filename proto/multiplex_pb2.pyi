@@ -62,6 +62,8 @@ class OpenCall(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     call: _builtins.int
     """chosen by the client, never used again in this session"""
     method: _builtins.str
@@ -70,6 +72,9 @@ class OpenCall(_message.Message):
     timeout_seconds: _builtins.float
     """0: no deadline"""
     request_id: _builtins.str
+    traceparent: _builtins.str
+    """W3C trace context, as the metadata of a call of its own would carry it."""
+    tracestate: _builtins.str
     def __init__(
         self,
         *,
@@ -78,10 +83,12 @@ class OpenCall(_message.Message):
         request: _builtins.bytes = ...,
         timeout_seconds: _builtins.float = ...,
         request_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "method", b"method", "request", b"request", "request_id", b"request_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "method", b"method", "request", b"request", "request_id", b"request_id", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,8 +45,8 @@ class MultiplexServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """Carries calls of the other services of this server, those with one request and a stream of
-        responses. Ends with the server; calls that it ends before their end have failed.
+        """Carries calls of the other services of this server, those with one request that the server
+        chose for it. Ends with the server; calls that it ends before their end have failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

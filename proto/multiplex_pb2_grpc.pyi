@@ -34,16 +34,16 @@ class MultiplexStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MultiplexAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_multiplex_pb2.ClientFrame, _multiplex_pb2.ServerFrame]
-    """Carries calls of the other services of this server, those with one request and a stream of
-    responses. Ends with the server; calls that it ends before their end have failed.
+    """Carries calls of the other services of this server, those with one request that the server
+    chose for it. Ends with the server; calls that it ends before their end have failed.
     """
 
 @_typing.type_check_only
 class MultiplexAsyncStub(MultiplexStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_multiplex_pb2.ClientFrame, _multiplex_pb2.ServerFrame]  # type: ignore[assignment]
-    """Carries calls of the other services of this server, those with one request and a stream of
-    responses. Ends with the server; calls that it ends before their end have failed.
+    """Carries calls of the other services of this server, those with one request that the server
+    chose for it. Ends with the server; calls that it ends before their end have failed.
     """
 
 class MultiplexServicer(metaclass=_abc_1.ABCMeta):
@@ -53,8 +53,8 @@ class MultiplexServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_multiplex_pb2.ClientFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_multiplex_pb2.ServerFrame], _abc.AsyncIterator[_multiplex_pb2.ServerFrame]]:
-        """Carries calls of the other services of this server, those with one request and a stream of
-        responses. Ends with the server; calls that it ends before their end have failed.
+        """Carries calls of the other services of this server, those with one request that the server
+        chose for it. Ends with the server; calls that it ends before their end have failed.
         """
 
 def add_MultiplexServicer_to_server(servicer: MultiplexServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

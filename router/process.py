@@ -46,12 +46,14 @@ class RouterProcess:
             RouterService(self.cluster, gateways, self._clock, metrics),
             router_pb2,
             "Router",
+            multiplexed=("Assign",),
         )
         self._server.add(
             add_AdminServicer_to_server,
             AdminService(self.cluster, gateways, self._clock, identity_message(identity)),
             router_pb2,
             "Admin",
+            multiplexed=(),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

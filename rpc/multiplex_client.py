@@ -1,4 +1,4 @@
-"""The client's side of `Multiplex`: many calls with streamed responses over one stream.
+"""The client's side of `Multiplex`: many calls over one stream.
 
     peer = MultiplexClient(channel, peer_epoch=worker.epoch)
     with peer.call("/epserve.generate.v1.Decode/Generate", request, timeout_seconds=30) as call:

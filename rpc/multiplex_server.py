@@ -5,7 +5,7 @@ What calls respond while a frame is on its way goes out together in the next fra
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -25,11 +25,13 @@ MAX_UNREAD_FRAMES = 4
 MAX_PENDING_BYTES = 4 * 2**20
 
 
-class StreamMethod(Protocol):
-    """What grpc keeps of a method with one request and a stream of responses."""
+class Method(Protocol):
+    """What grpc keeps of a method with one request, and one response or a stream of them."""
 
     request_deserializer: Callable[[bytes], Any]
     response_serializer: Callable[[Any], bytes]
+    response_streaming: bool
+    unary_unary: Callable[[Any, Any], Awaitable[Any]]
     unary_stream: Callable[[Any, Any], AsyncIterator[Any]]
 
 
@@ -54,7 +56,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
     """`methods` by their full names; `calls` counts each call like one that came alone."""
 
     def __init__(
-        self, methods: Mapping[str, StreamMethod], calls: CallInterceptor, *, max_calls: int
+        self, methods: Mapping[str, Method], calls: CallInterceptor, *, max_calls: int
     ) -> None:
         self._methods = methods
         self._calls = calls
@@ -90,7 +92,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def method(self, name: str) -> StreamMethod:
+    def method(self, name: str) -> Method:
         """Raises EpserveError when no call of it can be taken now."""
         if self._is_stopping:
             raise Unavailable("server is stopping")
@@ -98,7 +100,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
             raise Overloaded(f"{self._max_calls} calls are running already")
         method = self._methods.get(name)
         if method is None:
-            raise InvalidRequest(f"no method {name!r} with a stream of responses here")
+            raise InvalidRequest(f"no method {name!r} is multiplexed here")
         return method
 
     async def run(self, opened: OpenCall, respond: "Callable[[bytes], asyncio.Event]") -> None:
@@ -110,6 +112,11 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
         try:
             async with asyncio.timeout(opened.timeout_seconds or None):
                 request = method.request_deserializer(opened.request)
+                if not method.response_streaming:
+                    response = await method.unary_unary(request, context)
+                    respond(method.response_serializer(response))
+                    end.code = "OK"
+                    return
                 async with aclosing(method.unary_stream(request, context)) as responses:  # type: ignore[type-var]
                     async for response in responses:
                         room = respond(method.response_serializer(response))

@@ -9,7 +9,7 @@ await server.stop(grace_seconds=5)
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, cast
@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from core.address import Address, parse_address
 from proto import multiplex_pb2, multiplex_pb2_grpc
 from rpc.interceptor import CallInterceptor
-from rpc.multiplex_server import MultiplexService, StreamMethod
+from rpc.multiplex_server import Method, MultiplexService
 from rpc.options import SERVER_OPTIONS
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -46,9 +46,9 @@ class RpcServer:
         self._calls = CallInterceptor()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._services: list[str] = [""]
-        self._stream_methods: dict[str, StreamMethod] = {}
+        self._multiplexed: dict[str, Method] = {}
         self._multiplex = MultiplexService(
-            self._stream_methods, self._calls, max_calls=max_concurrent_calls
+            self._multiplexed, self._calls, max_calls=max_concurrent_calls
         )
         self._server = grpc.aio.server(
             interceptors=[self._calls],
@@ -74,18 +74,23 @@ class RpcServer:
         servicer: object,
         module: ModuleType,
         service: str,
+        *,
+        multiplexed: Collection[str] | None = None,
     ) -> None:
         """Adds one service: `register` is the generated add_..._to_server, `module` the
-        `..._pb2` that describes it, `service` its plain name ("Router")."""
+        `..._pb2` that describes it, `service` its plain name ("Router"). `multiplexed` names the
+        methods that `Multiplex` may carry too, without metadata but the request id: None for
+        all those that stream responses and end by themselves."""
         register(servicer, self._server)
-        register(servicer, cast("grpc.aio.Server", _StreamMethods(self._stream_methods)))
+        methods = _Methods(self._multiplexed, multiplexed)
+        register(servicer, cast("grpc.aio.Server", methods))
         self._services.append(module.DESCRIPTOR.services_by_name[service].full_name)
 
     async def start(self, *, serving: bool = True) -> None:
         """Starts to answer; health says NOT_SERVING until `set_serving` when not `serving`."""
         await self.set_serving(serving)
         await self._health.set(LIVENESS, _SERVING)
-        if self._stream_methods:
+        if self._multiplexed:
             register = multiplex_pb2_grpc.add_MultiplexServicer_to_server
             register(self._multiplex, self._server)
             service = multiplex_pb2.DESCRIPTOR.services_by_name["Multiplex"]
@@ -123,12 +128,13 @@ class RpcServer:
         await stopping
 
 
-class _StreamMethods:
-    """Stands in for a server when a service is registered: keeps its methods that answer one
-    request with a stream, by full name. Streams that never end are not for multiplexing."""
+class _Methods:
+    """Stands in for a server when a service is registered: keeps those of its methods that are
+    to be multiplexed, by full name. Streams that never end are not for that."""
 
-    def __init__(self, methods: dict[str, StreamMethod]) -> None:
+    def __init__(self, methods: dict[str, Method], wanted: Collection[str] | None) -> None:
         self._methods = methods
+        self._wanted = wanted
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """The same methods come by name as well."""
@@ -137,6 +143,9 @@ class _StreamMethods:
         self, service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
     ) -> None:
         for name, handler in handlers.items():
-            is_stream = handler.response_streaming and not handler.request_streaming
-            if is_stream and not name.startswith("Watch"):
-                self._methods[f"/{service}/{name}"] = cast("StreamMethod", handler)
+            if self._wanted is None:
+                is_wanted = handler.response_streaming and not name.startswith("Watch")
+            else:
+                is_wanted = name in self._wanted
+            if is_wanted and not handler.request_streaming:
+                self._methods[f"/{service}/{name}"] = cast("Method", handler)

@@ -83,7 +83,10 @@ def short_message(error: EpserveError) -> str:
 
 def header_text(text: str) -> str:
     """`text` as gRPC metadata allows it: printable ASCII, at most 128 characters."""
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text[:128]).strip()
+    text = text[:128]
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    return text.strip()
 
 
 def _retry_details(code: grpc.StatusCode, message: str, seconds: float) -> bytes:
