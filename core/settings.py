@@ -8,6 +8,7 @@
 A process with a wrong flag or value says so on stderr and exits with status 2.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -73,6 +74,12 @@ class ProcessSettings(BaseSettings):
     def address_at(self, port: int) -> str:
         """host:port that others reach this process by when it is bound to `port`."""
         return str(Address(self.advertise or parse_address(self.listen).host, port))
+
+    def public_json(self) -> str:
+        """All settings as one JSON object, but for secrets: fields without a `repr`."""
+        fields = type(self).model_fields
+        values = self.model_dump(mode="json", exclude={n for n in fields if not fields[n].repr})
+        return json.dumps(values)
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Self:

@@ -24,9 +24,10 @@ import grpc
 import typer
 
 from core.errors import EpserveError, InvalidRequest, Unauthenticated, Unavailable
+from core.token_file import read_token
 from ctl.terminal import make_console
 from proto import router_pb2_grpc
-from rpc.admin_token import bearer_metadata, read_token
+from rpc.admin_token import bearer_metadata
 from rpc.client import channel, to_error
 
 if TYPE_CHECKING:  # only the stubs of the type checker have it

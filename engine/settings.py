@@ -10,7 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from core.address import parse_address
-from core.settings import ExistingFile, ProcessSettings
+from core.settings import ProcessSettings
+from core.token_file import TokenFile
 
 
 def _check_model(path: Path) -> Path:
@@ -81,10 +82,11 @@ class WorkerSettings(ProcessSettings):
     stop_grace_seconds: float = Field(
         3.0, ge=0, le=3600, description="On SIGTERM, time that open requests have to finish"
     )
-    admin_token_file: ExistingFile | None = Field(
+    admin_token_file: TokenFile | None = Field(
         None,
         description="File with the word that calls which change this worker must carry as "
-        "`authorization: Bearer WORD`; the router's own file; read again when it changes; default: anybody may call",
+        "`authorization: Bearer WORD`, as for the router; read again when it changes; default: "
+        "anybody may call",
     )
     run_dir: str = Field("", description="Folder for sockets; default: a new temporary one")
 

@@ -11,12 +11,15 @@ from core.signals import stop_event
 from proto import router_pb2
 from proto.router_pb2_grpc import add_AdminServicer_to_server, add_RouterServicer_to_server
 from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from router.admin import AdminService
+from router.admin_processes import Processes
 from router.cluster import Cluster
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
-from router.service import AdminService, RouterService
+from router.service import RouterService
 from router.settings import RouterSettings
 from router.watch import WatchLimits, watch_worker
+from rpc.admin_token import AdminToken
 from rpc.identity import identity_message
 from rpc.server import RpcServer
 
@@ -41,6 +44,9 @@ class RouterProcess:
         metrics = RouterMetrics(self._registry)
         self.cluster = Cluster(settings, self._clock, metrics)
         gateways = GatewayTable()
+        processes = Processes(
+            identity_message(identity), self.cluster.table, gateways, self._clock
+        )
         self._server.add(
             add_RouterServicer_to_server,
             RouterService(self.cluster, gateways, self._clock, metrics),
@@ -50,7 +56,7 @@ class RouterProcess:
         )
         self._server.add(
             add_AdminServicer_to_server,
-            AdminService(self.cluster, gateways, self._clock, identity_message(identity)),
+            AdminService(self.cluster, processes, settings, AdminToken(settings.admin_token_file)),
             router_pb2,
             "Admin",
             multiplexed=(),

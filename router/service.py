@@ -1,4 +1,4 @@
-"""The gRPC services of the router: Router for gateways, Admin for operators."""
+"""The Router gRPC service, for gateways."""
 
 from asyncio import CancelledError
 from typing import Any
@@ -13,16 +13,16 @@ from core.errors import (
     Overloaded,
     Unavailable,
 )
+from core.log import REQUEST_ID
 from proto import router_pb2
-from proto.router_pb2_grpc import AdminServicer, RouterServicer
-from proto.worker_pb2 import ProcessIdentity
+from proto.router_pb2_grpc import RouterServicer
 from router.assign import WorkerAddress
 from router.choose import capacity_tokens
 from router.cluster import Cluster
 from router.demand import Demand
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
-from router.pairing import Pool, complete, pools, rejections
+from router.pairing import Pool, complete, pools
 from router.worker import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -68,7 +68,7 @@ class RouterService(RouterServicer):
     async def Announce(
         self, request: router_pb2.AnnounceRequest, context: Context
     ) -> router_pb2.AnnounceResponse:
-        self._gateways.announce(request.identity, self._clock.now())
+        gateway = self._gateways.announce(request, self._clock.now())
         registered = [
             worker
             for worker in self._cluster.table.workers
@@ -84,46 +84,15 @@ class RouterService(RouterServicer):
             default=None,
         )
         if best is None:
-            return router_pb2.AnnounceResponse()
+            return router_pb2.AnnounceResponse(log_level=gateway.wanted_log_level)
         key, pool = best
         return router_pb2.AnnounceResponse(
             model=key.model,
             page_tokens=key.page_tokens,
             max_model_len=_max_model_len(pool),
             ready=bool(ready),
+            log_level=gateway.wanted_log_level,
             kv_usage=_kv_usage(pool),
-        )
-
-
-class AdminService(AdminServicer):
-    """`identity` is the router's own."""
-
-    def __init__(
-        self, cluster: Cluster, gateways: GatewayTable, clock: Clock, identity: ProcessIdentity
-    ) -> None:
-        self._cluster = cluster
-        self._gateways = gateways
-        self._clock = clock
-        self._identity = identity
-
-    async def GetStatus(
-        self, request: router_pb2.GetStatusRequest, context: Context
-    ) -> router_pb2.GetStatusResponse:
-        workers = self._cluster.table.workers
-        present = sorted(
-            (worker for worker in workers if worker.state is not WorkerState.LOST),
-            key=lambda worker: (worker.role, worker.address),
-        )
-        return router_pb2.GetStatusResponse(
-            processes=[self._identity, *self._gateways.alive(self._clock.now())],
-            workers=[worker.status for worker in present],
-            rejected=[
-                router_pb2.RejectedWorker(
-                    identity=rejection.worker.status.identity, reason=rejection.reason
-                )
-                for rejection in rejections(present)
-            ],
-            num_waiting=self._cluster.assigner.num_waiting,
         )
 
 
@@ -141,6 +110,7 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         prefix_hashes=tuple(request.prefix_hashes),
         excluded=frozenset(request.exclude_epochs),
         priority=request.priority,
+        traced_id=REQUEST_ID.get(),
     )
 
 

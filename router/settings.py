@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from core.settings import HostPorts, ProcessSettings
+from core.token_file import TokenFile
 
 
 def _check_url(text: str) -> str:
@@ -80,6 +81,11 @@ class RouterSettings(ProcessSettings):
     )
     prefix_index_pages: int = Field(
         65536, ge=0, description="Prompt pages remembered for each prefill worker"
+    )
+    admin_token_file: TokenFile | None = Field(
+        None,
+        description="File with the word that operators' calls must carry as `authorization: "
+        "Bearer WORD`; read again when it changes; default: anybody may call",
     )
     stop_seconds: float = Field(3.0, ge=0, le=60, description="Time for running calls on SIGTERM")
 

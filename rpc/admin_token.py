@@ -13,6 +13,7 @@ import grpc
 
 from core.errors import Unauthenticated
 from core.log import get_logger
+from core.token_file import read_token
 
 log = get_logger("rpc.admin_token")
 
@@ -73,17 +74,6 @@ class AdminToken:
             log.error("admin token stays as it was", reason=str(error))
         else:
             log.info("admin token read again", file=str(file))
-
-
-def read_token(file: Path) -> str:
-    """The file's only line. Raises ValueError."""
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"admin token file {file} cannot be read: {error}") from error
-    if not token or not token.isprintable() or " " in token:
-        raise ValueError(f"admin token file {file} must hold one word")
-    return token
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from pydantic import Field, ValidationError
 
@@ -39,6 +41,17 @@ def test_address_that_others_reach_a_process_by() -> None:
     assert ExampleSettings.parse(argv).address_at(7) == "0.0.0.0:7"
     assert ExampleSettings.parse([*argv, "--advertise", "10.0.0.1"]).address_at(7) == "10.0.0.1:7"
     assert ExampleSettings.parse([*argv, "--advertise", "fd00::1"]).address_at(7) == "[fd00::1]:7"
+
+
+def test_secrets_are_not_shown() -> None:
+    class SecretiveSettings(ExampleSettings):
+        keys: str = Field("", repr=False)
+
+    settings = SecretiveSettings.parse(["--keys", "sesame", "--peers", "a:1"])
+    shown = json.loads(settings.public_json())
+    assert set(shown) == set(SecretiveSettings.model_fields) - {"keys"}
+    assert shown["peers"] == ["a:1"]
+    assert "sesame" not in settings.public_json()
 
 
 def test_settings_do_not_change() -> None:

@@ -1,0 +1,153 @@
+"""The Admin gRPC service: what operators see of the cluster, and what they change."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from core.errors import EpserveError, InvalidRequest
+from core.log import LEVELS, get_logger, set_level
+from core.version import software_version
+from proto import router_pb2
+from proto.router_pb2_grpc import AdminServicer
+from proto.worker_pb2 import (
+    DrainRequest,
+    GetConfigRequest,
+    SetLogLevelRequest,
+)
+from proto.worker_pb2_grpc import WorkerStub
+from router.admin_processes import ANSWER_SECONDS, Process, Processes, dial, identity_of
+from router.admin_requests import explain
+from router.cluster import Cluster
+from router.gateways import Gateway
+from router.pairing import rejections
+from router.settings import RouterSettings
+from router.worker import Worker
+from rpc.admin_token import AdminToken, passed_on
+
+log = get_logger("router.admin")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = tuple[tuple[str, str], ...]
+
+
+class AdminService(AdminServicer):
+    """Every call needs `token`, and takes it along to the workers."""
+
+    def __init__(
+        self, cluster: Cluster, processes: Processes, settings: RouterSettings, token: AdminToken
+    ) -> None:
+        self._cluster = cluster
+        self._processes = processes
+        self._settings = settings
+        self._token = token
+
+    async def GetStatus(
+        self, request: router_pb2.GetStatusRequest, context: Context
+    ) -> router_pb2.GetStatusResponse:
+        self._token.check(context)
+        workers = self._processes.workers()
+        others = [one for one in self._processes.all() if not isinstance(one, Worker)]
+        return router_pb2.GetStatusResponse(
+            processes=[identity_of(one) for one in others],
+            workers=[worker.status for worker in workers],
+            rejected=[
+                router_pb2.RejectedWorker(
+                    identity=rejection.worker.status.identity, reason=rejection.reason
+                )
+                for rejection in rejections(workers)
+            ],
+            num_waiting=self._cluster.assigner.num_waiting,
+        )
+
+    async def DrainWorker(
+        self, request: router_pb2.DrainWorkerRequest, context: Context
+    ) -> router_pb2.DrainWorkerResponse:
+        self._token.check(context)
+        worker = self._processes.find_worker(request.worker)
+        drain = DrainRequest(undo=request.undo)
+        if request.HasField("grace_seconds"):
+            drain.grace_seconds = request.grace_seconds
+        async with dial(worker) as peer:
+            metadata = passed_on(context)
+            await WorkerStub(peer).Drain(drain, timeout=ANSWER_SECONDS, metadata=metadata)
+        log.info("operator drains worker", worker=worker.name, undo=request.undo)
+        return router_pb2.DrainWorkerResponse(worker=worker.status.identity)
+
+    async def GetConfig(
+        self, request: router_pb2.GetProcessConfigRequest, context: Context
+    ) -> router_pb2.GetProcessConfigResponse:
+        self._token.check(context)
+        metadata = passed_on(context)
+        processes = self._meant(request.process)
+        configs = await asyncio.gather(*(self._config(one, metadata) for one in processes))
+        return router_pb2.GetProcessConfigResponse(processes=configs)
+
+    async def SetLogLevel(
+        self, request: router_pb2.SetProcessLogLevelRequest, context: Context
+    ) -> router_pb2.SetProcessLogLevelResponse:
+        self._token.check(context)
+        level = request.level.lower()
+        if level not in LEVELS:
+            raise InvalidRequest(
+                f"{request.level!r} is no log level: use one of {', '.join(LEVELS)}", param="level"
+            )
+        metadata = passed_on(context)
+        processes = self._meant(request.process)
+        levels = await asyncio.gather(*(_set_level(one, level, metadata) for one in processes))
+        return router_pb2.SetProcessLogLevelResponse(processes=levels)
+
+    async def ExplainRequest(
+        self, request: router_pb2.AdminExplainRequest, context: Context
+    ) -> router_pb2.AdminExplainResponse:
+        self._token.check(context)
+        request_id = request.request_id
+        if not request_id:
+            raise InvalidRequest("request_id is empty", param="request_id")
+        assignments = self._cluster.records.find(request_id)
+        return await explain(request_id, assignments, self._processes.workers())
+
+    def _meant(self, name: str) -> list[Process]:
+        return [self._processes.find(name)] if name else self._processes.all()
+
+    async def _config(self, process: Process, metadata: Metadata) -> router_pb2.ProcessConfig:
+        config = router_pb2.ProcessConfig(identity=identity_of(process))
+        match process:
+            case Gateway():
+                config.config_json, config.version = process.config_json, process.version
+            case Worker():
+                try:
+                    async with dial(process) as peer:
+                        reply = await WorkerStub(peer).GetConfig(
+                            GetConfigRequest(), timeout=ANSWER_SECONDS, metadata=metadata
+                        )
+                    config.config_json, config.version = reply.config_json, reply.version
+                except EpserveError as error:
+                    config.error = error.message
+            case _:
+                config.config_json = self._settings.public_json()
+                config.version = software_version()
+        return config
+
+
+async def _set_level(
+    process: Process, level: str, metadata: Metadata
+) -> router_pb2.ProcessLogLevel:
+    answer = router_pb2.ProcessLogLevel(identity=identity_of(process))
+    match process:
+        case Gateway():
+            answer.previous = process.log_level
+            process.wanted_log_level = level
+        case Worker():
+            try:
+                async with dial(process) as peer:
+                    reply = await WorkerStub(peer).SetLogLevel(
+                        SetLogLevelRequest(level=level), timeout=ANSWER_SECONDS, metadata=metadata
+                    )
+                answer.previous = reply.previous
+            except EpserveError as error:
+                answer.error = error.message
+        case _:
+            answer.previous = set_level(level)
+            log.info("log level set", level=level, previous=answer.previous)
+    return answer

@@ -1,0 +1,96 @@
+"""Which process an operator means, and the way to it."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+
+from core.clock import Clock
+from core.errors import InvalidRequest, NotFound, Unavailable
+from proto.worker_pb2 import ProcessIdentity
+from router.gateways import Gateway, GatewayTable
+from router.table import WorkerTable
+from router.worker import Worker, WorkerState
+from rpc.client import channel, to_error
+
+# Operators' calls to a worker; it answers them from memory.
+ANSWER_SECONDS = 5.0
+
+Process = ProcessIdentity | Gateway | Worker  # the first one: this router
+
+
+def identity_of(process: Process) -> ProcessIdentity:
+    match process:
+        case Gateway():
+            return process.identity
+        case Worker():
+            return process.status.identity
+        case _:
+            return process
+
+
+class Processes:
+    """All that this router knows of; `router` is its own identity."""
+
+    def __init__(
+        self, router: ProcessIdentity, table: WorkerTable, gateways: GatewayTable, clock: Clock
+    ) -> None:
+        self._router = router
+        self._table = table
+        self._gateways = gateways
+        self._clock = clock
+
+    def workers(self) -> list[Worker]:
+        """Those that are there, by role and address."""
+        present = [one for one in self._table.workers if one.state is not WorkerState.LOST]
+        return sorted(present, key=lambda worker: (worker.role, worker.address))
+
+    def gateways(self) -> list[Gateway]:
+        return self._gateways.alive(self._clock.now())
+
+    def all(self) -> list[Process]:
+        return [self._router, *self.gateways(), *self.workers()]
+
+    def find(self, name: str) -> Process:
+        """By name, address or epoch. Raises NotFound, and InvalidRequest where several have
+        the name."""
+        return _only(name, self.all())
+
+    def find_worker(self, name: str) -> Worker:
+        """As `find`, and Unavailable for one that was lost."""
+        worker = _only(name, self._table.workers)
+        assert isinstance(worker, Worker)
+        if worker.lost:
+            raise Unavailable(f"worker {worker.name} at {worker.address} is lost")
+        return worker
+
+
+@asynccontextmanager
+async def dial(worker: Worker) -> AsyncGenerator[grpc.aio.Channel]:
+    """A channel for calls within the block; where they fail, an EpserveError names the worker."""
+    async with channel(worker.address) as peer:
+        try:
+            yield peer
+        except grpc.aio.AioRpcError as error:
+            meant = to_error(error, peer_epoch=worker.epoch)
+            if isinstance(meant, Unavailable):
+                where = f"worker {worker.name} at {worker.address}"
+                meant.message = f"{where} does not answer: {meant.message}"
+            raise meant from error
+
+
+def _only(name: str, processes: Sequence[Process]) -> Process:
+    found = []
+    for process in processes:
+        identity = identity_of(process)
+        if name in (identity.address, identity.epoch):
+            return process
+        if name == identity.name:
+            found.append(process)
+    if not found:
+        names = ", ".join(sorted(identity_of(one).name for one in processes)) or "none"
+        raise NotFound(f"there is no process {name!r} here, but {names}")
+    if len(found) > 1:
+        addresses = ", ".join(identity_of(one).address for one in found)
+        raise InvalidRequest(f"{len(found)} processes are named {name!r}: use one of {addresses}")
+    return found[0]
