@@ -1,8 +1,9 @@
 """When a process is started, restarted, given up on and stopped: a state machine without I/O.
 
     STARTING --Ready--> RUNNING --Exited--> WAITING --(backoff over)--> STARTING
-        |                                      ^
-        `--Exited------------------------------'      StopRequested: every state -> STOPPING | GONE
+      ^ |                 | |                  ^
+      | `--Exited---------|-'------------------'
+      `---Exited well-----'                           StopRequested: every state -> STOPPING | GONE
 
 Events go in with the time (monotonic seconds), actions come out; `Supervisor` performs them.
 A process that dies before the whole cluster was up once, `max_early_exits` times in a row or with
@@ -98,6 +99,13 @@ class SayDied:
 
 
 @dataclass(frozen=True, slots=True)
+class SayLeft:
+    """The process ended well: somebody asked it to. It is started again at once."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SayAllReady:
     """Every process is up for the first time."""
 
@@ -115,7 +123,9 @@ class Finish:
     """Every process is gone, or beyond our reach."""
 
 
-Action = Start | Terminate | Kill | SayReady | SayDied | SayAllReady | GiveUp | Finish
+Action = (
+    Start | Terminate | Kill | SayReady | SayDied | SayLeft | SayAllReady | GiveUp | Finish
+)
 
 
 @dataclass(slots=True)
@@ -194,6 +204,10 @@ class Supervision:
         if self._stopping:
             process.phase = Phase.GONE
             return [Finish()] if self._all_gone() else []
+        if status == 0 and process.phase is Phase.RUNNING:
+            process.phase = Phase.STARTING
+            process.started_at = now
+            return [SayLeft(process.name), Start(process.name)]
         if now - process.started_at >= self._limits.stable_seconds:
             process.num_deaths = 0
         process.num_deaths += 1

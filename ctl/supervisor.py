@@ -23,6 +23,7 @@ from ctl.supervision import (
     Ready,
     SayAllReady,
     SayDied,
+    SayLeft,
     SayReady,
     Start,
     StopRequested,
@@ -41,6 +42,7 @@ class Reporter(Protocol):
     def ready(self, name: str, seconds: float, again: bool) -> None: ...
     def all_ready(self, seconds: float, pids: dict[str, int]) -> None: ...
     def died(self, name: str, status: int, backoff_seconds: float) -> None: ...
+    def left(self, name: str) -> None: ...
     def gave_up(self, name: str, status: int, log: Path) -> None: ...
     def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None: ...
     def stopping(self, names: Sequence[str]) -> None: ...
@@ -152,6 +154,8 @@ class Supervisor:
                 self._reporter.all_ready(now - self._began, pids)
             case SayDied(name, status, backoff_seconds):
                 self._reporter.died(name, status, backoff_seconds)
+            case SayLeft(name):
+                self._reporter.left(name)
             case GiveUp(name, status):
                 self._failed = True
                 self._reporter.gave_up(name, status, self.log_of(name))

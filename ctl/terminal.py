@@ -99,6 +99,9 @@ class Terminal:
             f"starting it again in {backoff_seconds:g} s"
         )
 
+    def left(self, name: str) -> None:
+        self._say(f"[yellow]{name}[/] left as it was asked to; starting it again")
+
     def gave_up(self, name: str, status: int, log: Path) -> None:
         self._say(f"[bold red]{name}[/] cannot be started: {describe_exit(status)}; end of {log}:")
         with log.open(encoding="utf-8", errors="replace") as lines:

@@ -90,11 +90,15 @@ def run(
         raise typer.BadParameter(reason, param_hint="--log-dir") from error
     # Sockets of all processes: theirs to fill, ours to remove, also when they were killed.
     run_folder = tempfile.mkdtemp(prefix="epserve-")
+    environment = {"TMPDIR": run_folder}
+    if options.device == "cpu":
+        # KV travels on this machine only: what moves it need not listen to others.
+        environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
     try:
         terminal = Terminal(make_console(), specs, options, log_folder)
         terminal.begin()
         supervisor = Supervisor(
-            [spec.with_environment(TMPDIR=run_folder) for spec in specs],
+            [spec.with_environment(**environment) for spec in specs],
             log_folder,
             terminal,
             ready_timeout_seconds=ready_timeout_seconds,

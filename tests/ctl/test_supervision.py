@@ -16,6 +16,7 @@ from ctl.supervision import (
     Ready,
     SayAllReady,
     SayDied,
+    SayLeft,
     SayReady,
     Start,
     StopRequested,
@@ -57,6 +58,21 @@ def test_a_dead_process_comes_back_after_its_backoff() -> None:
     assert machine.deadline() is None
     # Not SayAllReady: the table is shown once.
     assert machine.step(Ready("decode-0"), 102.0) == [SayReady("decode-0", again=True)]
+
+
+def test_a_process_that_was_asked_to_leave_comes_back_at_once() -> None:
+    machine = running()
+    for now in range(100, 120):
+        assert machine.step(Exited("decode-0", 0), now) == [SayLeft("decode-0"), Start("decode-0")]
+        assert machine.names(Phase.STARTING) == ["decode-0"]
+        assert machine.step(Ready("decode-0"), now) == [SayReady("decode-0", again=True)]
+    assert machine.step(Exited("decode-0", 1), 121) == [SayDied("decode-0", 1, 0.5)]
+
+
+def test_who_leaves_well_before_it_was_ready_has_its_backoff() -> None:
+    machine = running()
+    machine.step(Exited("decode-0", 0), 100)
+    assert machine.step(Exited("decode-0", 0), 101) == [SayDied("decode-0", 0, 0.5)]
 
 
 def test_backoff_doubles_up_to_its_bound_and_forgets_after_a_stable_time() -> None:

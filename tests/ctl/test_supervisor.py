@@ -19,6 +19,14 @@ QUICK = Limits(first_backoff_seconds=0.05, kill_after_seconds=0.3)
 
 # Says on stdout that it is up, and stays until a signal comes.
 SERVE = "import signal; print('up', flush=True); signal.pause()"
+# The same; SIGTERM ends it well.
+POLITE = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
 # The same, deaf to SIGTERM, with a child in its process group that is deaf as well.
 DEAF = """
 import signal, subprocess, sys
@@ -65,6 +73,9 @@ class Heard:
 
     def died(self, name: str, status: int, backoff_seconds: float) -> None:
         self.words.put_nowait(("died", name, status))
+
+    def left(self, name: str) -> None:
+        self.words.put_nowait(("left", name))
 
     def gave_up(self, name: str, status: int, log: Path) -> None:
         self.words.put_nowait(("gave_up", name, status, log.read_text()))
@@ -135,6 +146,19 @@ async def test_a_killed_process_comes_back_and_the_log_goes_on(tmp_path: Path) -
     assert await heard.until("died") == ("died", "a", -9)
     assert await heard.until("ready") == ("ready", "a", True)
     assert is_alive(heard.pids["b"])
+    assert (tmp_path / "a.log").read_text() == "up\nup\n"
+    cluster.request_stop()
+    assert await running == 0
+
+
+async def test_a_process_that_somebody_else_asks_to_leave_comes_back(tmp_path: Path) -> None:
+    heard = Heard()
+    cluster = supervisor(heard, tmp_path, spec("a", POLITE), spec("b", SERVE))
+    running = asyncio.create_task(cluster.run())
+    await heard.until("all_ready")
+    os.kill(heard.pids["a"], signal.SIGTERM)
+    assert await heard.until("left") == ("left", "a")
+    assert await heard.until("ready") == ("ready", "a", True)
     assert (tmp_path / "a.log").read_text() == "up\nup\n"
     cluster.request_stop()
     assert await running == 0
