@@ -17,6 +17,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "combine": ("triton",),
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),
+    "gate": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("triton",),
     "permute": ("triton",),
@@ -24,6 +25,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "rescale": ("triton",),
     "rms_norm": ("triton",),
     "rope_write": ("triton",),
+    "router_gemm": ("triton",),
     "silu_mul": ("triton",),
 }
 

@@ -1,0 +1,106 @@
+"""Triton path of the gate from its logits on: choice, weights, replica and counts, one kernel:
+what `kernels.gate`, `kernels.choose_replica` and `kernels.count_experts` do one after the other.
+
+A program a token: its scores stay in the registers of one warp. Of equal choices the expert with
+the smaller id comes first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _gate(
+    logits, bias, physical, num_replicas, counts, topk_idx, topk_physical, topk_weights,
+    num_experts, num_groups, max_replicas, first, scaling,
+    group_size: tl.constexpr, padded_groups: tl.constexpr, padded_size: tl.constexpr,
+    groups_per_token: tl.constexpr, experts_per_token: tl.constexpr, padded_choices: tl.constexpr,
+    norm_topk: tl.constexpr, drops_groups: tl.constexpr, places: tl.constexpr,
+    counted: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, padded_groups)
+    member = tl.arange(0, padded_size)
+    expert = group[:, None] * group_size + member[None, :]
+    real = (group < num_groups)[:, None] & (member < group_size)[None, :]
+    logit = tl.load(logits + token * num_experts + expert, mask=real, other=0.0)
+    score = 1.0 / (1.0 + tl.exp(-logit))
+    choice = score + tl.load(bias + expert, mask=real, other=0.0)
+    choice = tl.where(real, choice, float("-inf"))
+    if drops_groups:
+        best = tl.max(choice, axis=1)
+        where = tl.argmax(choice, axis=1, tie_break_left=True)
+        rest = tl.where(member[None, :] == where[:, None], float("-inf"), choice)
+        second = tl.max(rest, axis=1) if group_size > 1 else tl.zeros_like(best)
+        rating = tl.where(group < num_groups, best + second, float("-inf"))
+        kept = group < 0
+        for _ in tl.static_range(groups_per_token):
+            chosen_group = tl.argmax(rating, axis=0, tie_break_left=True)
+            kept = kept | (group == chosen_group)
+            rating = tl.where(group == chosen_group, float("-inf"), rating)
+        choice = tl.where(kept[:, None], choice, float("-inf"))
+
+    flat = tl.reshape(choice, [padded_groups * padded_size])
+    scores = tl.reshape(score, [padded_groups * padded_size])
+    position = tl.arange(0, padded_groups * padded_size)
+    slot = tl.arange(0, padded_choices)
+    chosen = tl.zeros([padded_choices], tl.int64)
+    weight = tl.zeros([padded_choices], tl.float32)
+    for k in tl.static_range(experts_per_token):
+        winner = tl.argmax(flat, axis=0, tie_break_left=True)
+        value = tl.sum(tl.where(position == winner, scores, 0.0), axis=0)
+        logical = winner // padded_size * group_size + winner % padded_size
+        chosen = tl.where(slot == k, logical.to(tl.int64), chosen)
+        weight = tl.where(slot == k, value, weight)
+        flat = tl.where(position == winner, float("-inf"), flat)
+    if norm_topk:
+        weight = weight / (tl.sum(weight, axis=0) + 1e-20)
+    is_choice = slot < experts_per_token
+    place = token * experts_per_token + slot
+    tl.store(topk_idx + place, chosen, mask=is_choice)
+    tl.store(topk_weights + place, weight * scaling, mask=is_choice)
+    if counted:
+        tl.atomic_add(counts + chosen, tl.full([padded_choices], 1, tl.int64), mask=is_choice)
+    if places:
+        replicas = tl.load(num_replicas + chosen, mask=is_choice, other=1)
+        turn = (first + token + slot) % replicas
+        slot_of = tl.load(physical + chosen * max_replicas + turn, mask=is_choice, other=0)
+        tl.store(topk_physical + place, slot_of, mask=is_choice)
+
+
+def launch(
+    logits: torch.Tensor,  # [T, E] float32
+    bias: torch.Tensor,  # [E] float32
+    *,
+    num_groups: int,
+    groups_per_token: int,
+    experts_per_token: int,
+    norm_topk: bool,
+    scaling: float,
+    physical: torch.Tensor | None = None,  # [E, R] int64
+    num_replicas: torch.Tensor | None = None,  # [E] int64
+    counts: torch.Tensor | None = None,  # [E] int64, added to
+    first: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """topk_idx, physical (topk_idx itself without a placement) [T, K] int64, topk_weights [T, K]
+    float32."""
+    num_tokens, num_experts = logits.shape
+    group_size = num_experts // num_groups
+    shape = (num_tokens, experts_per_token)
+    topk_idx = torch.empty(shape, dtype=torch.int64, device=logits.device)
+    topk_physical = topk_idx if physical is None else torch.empty_like(topk_idx)
+    topk_weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    if num_tokens:
+        _gate[(num_tokens,)](
+            logits.contiguous(), bias, physical, num_replicas, counts, topk_idx, topk_physical,
+            topk_weights, num_experts, num_groups, 1 if physical is None else physical.shape[1],
+            first, scaling,
+            group_size=group_size, padded_groups=triton.next_power_of_2(num_groups),
+            padded_size=triton.next_power_of_2(group_size), groups_per_token=groups_per_token,
+            experts_per_token=experts_per_token,
+            padded_choices=triton.next_power_of_2(experts_per_token), norm_topk=norm_topk,
+            drops_groups=groups_per_token < num_groups, places=physical is not None,
+            counted=counts is not None, num_warps=1,
+        )  # fmt: skip
+    return topk_idx, topk_physical, topk_weights

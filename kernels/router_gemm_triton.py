@@ -1,0 +1,78 @@
+"""Triton path of `kernels.router_gemm`."""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK_N = 16
+BLOCK_K = 128
+PROGRAMS = 128
+MAX_BLOCKS = 4096  # of outputs; each has a counter
+
+
+@triton.jit
+def _router_gemm(
+    hidden, weight, out, part, counters, num_rows, n, k, k_per_split,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    column = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    split = tl.program_id(2)
+    inside = (row < num_rows)[:, None] & (column < n)[None, :]
+    total = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(split * k_per_split, tl.minimum((split + 1) * k_per_split, k), block_k):
+        index = first + tl.arange(0, block_k)
+        x = tl.load(
+            hidden + row[:, None] * k + index[None, :],
+            mask=(row < num_rows)[:, None] & (index < k)[None, :], other=0.0,
+        )  # fmt: skip
+        w = tl.load(
+            weight + column[:, None] * k + index[None, :],
+            mask=(column < n)[:, None] & (index < k)[None, :], other=0.0,
+        )  # fmt: skip
+        total += tl.dot(x, tl.trans(w), input_precision="ieee")
+    place = row[:, None] * n + column[None, :]
+    if splits == 1:
+        tl.store(out + place, total, mask=inside)
+    else:
+        tl.store(part + split * num_rows * n + place, total, mask=inside)
+        # All threads' stores come before the count that tells of them.
+        tl.debug_barrier()
+        counter = counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
+            total = tl.zeros([block_m, block_n], tl.float32)
+            for other in tl.static_range(splits):
+                goal = part + other * num_rows * n + place
+                # Past the first-level cache: other multiprocessors wrote it.
+                total += tl.load(goal, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(out + place, total, mask=inside)
+            tl.store(counter, 0)  # for the next launch
+
+
+@cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """Zeros between two launches; launches on one stream follow each other."""
+    return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
+
+
+def launch(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    num_rows, k = hidden.shape
+    n = weight.shape[0]
+    out = hidden.new_empty(num_rows, n, dtype=torch.float32)
+    if not num_rows:
+        return out
+    block_m = min(64, max(16, triton.next_power_of_2(num_rows)))
+    blocks = (triton.cdiv(n, BLOCK_N), triton.cdiv(num_rows, block_m))
+    wanted = max(1, PROGRAMS // (blocks[0] * blocks[1]))
+    k_per_split = triton.cdiv(triton.cdiv(k, min(16, wanted)), BLOCK_K) * BLOCK_K
+    splits = triton.cdiv(k, k_per_split)
+    assert blocks[0] * blocks[1] <= MAX_BLOCKS or splits == 1
+    part = hidden.new_empty(splits if splits > 1 else 0, num_rows, n, dtype=torch.float32)
+    _router_gemm[(*blocks, splits)](
+        hidden.contiguous(), weight.contiguous(), out, part, _counters(hidden.device), num_rows, n,
+        k, k_per_split, block_m=block_m, block_n=BLOCK_N, block_k=BLOCK_K, splits=splits,
+        num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out
