@@ -6,32 +6,32 @@
 
 What a failure means:
 
-    from Assign     UNAVAILABLE          ask again for `failover_seconds`, then give up
+    from Assign     UNAVAILABLE          ask again for a while, then give up
                     anything else        give up
     from Generate   RESOURCE_EXHAUSTED   another decode worker once, then give up
                     UNAVAILABLE, FAILED_PRECONDITION, CANCELLED, end without a finish reason,
                     answer that makes no sense
-                                         another pair, carrying on behind the tokens received;
-                                         `max_attempts` in a row without a new token: give up
+                                         another pair, carrying on behind the tokens received
                     anything else        give up
+
+How often and how long: `gateway.search`.
 
 Closing `batches()` cancels the call in progress, and with it the request on both workers.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from core.clock import Clock
 from core.errors import (
-    Cancelled,
     DeadlineExceeded,
+    Draining,
     EpserveError,
-    Mismatch,
-    Overloaded,
     Unavailable,
 )
 from core.hashing import prefix_hashes
@@ -39,6 +39,7 @@ from core.log import get_logger
 from gateway.channels import ChannelPool
 from gateway.job import Prompt
 from gateway.metrics import GatewayMetrics
+from gateway.search import Search, SearchBounds
 from proto.generate_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -56,9 +57,6 @@ log = get_logger("gateway.client")
 
 ASSIGN = "/epserve.router.v1.Router/Assign"
 GENERATE = "/epserve.generate.v1.Decode/Generate"
-
-FIRST_WAIT_SECONDS = 0.05
-LONGEST_WAIT_SECONDS = 0.4
 
 
 class TokenBatch(NamedTuple):
@@ -79,22 +77,7 @@ class Cluster:
     model: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    max_attempts: int
-    failover_seconds: float
-
-
-@dataclass(slots=True)
-class _Search:
-    """The search for a pair that brings the choice a token further; a new one with each token.
-
-    `until` (on the clock) is known from the first time on that there was no pair.
-    """
-
-    num_attempts: int = 0
-    excluded_epochs: list[str] = field(default_factory=list)
-    refusal: Overloaded | None = None
-    until: float | None = None
-    wait_seconds: float = FIRST_WAIT_SECONDS
+    bounds: SearchBounds
 
 
 class Leg:
@@ -128,7 +111,7 @@ class Leg:
         self._priority = priority
         self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
         self._num_calls = 0
-        self._search = _Search()
+        self._search = Search(cluster.bounds)
 
     async def batches(self) -> AsyncGenerator[TokenBatch]:
         """All tokens of the choice, over however many pairs it takes.
@@ -181,8 +164,7 @@ class Leg:
     # ---- assignment
 
     async def _assign(self) -> AssignResponse:
-        """A pair, waiting for one for `failover_seconds` from the first time there is none."""
-        search = self._search
+        """A pair, waiting for one as long as the search has patience."""
         while True:
             request = self._assign_request().SerializeToString()
             asking = self._cluster.router.call(
@@ -196,19 +178,8 @@ class Leg:
             else:
                 self.queue_seconds += pair.queue_seconds
                 return pair
-            if search.refusal is not None and isinstance(error, Unavailable | Overloaded):
-                raise search.refusal  # nobody else is there: the pair is not gone, it is full
-            if not isinstance(error, Unavailable):
-                raise error
-            now = self._cluster.clock.now()
-            if search.until is None:
-                search.until = now + self._cluster.failover_seconds
-            if now >= search.until:
-                raise error
-            await asyncio.sleep(min(search.wait_seconds, search.until - now))
-            search.wait_seconds = min(2 * search.wait_seconds, LONGEST_WAIT_SECONDS)
-            # Blame fades: a worker that failed this request may be the only one there is.
-            search.excluded_epochs.clear()
+            seconds = self._search.note_no_pair(error, self._cluster.clock.now())
+            await asyncio.sleep(seconds)
 
     def _assign_request(self) -> AssignRequest:
         num_output = len(self.output_token_ids)
@@ -243,27 +214,17 @@ class Leg:
             self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
         if token_ids:
             self.output_token_ids += token_ids
-            self._search = _Search()
+            self._search = Search(self._cluster.bounds)
         return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
         """Remembers whom to leave out; raises `error` when it is time to give up."""
-        if not isinstance(error, Unavailable | Mismatch | Cancelled | Overloaded):
-            raise error
-        search = self._search
-        search.num_attempts += 1
-        if isinstance(error, Overloaded):
-            if search.refusal is not None:
-                raise error
-            search.refusal = error
-        elif search.num_attempts >= self._cluster.max_attempts:
-            raise _given_up(error)
-        elif search.until is None:
-            search.until = self._cluster.clock.now() + self._cluster.failover_seconds
-        search.excluded_epochs.append(error.failed_epoch or pair.decode.epoch)
+        blamed_epoch = error.failed_epoch or pair.decode.epoch
+        self._search.note_failure(error, blamed_epoch, self._cluster.clock.now())
         self.num_moves += 1
         self._cluster.metrics.count_move(error.status.code)
-        log.warning(
+        log.log(
+            logging.INFO if isinstance(error, Draining) else logging.WARNING,
             "request moves to other workers",
             choice=self._request_id,
             reason=error.status.code,
@@ -302,8 +263,3 @@ def _pair_of(content: bytes) -> AssignResponse:
     if not pair.decode.address:
         raise Unavailable("the router named no pair of workers")
     return pair
-
-
-def _given_up(error: EpserveError) -> EpserveError:
-    """What the client is told: a peer that cancelled or did not fit was unavailable to it."""
-    return error if isinstance(error, Unavailable) else Unavailable(error.message)

@@ -30,6 +30,7 @@ from gateway.http_protocol import HttpProtocol
 from gateway.listener import listen_on
 from gateway.metrics import GatewayMetrics
 from gateway.rate_limit import Limits, RateLimiter
+from gateway.search import SearchBounds
 from gateway.served_model import ServedModel
 from gateway.settings import GatewaySettings
 from proto.router_pb2_grpc import RouterStub
@@ -148,8 +149,11 @@ def _cluster(
         model=model.name,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        max_attempts=settings.max_attempts,
-        failover_seconds=settings.failover_seconds,
+        bounds=SearchBounds(
+            max_attempts=settings.max_attempts,
+            failover_seconds=settings.failover_seconds,
+            replacement_seconds=settings.replacement_seconds,
+        ),
     )
 
 

@@ -110,6 +110,11 @@ class GatewaySettings(ProcessSettings):
     failover_seconds: float = Field(
         1.5, gt=0, description="How long to look for a pair while there is none"
     )
+    replacement_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="The same while workers leave as planned, and others are being started",
+    )
     grace_seconds: float = Field(
         2.5, ge=0, description="Running requests may finish for this long after SIGTERM"
     )

@@ -8,6 +8,7 @@ import pytest
 
 from core.errors import (
     Cancelled,
+    Draining,
     EpserveError,
     Mismatch,
     TransferError,
@@ -154,14 +155,15 @@ async def test_cached_tokens_are_those_of_the_first_attempt(gateway: Gateway) ->
     assert usage["prompt_tokens_details"]["cached_tokens"] == 2
 
 
-async def test_a_move_is_counted(gateway: Gateway) -> None:
+@pytest.mark.parametrize("kind", [Unavailable, Draining])
+async def test_a_move_is_counted(gateway: Gateway, kind: type[EpserveError]) -> None:
     async def moves() -> float:
         text = (await gateway.client.get("/metrics")).text
-        name = 'epserve_gateway_moves_total{reason="unavailable"} '
+        name = f'epserve_gateway_moves_total{{reason="{kind.__name__.lower()}"}} '
         lines = [line for line in text.splitlines() if line.startswith(name)]
         return float(lines[0].removeprefix(name)) if lines else 0.0
 
     before = await moves()
-    gateway.cluster.first.plan = Plan(fail_after=4, error=Unavailable("gone"))
+    gateway.cluster.first.plan = Plan(fail_after=4, error=kind("gone"))
     await gateway.complete("unicode")
     assert await moves() == before + 1

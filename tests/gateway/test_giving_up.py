@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import (
     DeadlineExceeded,
+    Draining,
     EpserveError,
     InternalError,
     InvalidRequest,
@@ -89,6 +90,32 @@ async def test_attempts_are_bounded(gateway: Gateway, model_folder: Path) -> Non
     assert reply.json()["error"]["message"] == "no KV"
     assert len(cluster.first.requests) + len(cluster.second.requests) == 4
     assert time.monotonic() - started < 3
+
+
+async def test_workers_that_leave_as_planned_are_no_failures(
+    gateway: Gateway, model_folder: Path
+) -> None:
+    cluster = gateway.cluster
+    for decode in (cluster.first, cluster.second):
+        decode.plan.refusals = deque([Draining("leaving")] * 4)
+    async with running_gateway(cluster, model_folder, max_attempts=2) as patient:
+        reply = await patient.complete("unicode")
+    assert reply.json()["choices"][0]["text"] == ANSWERS["unicode"]
+    assert len(cluster.first.requests) + len(cluster.second.requests) >= 5
+
+
+async def test_whoever_left_as_planned_is_waited_for(gateway: Gateway, model_folder: Path) -> None:
+    """Longer than for one that failed, but not for ever; the client hears the usual."""
+    cluster = gateway.cluster
+    cluster.router.down = {cluster.second.epoch}
+    cluster.first.plan.refusals = deque([Draining("leaving")] * 1000)
+    bounds = {"failover_seconds": 0.1, "replacement_seconds": 0.8}
+    started = time.monotonic()
+    async with running_gateway(cluster, model_folder, **bounds) as patient:
+        reply = await patient.complete("unicode")
+    assert 0.8 < time.monotonic() - started < 3
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "unavailable"
 
 
 async def test_time_without_a_pair_is_bounded(gateway: Gateway) -> None:

@@ -1,0 +1,90 @@
+"""The search for a pair of workers that brings a choice one token further.
+
+A pair that fails counts, up to `max_attempts`. A worker that leaves as planned does not count: a
+restart of all workers may move a choice as often as there are workers. While there is no pair the
+search goes on for `failover_seconds`, or, where somebody is leaving as planned and so about to be
+replaced, for `replacement_seconds`. The deadline of the request bounds it all.
+"""
+
+from dataclasses import dataclass, field
+
+from core.errors import Cancelled, Draining, EpserveError, Mismatch, Overloaded, Unavailable
+
+FIRST_WAIT_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 0.4
+# As many as routers take; the latest ones matter.
+MAX_EXCLUDED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchBounds:
+    """As in the settings of the same names."""
+
+    max_attempts: int
+    failover_seconds: float
+    replacement_seconds: float
+
+
+@dataclass(slots=True)
+class Search:
+    """A new one with each token. Times are on the caller's clock, in seconds."""
+
+    bounds: SearchBounds
+    excluded_epochs: list[str] = field(default_factory=list)
+    _num_attempts: int = 0
+    _refusal: Overloaded | None = None
+    _since: float | None = None  # the first time that something went wrong
+    _patience_seconds: float = 0.0
+    _wait_seconds: float = FIRST_WAIT_SECONDS
+
+    def note_failure(self, error: EpserveError, blamed_epoch: str, now: float) -> None:
+        """A pair has failed. Raises what the client is to be told when no other is to be
+        tried."""
+        match error:
+            case Overloaded():
+                if self._refusal is not None:
+                    raise error
+                self._refusal = error
+            case Draining():
+                self._be_patient(self.bounds.replacement_seconds, now)
+            case Unavailable() | Mismatch() | Cancelled():
+                self._num_attempts += 1
+                if self._num_attempts >= self.bounds.max_attempts:
+                    raise _told(error)
+                self._be_patient(self.bounds.failover_seconds, now)
+            case _:
+                raise error
+        self.excluded_epochs.append(blamed_epoch)
+        del self.excluded_epochs[:-MAX_EXCLUDED]
+
+    def note_no_pair(self, error: EpserveError, now: float) -> float:
+        """The router has none. Returns after how many seconds to ask again, or raises what the
+        client is to be told."""
+        if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
+            raise self._refusal  # nobody else is there: the pair is not gone, it is full
+        if not isinstance(error, Unavailable):
+            raise error
+        bounds = self.bounds
+        planned = isinstance(error, Draining)
+        self._be_patient(bounds.replacement_seconds if planned else bounds.failover_seconds, now)
+        assert self._since is not None
+        seconds_left = self._since + self._patience_seconds - now
+        if seconds_left <= 0:
+            raise _told(error)
+        seconds = min(self._wait_seconds, seconds_left)
+        self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+        # Blame fades: a worker that failed this request may be the only one there is.
+        self.excluded_epochs.clear()
+        return seconds
+
+    def _be_patient(self, seconds: float, now: float) -> None:
+        if self._since is None:
+            self._since = now
+        self._patience_seconds = max(self._patience_seconds, seconds)
+
+
+def _told(error: EpserveError) -> EpserveError:
+    """A peer that left, cancelled or did not fit was unavailable to the client."""
+    if isinstance(error, Unavailable) and not isinstance(error, Draining):
+        return error
+    return Unavailable(error.message)
