@@ -40,6 +40,8 @@ proto: $(VENV)/.installed-dev ## generate the gRPC stubs from proto/*.proto
 
 docs: $(VENV)/.installed-dev ## write the pages of docs/ that are made from the code
 	$(BIN)/python scripts/configuration_doc.py
+	$(BIN)/python scripts/metrics_doc.py
+	$(BIN)/python scripts/dashboards_json.py
 
 bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, record in bench/results
 	$(BIN)/python -m bench.against_transformers $(BENCH_ARGS)

@@ -1,0 +1,113 @@
+"""One worker, rank by rank."""
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from scripts.dashboards.panel import (
+    RATE,
+    SCOPE,
+    Bars,
+    Choice,
+    Figure,
+    Heat,
+    Lines,
+    Query,
+    Section,
+    dashboard,
+    quantiles,
+    rate,
+    select,
+    total,
+)
+
+ONE = 'instance=~"$instance"'
+
+
+def worker() -> Dashboard:
+    return dashboard(
+        "epserve-worker",
+        "Worker",
+        "One worker: its ranks, requests, pages and steps.",
+        [
+            Section("Now", _now()),
+            Section("Requests", _requests()),
+            Section("Steps and pages", _steps()),
+            Section("Process", _process()),
+        ],
+        Choice("instance", "instance", "epserve_worker_requests_total", has_all=False,
+               within=SCOPE),
+    )  # fmt: skip
+
+
+def _now() -> list[Figure]:
+    return [
+        Figure(title="Running", queries=[Query(total("epserve_num_running_requests", "", ONE))]),
+        Figure(title="Waiting", queries=[Query(total("epserve_num_waiting_requests", "", ONE))]),
+        Figure(title="Transferring",
+               queries=[Query(total("epserve_num_transferring_requests", "", ONE))]),
+        Figure(title="KV in use", unit="percentunit",
+               queries=[Query(f"max({select('epserve_kv_usage_ratio', ONE)})")]),
+        Figure(title="Draining", queries=[Query(total("epserve_worker_draining", "", ONE))],
+               text="1: it takes nothing new and finishes what it has."),
+        Figure(title="Up for", unit="s",
+               queries=[Query(f"time() - max({select('process_start_time_seconds', ONE)})")]),
+    ]  # fmt: skip
+
+
+def _requests() -> list[Lines | Heat]:
+    return [
+        Lines(title="Requests by outcome", unit="reqps", is_stacked=True,
+              queries=[Query(rate("epserve_worker_requests_total", "outcome", ONE),
+                             "{{outcome}}")]),
+        Lines(
+            title="Requests of each rank",
+            queries=[
+                Query(select("epserve_num_running_requests", ONE), "rank {{rank}} running"),
+                Query(select("epserve_num_waiting_requests", ONE), "rank {{rank}} waiting"),
+                Query(select("epserve_num_transferring_requests", ONE),
+                      "rank {{rank}} transferring"),
+            ],
+        ),
+        Lines(title="Waiting for pages", unit="s",
+              queries=quantiles("epserve_worker_queue_time_seconds", ONE)),
+        Lines(title="To the first token", unit="s",
+              queries=quantiles("epserve_worker_time_to_first_token_seconds", ONE)),
+        Lines(title="Whole request", unit="s",
+              queries=quantiles("epserve_worker_e2e_request_latency_seconds", ONE)),
+        Lines(
+            title="Tokens a second",
+            queries=[
+                Query(rate("epserve_prefill_tokens_total", "source", ONE), "prompt: {{source}}"),
+                Query(rate("epserve_generation_tokens_total", "", ONE), "generated"),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _steps() -> list[Lines | Heat]:
+    return [
+        Heat.of("Steps", "epserve_step_seconds", ONE),
+        Heat.of("Requests in a step", "epserve_batch_size", ONE, unit="short"),
+        Lines(title="Busy", unit="percentunit",
+              queries=[Query(
+                  f"sum(rate({select('epserve_step_seconds_sum', ONE)}[{RATE}]))"
+                  f" / count({select('epserve_num_running_requests', ONE)})", "in steps")],
+              text="Share of time that its ranks spend in steps."),
+        Lines(title="Pages", is_stacked=True,
+              queries=[Query(total("epserve_kv_pages", "state", ONE), "{{state}}")]),
+        Lines(title="Pages in use, by rank", unit="percentunit", most=1,
+              queries=[Query(select("epserve_kv_usage_ratio", ONE), "rank {{rank}}")]),
+        Lines(title="KV a second", unit="Bps",
+              queries=[Query(rate("epserve_kv_transfer_bytes_total", "", ONE), "KV")]),
+    ]  # fmt: skip
+
+
+def _process() -> list[Lines | Bars]:
+    return [
+        Bars(title="Phases of its start", unit="s",
+             queries=[Query(f"max by (phase) ({select('epserve_start_seconds', ONE)})",
+                            "{{phase}}")]),
+        Lines(title="CPU of its front", queries=[Query(rate("process_cpu_seconds_total", "", ONE),
+                                                       "cores")]),
+        Lines(title="Memory of its front", unit="bytes",
+              queries=[Query(select("process_resident_memory_bytes", ONE), "resident")]),
+    ]  # fmt: skip
