@@ -252,7 +252,6 @@ class DecodeLoop:
             kv_seconds=tuple(state.kv_waits),
             kv_failures_total=totals.kv_failures,
             preemptions_total=totals.preemptions,
-            expert_bytes_total=self._experts.num_bytes,
         )
 
 

@@ -172,6 +172,12 @@ class MoveExperts(Frozen, frozen=True, kw_only=True):
 
 
 ExpertOrder = ReportExperts | MoveExperts
+class LogLevel(Frozen, frozen=True, kw_only=True):
+    """Log from this level on; the link obeys it, loops never see it."""
+
+    level: str
+
+
 FrontMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder
 
 
@@ -196,6 +202,9 @@ class Ready(Frozen, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     start_seconds: tuple[tuple[str, float], ...] = ()  # (phase of the start, how long it took)
+    moe_layers: tuple[int, ...] = ()  # layers of the model that have experts to choose from
+    num_expert_groups: int = 1  # of a layer's experts, as the gate has them
+    experts_per_token: int = 1
 
 
 class Reserved(Frozen, frozen=True, kw_only=True):
@@ -294,7 +303,6 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
     kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
-    expert_bytes_total: int = 0  # of experts that came from other ranks
 
 
 ExpertAnswer = ExpertReport | ExpertsMoving | ExpertsMoved

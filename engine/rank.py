@@ -76,6 +76,13 @@ class RankContext:
             eos_token_ids=self.config.eos_token_ids,
             vocab_size=self.config.vocab_size,
             start_seconds=self.start_seconds,
+            moe_layers=tuple(
+                layer
+                for layer in range(self.config.num_layers)
+                if not self.config.is_dense(layer)
+            ),
+            num_expert_groups=self.config.num_groups,
+            experts_per_token=self.config.experts_per_token,
         )
 
     def close(self) -> None:

@@ -68,13 +68,6 @@ class RankExperts:
         self._told = Report()
         self._move_id = 0
         self._reported_at = 0.0
-        self._num_moved_bytes = 0  # of moves that are over
-
-    @property
-    def num_bytes(self) -> int:
-        """Of experts that have ever come to this rank."""
-        moving = self._migration.progress.num_bytes if self._migration.is_moving else 0
-        return self._num_moved_bytes + moving
 
     @property
     def has_news(self) -> bool:
@@ -120,7 +113,6 @@ class RankExperts:
         num_bytes = sum(fact[3] for fact in facts)
         if ended is not None:
             self._told = Report()
-            self._num_moved_bytes += progress.num_bytes
             log.info("experts moved", outcome=ended.outcome.value, reason=ended.reason)
             return self._moved(ended.outcome.value, ended.reason, num_bytes)
         now = self._clock.now()

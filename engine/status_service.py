@@ -11,6 +11,7 @@ import grpc
 from core.errors import InvalidRequest
 from core.process import Identity
 from engine.drain import Drain
+from engine.expert_group import ExpertGroup
 from engine.front import WorkerFront
 from engine.worker_service import WorkerService
 from proto import worker_pb2, worker_pb2_grpc
@@ -32,11 +33,13 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
         front: WorkerFront,
         service: WorkerService,
         drain: Drain,
+        experts: ExpertGroup,
         identity: Identity,
     ) -> None:
         self._front = front
         self._service = service
         self._drain = drain
+        self._experts = experts
         self._identity = identity_message(identity)
         self._watchers: set[asyncio.Event] = set()
 
@@ -93,6 +96,7 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
             num_accepted_total=self._service.num_accepted_total,
             num_open=self._service.num_open,
             drained=self._drain.is_drained,
+            expert_group=self._experts.status(),
         )
         if front.ready:
             status.kv_fingerprint = front.ready[0].kv_fingerprint

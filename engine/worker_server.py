@@ -23,12 +23,16 @@ from core.address import parse_address
 from core.errors import Unavailable
 from core.process import Identity
 from engine.drain import Drain
+from engine.expert_group import ExpertGroup
+from engine.expert_metrics import ExpertMetrics
+from engine.experts_service import ExpertsService
 from engine.front import StartError, WorkerFront
+from engine.messages import ExpertAnswer, RankMessage
 from engine.settings import WorkerSettings
 from engine.status_service import StatusService
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_service import WorkerService
-from proto import worker_pb2, worker_pb2_grpc
+from proto import experts_pb2, experts_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.server import RpcServer
 
 log = logging.get_logger("engine.worker_server")
@@ -80,16 +84,29 @@ class WorkerServer:
             epoch=self.front.epoch,
         )
         self.drain = Drain(self.front, self.service)
-        self.status = StatusService(self.front, self.service, self.drain, identity)
+        self.experts = ExpertGroup(self.front, ExpertMetrics(registry))
+        self.status = StatusService(self.front, self.service, self.drain, self.experts, identity)
         self.stop_asked = asyncio.Event()
         self.hurry_asked = asyncio.Event()
-        self.front.on_message = self.service.on_message
+        self.front.on_message = self._hear
         self.front.on_stats = lambda _rank, stats: self.metrics.observe(stats)
         self.front.on_change = self._changed
         self.server.add(role.register, self.service, role.module, role.name)
         self.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server, self.status, worker_pb2, "Worker"
         )
+        self.server.add(
+            experts_pb2_grpc.add_ExpertsServicer_to_server,
+            ExpertsService(self.experts),
+            experts_pb2,
+            "Experts",
+        )
+
+    def _hear(self, rank: int, message: RankMessage) -> None:
+        if isinstance(message, ExpertAnswer):
+            self.experts.on_message(message)
+        else:
+            self.service.on_message(rank, message)
 
     async def run(self) -> int:
         """The process's exit status, once everything of it is gone."""
@@ -97,6 +114,7 @@ class WorkerServer:
             return await self._run()
         finally:
             self.drain.close()
+            await self.experts.close()
             await self.service.close()
             await self.server.stop(0)
             await self.front.stop(RANK_STOP_SECONDS)
@@ -125,6 +143,7 @@ class WorkerServer:
             log.error("cannot start", reason=str(error))
             return 1
         await self.server.set_serving(True)
+        self.experts.begin()
         log.info("serving", model=self.settings.model_name)
         await _first_of(self.front.died, stop)
         stop.cancel()

@@ -339,7 +339,6 @@ class PrefillLoop:
             tokens_computed_total=self._num_computed_tokens,
             tokens_cached_total=self._num_cached_tokens,
             kv_bytes_total=self._pusher.bytes_total,
-            expert_bytes_total=self._experts.num_bytes,
             kv_seconds=tuple(self._pusher.landed_seconds),
             kv_failures_total=self._pusher.num_failures,
         )

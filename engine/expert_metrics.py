@@ -1,0 +1,29 @@
+"""Metrics about experts that move."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+OUTCOMES = ("done", "restored", "broken", "refused")
+
+
+class ExpertMetrics:
+    """Of node 0 of an EP group, which speaks for all of it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.rebalances = Counter(
+            "epserve_expert_rebalances",
+            "Attempts to move experts, by outcome; behind `restored` the old placement is in force",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in OUTCOMES:
+            self.rebalances.labels(outcome)
+        self.moved_bytes = Counter(
+            "epserve_expert_moved_bytes",
+            "Weights of experts that have travelled between the group's ranks",
+            registry=registry,
+        )
+        self.placement_version = Gauge(
+            "epserve_expert_placement_version",
+            "0 at the start, one more with each placement put in force",
+            registry=registry,
+        )
