@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs bench bench-gateway clean
+.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, r
 
 bench-gateway: $(VENV)/.installed-dev ## measure the gateway on one core, record in bench/results
 	$(BIN)/python -m bench.gateway_load --record $(BENCH_ARGS)
+
+test-gpu: ## the tests that need a GPU, in the environment at hand (PYTHON)
+	$(PYTHON) -m pytest -m gpu tests/kernels $(TEST_ARGS)
+
+bench-kernels: ## measure the kernels on this GPU, record in bench/results
+	$(PYTHON) -m bench.kernels_w4a8 $(BENCH_ARGS)
+	$(PYTHON) -m bench.kernels $(BENCH_ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

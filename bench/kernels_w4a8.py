@@ -8,14 +8,14 @@ DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped
 
 import argparse
 import importlib
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
+from bench.gpu_timing import Call, microseconds
 from bench.records import RESULTS, Record, Run, append
 from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
 from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, DATA_BYTES, GROUP, PackedWeights
@@ -27,9 +27,6 @@ _NUM_EXPERTS = 32
 _ROWS = (1, 4, 16, 32, 64, 128, 256)
 _MIN_CAPACITY = 64
 _CONTIGUOUS = (8, 4096)
-_REPLAYS = 9
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,25 +122,6 @@ def _theirs(case: Case, deep_gemm: ModuleType, weights: tuple[torch.Tensor, torc
     )
 
 
-def _microseconds(call: Call, calls: int) -> float:
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(_REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end) / calls)
-    return statistics.median(times)
-
-
 def _deep_gemm() -> ModuleType | None:
     try:
         return importlib.import_module("deep_gemm")
@@ -156,7 +134,7 @@ def measure(run: Run) -> Iterator[Record]:
     of_shape: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     for case in cases():
         calls = 10 if case.capacity else 2
-        value = _microseconds(_ours(case, _packed(case)), calls)
+        value = microseconds(_ours(case, _packed(case)), calls)
         peer_value = None
         if deep_gemm:
             shape = (case.n, case.k)
@@ -167,7 +145,7 @@ def measure(run: Run) -> Iterator[Record]:
                         torch.rand(_NUM_EXPERTS, case.n // 128, case.k // 128, device="cuda"),
                     )
                 }
-            peer_value = _microseconds(_theirs(case, deep_gemm, of_shape[shape]), calls)
+            peer_value = microseconds(_theirs(case, deep_gemm, of_shape[shape]), calls)
         layout = "masked" if case.capacity else "contiguous"
         yield run.record(
             case.name,
