@@ -6,6 +6,7 @@ from collections import deque
 from core.errors import EpserveError
 from core.log import REQUEST_ID
 from engine.messages import Produced, Submit
+from engine.request_records import LegRecord
 from engine.wire import token_message
 from proto import generate_pb2, router_pb2
 
@@ -45,6 +46,14 @@ class Call:
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[generate_pb2.Token] = []  # until they are sent
         self.num_sent_tokens = 0
+        self.record = LegRecord(
+            leg_id=request_id,
+            traced_id=self.traced_id,
+            rank=rank,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_earlier_tokens=self.num_tokens - self.num_prompt_tokens,
+            peer=prefill,
+        )
         self.last_sent_at: float | None = None
         self.left = False
         # The latest prefill attempt, and why it failed, as its worker put it.

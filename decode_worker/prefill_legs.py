@@ -172,7 +172,9 @@ class PrefillLegs:
             call.num_cached_tokens = reply.num_cached_tokens
             # A request that was put back has had them with its first prefill.
             call.prompt_logprobs = list(reply.prompt_logprobs) or call.prompt_logprobs
-        self._send(call.rank, prefilled_of(call.key, attempt_id, reply))
+        prefilled = prefilled_of(call.key, attempt_id, reply)
+        call.record.note_prefill(prefilled)
+        self._send(call.rank, prefilled)
         leg.delivered = True
         if leg.num_losses != leg.peer.num_losses:
             self._fail(leg, attempt_id, lost_error(call.prefill))

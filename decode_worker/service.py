@@ -37,6 +37,7 @@ from engine.messages import (
     RankMessage,
     Reserved,
 )
+from engine.request_records import RequestRecords
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_service import Load
 from proto import generate_pb2, generate_pb2_grpc, router_pb2
@@ -54,6 +55,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self, front: WorkerFront, metrics: WorkerMetrics, clock: Clock | None = None
     ) -> None:
         self.num_accepted_total = 0
+        self.records = RequestRecords()
         self._front = front
         self._metrics = metrics
         self._clock = clock or SystemClock()
@@ -79,9 +81,8 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         except EpserveError as error:
             self._metrics.requests.labels(error.status.grpc.lower()).inc()
             raise
-        outcome = "cancelled"
+        outcome, finish = "cancelled", Finish.NONE
         try:
-            finish = Finish.NONE
             while finish is Finish.NONE:
                 response, failure = response_of(call, await call.take())
                 if response.tokens:
@@ -101,7 +102,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         finally:
             if outcome == "cancelled" and remaining_seconds(context) == 0:
                 outcome = "deadline_exceeded"
-            self._leave(call, outcome)
+            self._leave(call, outcome, finish)
 
     def _accept(self, request: generate_pb2.GenerateRequest, seconds: float | None) -> Call:
         self._check_meant(request)
@@ -121,6 +122,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             deadline=None if seconds is None else now + seconds,
             accepted_at=now,
         )
+        self.records.begin(call.record)
         self.num_accepted_total += 1
         self._chosen_at[rank] = self.num_accepted_total
         self._calls[key] = call
@@ -179,16 +181,18 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         now = self._clock.now()
         num_gaps = num_tokens
         if call.last_sent_at is None:
-            self._metrics.time_to_first_token.observe(now - call.accepted_at)
+            call.record.first_token_seconds = now - call.accepted_at
+            self._metrics.time_to_first_token.observe(call.record.first_token_seconds)
             call.last_sent_at = now
             num_gaps -= 1
         for _ in range(num_gaps):
             self._metrics.inter_token_latency.observe((now - call.last_sent_at) / num_gaps)
         call.last_sent_at = now
         call.num_sent_tokens += num_tokens
+        call.record.num_output_tokens = call.num_sent_tokens
         call.num_tokens += num_tokens
 
-    def _leave(self, call: Call, outcome: str) -> None:
+    def _leave(self, call: Call, outcome: str, finish: Finish) -> None:
         """Nobody listens any more: whatever is still under way for the call is stopped."""
         call.left = True
         if call.key in self._calls:
@@ -199,6 +203,8 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         seconds = self._clock.now() - call.accepted_at
         self._metrics.requests.labels(outcome).inc()
         self._metrics.request_latency.observe(seconds)
+        how = finish.name.lower() if outcome == "ok" else outcome.upper()
+        self.records.end(call.record, how, seconds)
         log.info(
             "request over",
             request_id=call.traced_id,
@@ -235,13 +241,16 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     def _reserved(self, call: Call, reserved: Reserved) -> None:
         if call.left:
             return  # its Abort is on the way to the rank
+        call.record.num_attempts += 1
         if call.reserved_at is None:
             call.reserved_at = self._clock.now()
-            self._metrics.queue_time.observe(call.reserved_at - call.accepted_at)
+            call.record.queue_seconds = call.reserved_at - call.accepted_at
+            self._metrics.queue_time.observe(call.record.queue_seconds)
         self._legs.begin(call, reserved)
 
     def _produced(self, call: Call, produced: Produced) -> None:
         self._legs.over(call)
+        call.record.num_produced += bool(produced.tokens)
         call.put(produced)
         if produced.finish is not Finish.NONE:
             self._forget(call)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from engine.messages import FrontBatch, FrontMessage, RankBatch, RankMessage, RankStats
+from core.log import set_level
+from engine.messages import FrontBatch, FrontMessage, LogLevel, RankBatch, RankMessage, RankStats
 
 # Batches in flight per direction. Both sides read continuously, so that this many unread ones
 # mean a peer that is stuck, not one that is busy.
@@ -129,9 +130,14 @@ class RankLink:
             except zmq.Again:
                 return messages
             try:
-                messages.extend(self._decoder.decode(frame).messages)
+                batch = self._decoder.decode(frame)
             except msgspec.DecodeError as error:
                 raise LinkError(f"malformed batch from the front: {error}") from error
+            for message in batch.messages:
+                if isinstance(message, LogLevel):
+                    set_level(message.level)
+                else:
+                    messages.append(message)
 
     def send(self, messages: list[RankMessage], stats: RankStats) -> None:
         """Raises LinkError when the front has stopped reading for SEND_TIMEOUT_SECONDS."""

@@ -178,7 +178,9 @@ class LogLevel(Frozen, frozen=True, kw_only=True):
     level: str
 
 
-FrontMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder
+FrontMessage = (
+    Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder | LogLevel
+)
 
 
 class FrontBatch(Frozen, frozen=True, kw_only=True):

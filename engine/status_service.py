@@ -1,4 +1,4 @@
-"""The `Worker` gRPC service: the worker's state as a stream, and draining."""
+"""The `Worker` gRPC service: the worker's state as a stream, and what operators may ask of it."""
 
 import asyncio
 import math
@@ -8,14 +8,20 @@ from typing import Any
 
 import grpc
 
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, NotFound
+from core.log import LEVELS, get_logger, set_level
 from core.process import Identity
+from core.version import software_version
 from engine.drain import Drain
 from engine.expert_group import ExpertGroup
 from engine.front import WorkerFront
+from engine.messages import LogLevel
 from engine.worker_service import WorkerService
 from proto import worker_pb2, worker_pb2_grpc
+from rpc.admin_token import AdminToken
 from rpc.identity import identity_message
+
+log = get_logger("engine.status_service")
 
 # A stream never sends more often than this, whatever its client asks for.
 LEAST_INTERVAL_SECONDS = 0.02
@@ -41,6 +47,7 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
         self._drain = drain
         self._experts = experts
         self._identity = identity_message(identity)
+        self._token = AdminToken(front.settings.admin_token_file)
         self._watchers: set[asyncio.Event] = set()
 
     def changed(self) -> None:
@@ -71,6 +78,7 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
     async def Drain(  # noqa: N802 - as above
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
+        self._token.check(context)
         if request.undo:
             self._drain.undo()
             return worker_pb2.DrainResponse()
@@ -84,6 +92,38 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
             )
         self._drain.begin(grace)
         return worker_pb2.DrainResponse()
+
+    async def GetConfig(  # noqa: N802 - as above
+        self, request: worker_pb2.GetConfigRequest, context: Context
+    ) -> worker_pb2.GetConfigResponse:
+        return worker_pb2.GetConfigResponse(
+            config_json=self._front.settings.public_json(), version=software_version()
+        )
+
+    async def SetLogLevel(  # noqa: N802 - as above
+        self, request: worker_pb2.SetLogLevelRequest, context: Context
+    ) -> worker_pb2.SetLogLevelResponse:
+        self._token.check(context)
+        level = request.level.lower()
+        if level not in LEVELS:
+            raise InvalidRequest(
+                f"{request.level!r} is no log level: use one of {', '.join(LEVELS)}", param="level"
+            )
+        previous = set_level(level)
+        for rank in range(len(self._front.ready)):
+            self._front.send(rank, LogLevel(level=level))
+        log.info("log level set", level=level, previous=previous)
+        return worker_pb2.SetLogLevelResponse(previous=previous)
+
+    async def ExplainRequest(  # noqa: N802 - as above
+        self, request: worker_pb2.ExplainRequestRequest, context: Context
+    ) -> worker_pb2.ExplainRequestResponse:
+        legs = self._service.records.find(request.request_id) if request.request_id else []
+        if not legs:
+            raise NotFound(f"this worker remembers no request {request.request_id!r}")
+        return worker_pb2.ExplainRequestResponse(
+            legs=[leg.message(self._identity) for leg in legs]
+        )
 
     def status(self) -> worker_pb2.WorkerStatus:
         """The worker's state as of now."""

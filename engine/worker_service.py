@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 
 from core.errors import EpserveError
 from engine.messages import RankMessage
+from engine.request_records import RequestRecords
 
 
 class Load(NamedTuple):
@@ -17,6 +18,7 @@ class WorkerService(Protocol):
     """Prefill's and decode's half of `engine.worker_server`; also the servicer itself."""
 
     num_accepted_total: int
+    records: RequestRecords
 
     def on_message(self, rank: int, message: RankMessage) -> None:
         """A rank said something. Must not block."""

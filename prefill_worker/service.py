@@ -25,6 +25,7 @@ from core.errors import (
 from core.log import get_logger
 from engine.front import WorkerFront
 from engine.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
+from engine.request_records import LegRecord, RequestRecords
 from engine.wire import (
     check_sampled_ids,
     check_token_ids,
@@ -71,6 +72,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
     def __init__(self, front: WorkerFront, metrics: WorkerMetrics) -> None:
         settings = front.settings
         self.num_accepted_total = 0
+        self.records = RequestRecords()
         self._front = front
         self._metrics = metrics
         self._choice = RankChoice(settings.ranks, settings.page_tokens)
@@ -241,6 +243,8 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
             raise InvalidRequest(f"attempt {attempt_id} is in progress", param="attempt_id")
         num_tokens = len(submit.token_ids)
         rank = self._choice.choose(submit.token_ids)
+        record = self.records.begin(_record_of(submit, rank))
+        began, finish = time.monotonic(), "INTERNAL"
         outcome: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
         self._open[attempt_id] = _Open(rank, num_tokens, outcome)
         self._unsettled.add(attempt_id)
@@ -248,11 +252,22 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         self._front.send(rank, submit)
         self._front.on_change()
         try:
-            return await outcome
+            prefilled = await outcome
+            finish = "OK"
+            record.note_prefill(prefilled)
+            record.queue_seconds = prefilled.queue_seconds
+            record.first_token_seconds = time.monotonic() - began
+            record.num_output_tokens = int(prefilled.token is not None)
+            return prefilled
         except asyncio.CancelledError:
+            finish = "CANCELLED"
             self._front.send(rank, Abort(attempt_id=attempt_id))
             raise
+        except EpserveError as error:
+            finish = error.status.grpc
+            raise
         finally:
+            self.records.end(record, finish, time.monotonic() - began)
             del self._open[attempt_id]
             self._choice.done(rank, num_tokens)
             self._front.on_change()
@@ -286,3 +301,12 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         self._refused[attempt_id] = None
         if len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
+
+
+def _record_of(submit: Submit, rank: int) -> LegRecord:
+    return LegRecord(
+        leg_id=submit.request_id,
+        rank=rank,
+        num_prompt_tokens=submit.num_prompt_tokens,
+        num_earlier_tokens=len(submit.token_ids) - submit.num_prompt_tokens,
+    )

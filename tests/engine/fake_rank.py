@@ -5,6 +5,7 @@ reason, before it is ready), crash (before), hang (never ready), stay (ignores S
 disagree (each rank has its own fingerprint), garbage (malformed batch on Submit).
 """
 
+import logging
 import os
 import signal
 import sys
@@ -81,6 +82,7 @@ def serve(link: RankLink, behaviour: str) -> int:
                 return 0
         stats = RankStats(
             num_running=min(steps, 3),
+            num_waiting=logging.getLogger().level,
             num_steps=steps,
             pages_total=100,
             pages_free=100 - steps,

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from core.errors import EpserveError
 from engine.front import WorkerFront
 from engine.messages import RankMessage, Sampling, Submit
+from engine.request_records import RequestRecords
 from engine.settings import WorkerSettings
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_server import RoleService, WorkerServer
@@ -33,6 +34,7 @@ class Books(generate_pb2_grpc.DecodeServicer):
     def __init__(self, front: WorkerFront, metrics: WorkerMetrics) -> None:
         self.front = front
         self.num_accepted_total = 0
+        self.records = RequestRecords()
         self.num_open = 0
         self.heard: list[RankMessage] = []
         self.failed: list[EpserveError] = []
