@@ -15,18 +15,23 @@ from engine.rebalance_plan import Experts, RebalancePlan
 from engine.rebalance_target import Wish
 from ep.eplb.balancedness import balancedness_of, rank_loads, slots_of
 from proto import experts_pb2, experts_pb2_grpc
+from rpc.admin_token import AdminToken
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Progress = experts_pb2.RebalanceProgress
 
 
 class ExpertsService(experts_pb2_grpc.ExpertsServicer):
-    def __init__(self, group: ExpertGroup) -> None:
+    """Every call needs `token`."""
+
+    def __init__(self, group: ExpertGroup, token: AdminToken) -> None:
         self._group = group
+        self._token = token
 
     async def GetLoad(  # noqa: N802 - the names are the contract's
         self, request: experts_pb2.GetLoadRequest, context: Context
     ) -> experts_pb2.ExpertLoad:
+        self._token.check(context)
         experts = await self._group.experts()
         wanted = self._indices(request.layers)
         return self._load(experts, wanted or range(experts.placement.num_layers))
@@ -34,17 +39,20 @@ class ExpertsService(experts_pb2_grpc.ExpertsServicer):
     async def Plan(  # noqa: N802
         self, request: experts_pb2.PlanRequest, context: Context
     ) -> experts_pb2.RebalancePlan:
+        self._token.check(context)
         return self._plan(await self._group.plan(self._wish(request)))
 
     async def Apply(  # noqa: N802
         self, request: experts_pb2.ApplyRequest, context: Context
     ) -> AsyncIterator[experts_pb2.RebalanceProgress]:
+        self._token.check(context)
         async for progress in _follow(self._group.apply(await self._asked(request))):
             yield progress
 
     async def RollBack(  # noqa: N802
         self, request: experts_pb2.RollBackRequest, context: Context
     ) -> AsyncIterator[experts_pb2.RebalanceProgress]:
+        self._token.check(context)
         async for progress in _follow(await self._group.roll_back()):
             yield progress
 

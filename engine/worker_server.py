@@ -33,6 +33,7 @@ from engine.status_service import StatusService
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_service import WorkerService
 from proto import experts_pb2, experts_pb2_grpc, worker_pb2, worker_pb2_grpc
+from rpc.admin_token import AdminToken
 from rpc.server import RpcServer
 
 log = logging.get_logger("engine.worker_server")
@@ -97,7 +98,7 @@ class WorkerServer:
         )
         self.server.add(
             experts_pb2_grpc.add_ExpertsServicer_to_server,
-            ExpertsService(self.experts),
+            ExpertsService(self.experts, AdminToken(settings.admin_token_file)),
             experts_pb2,
             "Experts",
         )

@@ -9,13 +9,13 @@ from core.errors import EpserveError, InvalidRequest
 from core.log import LEVELS, get_logger, set_level
 from core.version import software_version
 from proto import router_pb2
-from proto.router_pb2_grpc import AdminServicer
 from proto.worker_pb2 import (
     DrainRequest,
     GetConfigRequest,
     SetLogLevelRequest,
 )
 from proto.worker_pb2_grpc import WorkerStub
+from router.admin_experts import ExpertsAdmin
 from router.admin_processes import ANSWER_SECONDS, Process, Processes, dial, identity_of
 from router.admin_requests import explain
 from router.cluster import Cluster
@@ -31,16 +31,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str], ...]
 
 
-class AdminService(AdminServicer):
+class AdminService(ExpertsAdmin):
     """Every call needs `token`, and takes it along to the workers."""
 
     def __init__(
         self, cluster: Cluster, processes: Processes, settings: RouterSettings, token: AdminToken
     ) -> None:
+        super().__init__(processes, token)
         self._cluster = cluster
-        self._processes = processes
         self._settings = settings
-        self._token = token
 
     async def GetStatus(
         self, request: router_pb2.GetStatusRequest, context: Context
