@@ -85,4 +85,5 @@ class PrefillPeers:
         """Closes all channels; calls in progress on them fail."""
         peers = list(self._peers.values())
         self._peers.clear()
-        await asyncio.gather(*(peer.close() for peer in peers), *self._closing)
+        closing = [*(peer.close() for peer in peers), *self._closing]
+        await asyncio.gather(*closing, return_exceptions=True)

@@ -117,7 +117,11 @@ class WorkerFront:
             for rank in self._ranks:
                 rank.send(Shutdown())
             await asyncio.wait(living, timeout=timeout_seconds)
-        await asyncio.gather(*(rank.close() for rank in self._ranks))
+        for rank in self._ranks:
+            rank.kill()
+        # NOTE: one by one: a gather that is cancelled on the way reports what nobody asked for.
+        for rank in self._ranks:
+            await rank.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
