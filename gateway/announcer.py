@@ -1,4 +1,5 @@
-"""Telling the router that this gateway lives, and hearing what the cluster can do."""
+"""Telling the router that this gateway lives, and hearing what the cluster can do and what an
+operator wants."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -6,8 +7,9 @@ from typing import TYPE_CHECKING
 import grpc
 
 from core.clock import Clock
-from core.log import get_logger
+from core.log import current_level, get_logger, set_level
 from core.process import Identity
+from core.version import software_version
 from gateway.metrics import GatewayMetrics
 from proto.router_pb2 import AnnounceRequest, AnnounceResponse
 from rpc.client import to_error
@@ -37,9 +39,14 @@ class Announcer:
         metrics: GatewayMetrics,
         *,
         model: str,
+        config_json: str,
     ) -> None:
         self._router = router
-        self._request = AnnounceRequest(identity=identity_message(identity))
+        self._request = AnnounceRequest(
+            identity=identity_message(identity),
+            config_json=config_json,
+            version=software_version(),
+        )
         self._clock = clock
         self._metrics = metrics
         self._model = model
@@ -71,6 +78,7 @@ class Announcer:
 
     async def announce(self) -> None:
         """One call; a failed one leaves the last answer in place."""
+        self._request.log_level = current_level()
         try:
             answer = await self._router.Announce(self._request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as failure:
@@ -78,6 +86,8 @@ class Announcer:
             return
         if answer.model not in ("", self._model, self._answer.model):
             log.warning("workers serve another model", model=answer.model, ours=self._model)
+        if answer.log_level:
+            _obey(answer.log_level)
         self._answer = answer
         self._metrics.kv_usage.set(answer.kv_usage)
         self._answered_at = self._clock.now()
@@ -91,3 +101,12 @@ class Announcer:
         if self.is_ready != self._was_ready:
             self._was_ready = self.is_ready
             log.info("ready" if self.is_ready else "not ready: no router, or no pair of workers")
+
+
+def _obey(level: str) -> None:
+    try:
+        previous = set_level(level)
+    except ValueError as error:
+        log.warning("the router wants a log level that is none", reason=str(error))
+    else:
+        log.info("log level set", level=level, previous=previous)

@@ -36,6 +36,7 @@ from core.errors import (
 )
 from core.hashing import prefix_hashes
 from core.log import get_logger
+from core.request_ids import call_id
 from gateway.channels import ChannelPool
 from gateway.job import Prompt
 from gateway.metrics import GatewayMetrics
@@ -141,14 +142,14 @@ class Leg:
 
     def _generate(self, calls: MultiplexClient, pair: AssignResponse) -> Call:
         # An id of its own for each call: the one before may still be ending on that worker.
-        suffix = f".{self._num_calls}" if self._num_calls else ""
+        request_id = call_id(self._request_id, self._num_calls)
         self._num_calls += 1
         sampling = SamplingParams()
         sampling.CopyFrom(self._sampling)
         # Nothing that has arrived is worked out again.
         sampling.prompt_logprobs &= not self.prompt_logprobs
         request = GenerateRequest(
-            request_id=self._request_id + suffix,
+            request_id=request_id,
             model=self._cluster.model,
             prompt_token_ids=self._prompt.token_ids,
             output_token_ids=self.output_token_ids,

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from core.errors import EpserveError
+from core.request_ids import choice_id
 from gateway.chat_output import ChatOutput
 from gateway.client import Cluster, Leg, TokenBatch
 from gateway.job import Job
@@ -199,7 +200,7 @@ def _make_choice(
     sampling.seed = choice_seed(job.sampling.seed, index % job.num_per_prompt)
     leg = Leg(
         cluster,
-        request_id=f"{job.id}-{index}",
+        request_id=choice_id(job.id, index),
         prompt=prompt,
         sampling=sampling,
         deadline=job.deadline,

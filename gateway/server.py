@@ -100,7 +100,12 @@ async def serve(
         router = MultiplexClient(router_channel)
         stack.push_async_callback(router.close)
         announcer = Announcer(
-            RouterStub(router_channel), identity, clock, metrics, model=model.name
+            RouterStub(router_channel),
+            identity,
+            clock,
+            metrics,
+            model=model.name,
+            config_json=settings.public_json(),
         )
         admission = Admission(
             max_inflight=settings.max_inflight,

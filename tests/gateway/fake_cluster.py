@@ -186,6 +186,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         self.model = ""
         self.max_model_len = 0
         self.kv_usage = 0.25
+        self.log_level = ""
         self.queue_seconds = 0.0
         self.errors: deque[EpserveError] = deque()
         self.hang = False
@@ -250,6 +251,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
             page_tokens=PAGE_TOKENS,
             max_model_len=self.max_model_len,
             kv_usage=self.kv_usage,
+            log_level=self.log_level,
             ready=self.ready,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from core.log import current_level, set_level
 from proto import worker_pb2
 from tests.gateway.conftest import (
     ANSWERS,
@@ -58,6 +59,26 @@ async def test_announces_itself(gateway: Gateway) -> None:
     assert f"http://{identity.address}" == gateway.url
     assert identity.epoch
     assert identity.pid
+
+
+async def test_operators_see_its_settings_and_set_its_log_level(gateway: Gateway) -> None:
+    router = gateway.cluster.router
+    told = router.announcements[-1]
+    settings = json.loads(told.config_json)
+    assert settings["max_inflight"] > 0
+    assert "api_keys" not in settings
+    assert told.version
+    before = current_level()
+    try:
+        for level in ("error", "nonsense", ""):  # only the first one means anything
+            router.log_level = level
+            num_seen = len(router.announcements)
+            async with asyncio.timeout(10):
+                while len(router.announcements) < num_seen + 2:
+                    await asyncio.sleep(0.02)
+            assert current_level() == router.announcements[-1].log_level == "error"
+    finally:
+        set_level(before)
 
 
 async def test_workers_may_take_less_than_the_model(gateway: Gateway) -> None:
