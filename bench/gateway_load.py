@@ -7,8 +7,9 @@ have the others. Everything that those are late with counts against the gateway.
 
 streams   so many at once, each fed at `rate` tokens a second: do they all keep up, how long are
           tokens on their way (from the stub's tick to the client), CPU and memory of it
-ttft      requests of 1,000-token prompts at a fixed mean rate (Poisson), answered at once by
-          the stub: the time to the first token is what the gateway adds
+ttft      requests of 1,000-token prompts at a fixed mean rate (Poisson), over connections that
+          are kept, answered at once by the stub: the time to the first token is what the gateway
+          adds
 """
 
 import argparse
@@ -29,7 +30,7 @@ import tokenizers
 import uvloop
 
 from bench.prompts import arrival_times, chat_prompts
-from bench.raw_streams import RawStream, open_stream
+from bench.raw_streams import KeptConnections, RawStream, open_stream
 from bench.records import RESULTS, Run, append
 from bench.summary import Figure, percentile
 
@@ -197,9 +198,10 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
         for text in chat_prompts(7, count, arguments.prompt_tokens)
     ]
     streams: list[RawStream | None] = [None] * count
+    connections = KeptConnections(gateway.address)
 
     async def request(number: int) -> None:
-        stream = streams[number] = await open_stream(gateway.address, CHAT, bodies[number])
+        stream = streams[number] = await connections.open_stream(CHAT, bodies[number])
         await stream.ended
 
     for number in range(WARM_UP_REQUESTS):
@@ -211,6 +213,7 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
         tasks.append(asyncio.create_task(request(WARM_UP_REQUESTS + number)))
     await asyncio.gather(*tasks)
     cpu_seconds = gateway.cpu_seconds() - cpu_before
+    connections.close()
     ttfts = []
     for stream in streams[WARM_UP_REQUESTS:]:
         assert stream is not None

@@ -11,13 +11,15 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any, cast
 
+# Of a body in chunks. No event ends like it.
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 CONTENT = re.compile(rb'"content":"((?:[^"\\]|\\.)*)"')
 
 
 class RawStream(asyncio.Protocol):
-    """One POST whose answer is a stream."""
+    """One POST whose answer is a stream, on a connection of its own unless `kept`."""
 
-    def __init__(self, path: str, body: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, body: Mapping[str, Any], *, kept: bool = False) -> None:
         self.sent_at = 0.0
         self.ended = asyncio.get_running_loop().create_future()
         self._parts: list[bytes] = []
@@ -25,7 +27,8 @@ class RawStream(asyncio.Protocol):
         content = json.dumps(body).encode()
         self._request = (
             f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(content)}\r\n"
+            f"connection: {'keep-alive' if kept else 'close'}\r\n\r\n"
         ).encode() + content
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,3 +77,62 @@ async def open_stream(address: tuple[str, int], path: str, body: Mapping[str, An
     loop = asyncio.get_running_loop()
     _, stream = await loop.create_connection(lambda: RawStream(path, body), *address)
     return stream
+
+
+class KeptConnections:
+    """Connections that carry one request after the other, as those of clients' SDKs do."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._idle: list[_Kept] = []
+
+    async def open_stream(self, path: str, body: Mapping[str, Any]) -> RawStream:
+        """Sends on an idle connection, or on a new one. Raises OSError."""
+        stream = RawStream(path, body, kept=True)
+        kept = self._idle.pop() if self._idle else None
+        if kept is None:
+            loop = asyncio.get_running_loop()
+            _, kept = await loop.create_connection(lambda: _Kept(self._idle), *self._address)
+        kept.begin(stream)
+        return stream
+
+    def close(self) -> None:
+        for kept in self._idle:
+            kept.close()
+
+
+class _Kept(asyncio.Protocol):
+    def __init__(self, idle: "list[_Kept]") -> None:
+        self._idle = idle
+        self._stream: RawStream | None = None
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def begin(self, stream: RawStream) -> None:
+        self._stream = stream
+        stream.connection_made(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._stream is None:
+            return
+        self._stream.data_received(data)
+        self._tail = (self._tail + data[-len(LAST_CHUNK) :])[-len(LAST_CHUNK) :]
+        if self._tail == LAST_CHUNK:
+            self._tail = b""
+            self._end()
+            self._idle.append(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._idle:
+            self._idle.remove(self)
+        self._end()
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    def _end(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.connection_lost(None)

@@ -23,6 +23,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template: Template = environment.from_string(source)
+            # As a plain dictionary: jinja's chain of them is walked through at each rendering.
+            self._template.globals = dict(self._template.globals)
             names = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error

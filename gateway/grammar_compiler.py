@@ -1,7 +1,7 @@
 """Grammars compiled before anything is queued, in a helper process of this gateway.
 
-The process is started by the first request that needs it, asked one grammar at a time, and
-killed when one takes too long. Verdicts are remembered.
+The process is started by `warm` or by the first request that needs it, asked one grammar at a
+time, and killed when one takes too long. Verdicts are remembered.
 """
 
 import asyncio
@@ -68,6 +68,17 @@ class GrammarCompiler:
             raise InvalidRequest(f"{param} does not compile: {answer['error']}", param=param)
         ebnf: str = answer["ebnf"]
         return ebnf
+
+    async def warm(self) -> None:
+        """Starts the process, so that no request has to wait for that."""
+        async with self._lock:
+            try:
+                await self._running()
+            except Unavailable:
+                return  # logged; the next request tries again
+            except BaseException:
+                await self._end_process()
+                raise
 
     async def close(self) -> None:
         """Ends the process and whatever waits for it."""

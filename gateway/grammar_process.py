@@ -33,6 +33,8 @@ from gateway.tokenizer import Tokenizer
 
 MAX_MEMORY_BYTES = 4 * 2**30
 MAX_ERROR_CHARACTERS = 500
+# A weak model that must call, and may again, would do so until its context is full.
+MAX_CALLS = 16
 # Whether only one of several schemas fits is not looked at; unions are told apart by a constant.
 TOLERATED = "oneOf with overlapping"
 # xgrammar lets strings of bounded length hold control characters, which JSON does not have.
@@ -77,7 +79,7 @@ class Compiler:
         return self._grammar.from_ebnf(text)
 
     def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
-        """One call, or several, of any of the tools, marks and all."""
+        """One call, or up to MAX_CALLS, of any of the tools, marks and all."""
         calls = []
         for name, schema in request["tools"]:
             head = self._literal(request["head"].replace("NAME", name))
@@ -85,7 +87,7 @@ class Compiler:
             calls.append(self._grammar.concat(head, arguments, self._literal(request["tail"])))
         one = str(calls[0] if len(calls) == 1 else self._grammar.union(*calls))
         begin, between, end = (ebnf_literal(request[n]) for n in ("begin", "between", "end"))
-        several = "" if request["at_most_one"] else f" ({between} one_call)*"
+        several = "" if request["at_most_one"] else f" ({between} one_call){{0,{MAX_CALLS - 1}}}"
         text = _renamed(one, "root", "one_call")
         return self._grammar.from_ebnf(f"{text}\nroot ::= {begin} one_call{several} {end}\n")
 

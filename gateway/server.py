@@ -44,6 +44,9 @@ GC_THRESHOLDS = (50_000, 20, 50)
 # How long a thread that is done (with a long prompt, or gRPC's own) waits for a busy event loop.
 SWITCH_SECONDS = 0.0005
 BUCKET_FILE = "rate_limits"
+LOOK_SECONDS = 0.5
+# Behind the moment from which on requests are taken.
+WARM_AFTER_SECONDS = 1.0
 # For responses that ignore that they were told to end.
 FORCED_STOP_SECONDS = 1
 
@@ -196,7 +199,7 @@ async def _serve_frontend(
     announcing = asyncio.create_task(frontend.announcer.run())
     stopping = asyncio.create_task(stop.wait())
     tasks = {serving, announcing, stopping}
-    watching = asyncio.create_task(keys.watch())
+    beside = [asyncio.create_task(keys.watch()), asyncio.create_task(_warm(frontend))]
     try:
         # The first two never end by themselves; if one does, its error is ours.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,6 +211,14 @@ async def _serve_frontend(
         if announcing.done():
             announcing.result()
     finally:
-        for task in (*tasks, watching):
+        for task in (*tasks, *beside):
             task.cancel()
-        await asyncio.gather(*tasks, watching, return_exceptions=True)
+        await asyncio.gather(*tasks, *beside, return_exceptions=True)
+
+
+async def _warm(frontend: Frontend) -> None:
+    """What the first requests would wait for, once it delays nothing else."""
+    while not frontend.announcer.is_ready:
+        await asyncio.sleep(LOOK_SECONDS)
+    await asyncio.sleep(WARM_AFTER_SECONDS)
+    await frontend.grammars.warm()

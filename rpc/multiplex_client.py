@@ -30,8 +30,11 @@ log = get_logger("rpc.multiplex")
 
 # Requests that begin together are spread over frames of about this size.
 FRAME_BYTES = 4 * 2**20
-# The server is told of so many frames at once: a message back for each would cost as much.
+# The server is told of so many frames at once, with so many pieces, or of so many with fewer: a
+# message back for each would cost as much.
 READ_FRAMES = 2
+READ_PIECES = 32
+READ_SMALL_FRAMES = 32
 # Responses that one call may have waiting; a reader that is further behind loses the call.
 MAX_WAITING_BYTES = 512 * 2**10
 
@@ -154,7 +157,8 @@ class _Session:
         self._last_id = 0
         self._opening: deque[OpenCall] = deque()
         self._cancelled: list[int] = []
-        self._num_read = 0
+        self._num_read = 0  # frames, and their pieces, that the server was not told of
+        self._num_pieces_read = 0
         self._changed = asyncio.Event()
         self._stream: Any = stub.Session(self._frames())
         self._task = asyncio.create_task(self._read())
@@ -196,6 +200,7 @@ class _Session:
             if self._opening:
                 self._changed.set()
             num_read, self._num_read = self._num_read, 0
+            self._num_pieces_read = 0
             yield ClientFrame(open=opening, cancel=cancelled, num_read=num_read)
 
     async def _read(self) -> None:
@@ -204,7 +209,9 @@ class _Session:
             async for frame in self._stream:
                 self._deliver(frame)
                 self._num_read += 1
-                if self._num_read >= READ_FRAMES:
+                self._num_pieces_read += len(frame.pieces)
+                is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES
+                if is_much or self._num_read >= READ_SMALL_FRAMES:
                     self._changed.set()
             error = Unavailable("the server is stopping", failed_epoch=self._peer_epoch)
         except grpc.aio.AioRpcError as failure:

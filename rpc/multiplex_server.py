@@ -5,6 +5,7 @@ What calls respond while a frame is on its way goes out together in the next fra
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -18,9 +19,12 @@ from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, Serve
 from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor
 from rpc.status import header_text, short_message
 
-# Frames on their way that the peer has not said to have read; twice what it reads
-# before it says so, so that they do not wait for each other.
+# What may be on its way that the peer has not said to have read: so many frames, or more of them
+# with so few pieces. Twice what it reads before it says so, so that they do not wait for each
+# other.
 MAX_UNREAD_FRAMES = 4
+MAX_UNREAD_PIECES = 64
+MAX_UNREAD_SMALL_FRAMES = 64
 # Responses that wait for a peer that does not read; past it the calls of the session wait.
 MAX_PENDING_BYTES = 4 * 2**20
 
@@ -141,13 +145,15 @@ class _Session:
         self._responses: dict[int, list[bytes]] = {}
         self._ends: dict[int, CallEnd] = {}
         self._num_bytes = 0
-        self._num_unread = 0
+        self._unread: deque[int] = deque()  # pieces of each frame on its way
+        self._num_unread_pieces = 0
         self._room = asyncio.Event()
         self._room.set()
 
     async def read(self, frames: AsyncIterator[ClientFrame]) -> None:
         async for frame in frames:
-            self._num_unread -= frame.num_read
+            for _ in range(min(frame.num_read, len(self._unread))):
+                self._num_unread_pieces -= self._unread.popleft()
             self.changed.set()
             for opened in frame.open:
                 self.tasks[opened.call] = asyncio.create_task(self._run(opened))
@@ -159,7 +165,7 @@ class _Session:
     def take(self) -> ServerFrame | None:
         """Everything that waits; None while the peer is behind with reading."""
         self.changed.clear()
-        if self._num_unread >= MAX_UNREAD_FRAMES:
+        if self._is_peer_behind():
             return None
         responses, self._responses = self._responses, {}
         ends, self._ends = self._ends, {}
@@ -170,8 +176,16 @@ class _Session:
             for call, parts in responses.items()
         ]
         pieces += [CallPiece(call=call, end=end) for call, end in ends.items()]
-        self._num_unread += bool(pieces)
+        if pieces:
+            self._unread.append(len(pieces))
+            self._num_unread_pieces += len(pieces)
         return ServerFrame(pieces=pieces)
+
+    def _is_peer_behind(self) -> bool:
+        num_frames = len(self._unread)
+        if num_frames >= MAX_UNREAD_SMALL_FRAMES:
+            return True
+        return num_frames >= MAX_UNREAD_FRAMES and self._num_unread_pieces >= MAX_UNREAD_PIECES
 
     async def _run(self, opened: OpenCall) -> None:
         call = opened.call

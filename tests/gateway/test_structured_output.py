@@ -11,7 +11,9 @@ import pytest
 from core.errors import InvalidRequest
 from gateway.constraint_fields import ebnf_literal
 from gateway.grammar_compiler import GrammarCompiler
-from tests.gateway.conftest import Gateway
+from gateway.tool_call_parser import CALLS_BEGIN, CALLS_END
+from gateway.tool_form import V3_FORM
+from tests.gateway.conftest import Gateway, v3_call
 from tests.gateway.model_folder import EOS_ID, make_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -88,6 +90,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 REGEX = {"kind": "regex", "text": "[0-9]+"}
+
+
+async def test_a_warm_compiler_waits_for_its_first_request(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        await compiler.warm()
+        assert compiler._process is not None
+        pid = compiler._process.pid
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process.pid == pid
+    finally:
+        await compiler.close()
+
+
+async def test_forced_calls_are_bounded(folder: Path) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        tools = [("now", '{"type":"object","properties":{}}')]
+        request = V3_FORM.grammar_request(tools, at_most_one=False)
+        ebnf = await compiler.compile(request, param="tools")
+    finally:
+        await compiler.close()
+    grammar = xgrammar.Grammar.from_ebnf(ebnf)
+    for num_calls, expected in ((0, False), (1, True), (2, True), (16, True), (17, False)):
+        calls = "\n".join([v3_call("now", "{}")] * num_calls)
+        assert _is_grammar_accept_string(grammar, CALLS_BEGIN + calls + CALLS_END) == expected
 
 
 async def test_a_stuck_compiler_is_killed_and_replaced(folder: Path) -> None:
