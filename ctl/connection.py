@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,7 @@ class AdminConnection:
             raise self._meant(error) from error
 
     async def stream(
-        self, method: Callable[..., AsyncIterator[Reply]], request: object
+        self, method: Callable[..., AsyncIterable[Reply]], request: object
     ) -> AsyncGenerator[Reply]:
         """All answers of a streaming method, for as long as it takes. Raises as `call` does."""
         try:

@@ -6,6 +6,8 @@ Data goes to stdout, words about trouble to stderr; exit status 0 is success, 1 
 import typer
 
 from ctl.bench import bench
+from ctl.expert_load import expert_load
+from ctl.rebalance_experts import rebalance_experts
 from ctl.status import status
 from ctl.up import up
 
@@ -19,3 +21,5 @@ app = typer.Typer(
 app.command()(up)
 app.command()(status)
 app.command()(bench)
+app.command()(expert_load)
+app.command()(rebalance_experts)

@@ -1,0 +1,166 @@
+"""`ctl expert-load`: how the experts of a group are loaded, and how evenly its ranks."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.expert_options import Group, Layers, parse_layers
+from ctl.heat_map import shares, text_map, write_png
+from ctl.terminal import make_console
+from proto import experts_pb2, router_pb2
+
+# The router waits for the group's next step.
+ANSWER_SECONDS = 70.0
+
+
+@admin_command
+async def expert_load(
+    admin: AdminConnection,
+    group: Group = "",
+    layers: Layers = "",
+    output: Output = "table",
+    show_map: Annotated[
+        bool, typer.Option("--map", help="Show the load of each expert as a heat map")
+    ] = False,
+    heat_map: Annotated[
+        Path | None, typer.Option(help="Write the heat map into this PNG file", show_default=False)
+    ] = None,
+    dump_placement: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the placement in force into this file, for --expert-placement",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Shows the load of experts in the last window, and how evenly it falls on the ranks."""
+    chosen = parse_layers(layers)
+    if dump_placement is not None and chosen:
+        raise ValueError("--dump-placement is of all layers: leave --layers out")
+    load = await get_load(admin, group, chosen)
+    rows = shares([(layer.layer, layer.tokens) for layer in load.layers])
+    if heat_map is not None:
+        _write(heat_map, lambda file: write_png(rows, file, _title(load)))
+    if dump_placement is not None:
+        _write(dump_placement, lambda file: file.write_text(placement_json(load), "utf-8"))
+    if output == "json":
+        print_json(describe(load))
+        return
+    console = make_console()
+    print_load(load, console)
+    if show_map and load.layers:
+        console.print()
+        console.print(text_map(rows, console.width, colours=console.color_system is not None))
+
+
+async def get_load(
+    admin: AdminConnection, group: str, layers: list[int]
+) -> experts_pb2.ExpertLoad:
+    """Raises EpserveError."""
+    return await admin.call(
+        admin.stub.GetExpertLoad,
+        router_pb2.GroupExpertLoadRequest(
+            group=group, load=experts_pb2.GetLoadRequest(layers=layers)
+        ),
+        ANSWER_SECONDS,
+    )
+
+
+def mean_balancedness(load: experts_pb2.ExpertLoad) -> float:
+    """1 where there are no layers."""
+    values = [layer.balancedness for layer in load.layers]
+    return sum(values) / len(values) if values else 1.0
+
+
+def describe(load: experts_pb2.ExpertLoad) -> dict[str, Any]:
+    """The load as plain data."""
+    return {
+        "group": load.group,
+        "placement_version": load.placement_version,
+        "num_ranks": load.num_ranks,
+        "slots_per_rank": load.slots_per_rank,
+        "num_logical": load.num_logical,
+        "window_seconds": round(load.window_seconds, 3),
+        "num_tokens": load.num_tokens,
+        "balancedness": round(mean_balancedness(load), 6),
+        "layers": [
+            {
+                "layer": layer.layer,
+                "balancedness": round(layer.balancedness, 6),
+                "tokens": list(layer.tokens),
+                "rank_tokens": [round(tokens, 3) for tokens in layer.rank_tokens],
+                "physical_to_logical": list(layer.physical_to_logical),
+            }
+            for layer in load.layers
+        ],
+    }
+
+
+def placement_json(load: experts_pb2.ExpertLoad) -> str:
+    """The dump format of placements, which workers start from."""
+    return json.dumps(
+        {
+            "format": "epserve-expert-placement",
+            "version": 1,
+            "num_ranks": load.num_ranks,
+            "slots_per_rank": load.slots_per_rank,
+            "num_logical": load.num_logical,
+            "physical_to_logical": [list(layer.physical_to_logical) for layer in load.layers],
+        }
+    )
+
+
+def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
+    """A line a layer."""
+    console.print(_title(load), markup=False)
+    if not load.layers:
+        console.print("the model has no layers with experts to choose from")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in (
+        "layer", "balancedness", "lightest rank", "heaviest rank", "hottest expert", "idle experts"
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
+    for layer in load.layers:
+        table.add_row(*_row(layer))
+    console.print(table)
+
+
+def _row(layer: experts_pb2.LayerLoad) -> tuple[str, ...]:
+    total = sum(layer.tokens)
+    idle = str(sum(not tokens for tokens in layer.tokens))
+    if not total:
+        return (str(layer.layer), f"{layer.balancedness:.3f}", "-", "-", "-", idle)
+    ranks = list(layer.rank_tokens)
+    lightest, heaviest = ranks.index(min(ranks)), ranks.index(max(ranks))
+    hottest = max(range(len(layer.tokens)), key=lambda expert: layer.tokens[expert])
+    copies = list(layer.physical_to_logical).count(hottest)
+    times = f" x{copies}" if copies > 1 else ""
+    return (
+        str(layer.layer),
+        f"{layer.balancedness:.3f}",
+        f"{lightest}: {ranks[lightest] / total:.1%}",
+        f"{heaviest}: {ranks[heaviest] / total:.1%}",
+        f"{hottest}{times}: {layer.tokens[hottest] / total:.1%}",
+        idle,
+    )
+
+
+def _title(load: experts_pb2.ExpertLoad) -> str:
+    return (
+        f"{load.group}: {load.num_logical} experts in {load.num_ranks} x {load.slots_per_rank} "
+        f"slots, placement {load.placement_version}, {load.num_tokens} tokens in "
+        f"{load.window_seconds:.0f} s, balancedness {mean_balancedness(load):.3f}"
+    )
+
+
+def _write(file: Path, write: Any) -> None:  # noqa: ANN401 - what it returns does not matter
+    try:
+        write(file)
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error

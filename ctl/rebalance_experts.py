@@ -1,0 +1,251 @@
+"""`ctl rebalance-experts`: plans, applies and takes back a better placement of experts."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.protobuf import json_format
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.expert_load import ANSWER_SECONDS, get_load, mean_balancedness
+from ctl.expert_options import Group, Layers, format_bytes, parse_layers
+from ctl.terminal import make_console
+from proto import experts_pb2, router_pb2
+
+Done = experts_pb2.RebalanceProgress
+
+
+@admin_command
+async def rebalance_experts(
+    admin: AdminConnection,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only show what would be done (the default)")
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it")] = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Back to the placement before the last one")
+    ] = False,
+    group: Group = "",
+    layers: Layers = "",
+    max_moves: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most experts that may travel, in all layers together"),
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Most bytes that may travel between ranks")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="From scratch, whatever has to travel")
+    ] = False,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --apply: what an earlier `--plan --output json` has written",
+            show_default=False,
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Then show the balancedness until interrupted")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="With --watch: seconds between two lines")
+    ] = 5.0,
+    output: Output = "table",
+) -> None:
+    """Moves experts between the ranks of a group, so that each has as much to do. Requests go on
+    meanwhile, and their answers stay the same."""
+    if plan + apply + rollback > 1:
+        raise ValueError("--plan, --apply and --rollback exclude each other")
+    if plan_file is not None and not apply:
+        raise ValueError("--plan-file is for --apply")
+    wish = experts_pb2.PlanRequest(
+        max_moves=max_moves, max_bytes=max_bytes, layers=parse_layers(layers), full=full
+    )
+    if rollback:
+        request = router_pb2.GroupRollBackRequest(group=group)
+        await _follow(admin.stream(admin.stub.RollBackRebalance, request), output)
+    elif apply:
+        wanted = experts_pb2.ApplyRequest(request=wish)
+        if plan_file is not None:
+            wanted = experts_pb2.ApplyRequest(plan=read_plan(plan_file))
+        await _follow(
+            admin.stream(
+                admin.stub.ApplyRebalance, router_pb2.GroupApplyRequest(group=group, apply=wanted)
+            ),
+            output,
+        )
+    else:
+        found = await admin.call(
+            admin.stub.PlanRebalance,
+            router_pb2.GroupPlanRequest(group=group, plan=wish),
+            ANSWER_SECONDS,
+        )
+        if output == "json":
+            print_json(describe(found))
+        else:
+            print_plan(found, make_console())
+    if watch:
+        await _watch(admin, group, interval, output)
+
+
+def read_plan(file: Path) -> experts_pb2.RebalancePlan:
+    """Raises ValueError for a file that cannot be read or holds no plan."""
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        return json_format.ParseDict(fields, experts_pb2.RebalancePlan())
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error
+    except (ValueError, json_format.ParseError) as error:
+        raise ValueError(f"{file} holds no plan: {error}") from error
+
+
+def describe(plan: experts_pb2.RebalancePlan) -> dict[str, Any]:
+    """The plan as plain data, which `read_plan` takes."""
+    return {
+        "group": plan.group,
+        "placement_version": plan.placement_version,
+        "balancedness_before": round(plan.balancedness_before, 6),
+        "balancedness_after": round(plan.balancedness_after, 6),
+        "num_moves": plan.num_moves,
+        "num_bytes": plan.num_bytes,
+        "seconds": round(plan.seconds, 3),
+        "layers": [
+            {
+                "layer": layer.layer,
+                "balancedness_before": round(layer.balancedness_before, 6),
+                "balancedness_after": round(layer.balancedness_after, 6),
+                "num_moves": layer.num_moves,
+                "physical_to_logical": list(layer.physical_to_logical),
+            }
+            for layer in plan.layers
+        ],
+        "traffic": [
+            {
+                "source": pair.source,
+                "destination": pair.destination,
+                "num_bytes": pair.num_bytes,
+            }
+            for pair in plan.traffic
+        ],
+    }
+
+
+def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
+    """What would change and what it costs."""
+    console.print(
+        f"{plan.group}, placement {plan.placement_version}: balancedness "
+        f"{plan.balancedness_before:.3f} now, {plan.balancedness_after:.3f} then",
+        markup=False,
+    )
+    if not plan.layers:
+        console.print("nothing to gain by moving experts")
+        return
+    table = _table("layer", "now", "then", "moves")
+    for layer in plan.layers:
+        table.add_row(
+            str(layer.layer), f"{layer.balancedness_before:.3f}",
+            f"{layer.balancedness_after:.3f}", str(layer.num_moves),
+        )
+    console.print(table)
+    if plan.traffic:
+        console.print()
+        traffic = _table("from rank", "to rank", "bytes")
+        for pair in plan.traffic:
+            traffic.add_row(str(pair.source), str(pair.destination), format_bytes(pair.num_bytes))
+        console.print(traffic)
+    console.print(
+        f"\n{plan.num_moves} experts travel, {format_bytes(plan.num_bytes)}, "
+        f"about {plan.seconds:.2f} s; --apply does it"
+    )
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+async def _follow(
+    progress: AsyncGenerator[experts_pb2.RebalanceProgress], output: str
+) -> None:
+    """A bar on a terminal while experts move, one line or one JSON object at the end."""
+    console = make_console(stderr=True)
+    bar = Progress(
+        TextColumn("moving experts"), BarColumn(), TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(), console=console, transient=True,
+    )
+    last = experts_pb2.RebalanceProgress()
+    with bar if console.is_terminal else nullcontext():
+        task = bar.add_task("", words="")
+        async for last in progress:
+            words = (
+                f"{last.num_layers_done} of {last.num_layers} layers, "
+                f"{format_bytes(last.num_bytes_done)} of {format_bytes(last.num_bytes)}"
+            )
+            bar.update(task, completed=_done(last), total=1.0, words=words)
+    if output == "json":
+        print_json(
+            {
+                "placement_version": last.placement_version,
+                "num_layers": last.num_layers,
+                "num_bytes": last.num_bytes_done,
+                "seconds": round(last.seconds, 3),
+                "balancedness": round(last.balancedness, 6),
+            }
+        )
+    else:
+        make_console().print(_summary(last))
+
+
+def _done(progress: experts_pb2.RebalanceProgress) -> float:
+    """0 to 1."""
+    if progress.phase == Done.PHASE_DONE:
+        return 1.0
+    layers = progress.num_layers_done / max(1, progress.num_layers)
+    return max(layers, min(0.99, progress.num_bytes_done / max(1, progress.num_bytes)))
+
+
+def _summary(last: experts_pb2.RebalanceProgress) -> str:
+    if not last.num_layers:
+        return f"nothing to move; placement {last.placement_version} stays in force"
+    return (
+        f"placement {last.placement_version} is in force: {last.num_layers} layers changed, "
+        f"{format_bytes(last.num_bytes_done)} moved in {last.seconds:.2f} s, "
+        f"balancedness {last.balancedness:.3f} expected"
+    )
+
+
+async def _watch(admin: AdminConnection, group: str, interval: float, output: str) -> None:
+    """Returns when interrupted, which is how it is to end."""
+    try:
+        while True:
+            _print_line(await get_load(admin, group, []), output)
+            await asyncio.sleep(interval)
+    except asyncio.CancelledError:
+        return
+
+
+def _print_line(load: experts_pb2.ExpertLoad, output: str) -> None:
+    balancedness = mean_balancedness(load)
+    if output == "json":
+        line = {
+            "at": round(time.time(), 3),
+            "placement_version": load.placement_version,
+            "num_tokens": load.num_tokens,
+            "balancedness": round(balancedness, 6),
+        }
+        typer.echo(json.dumps(line))
+        return
+    typer.echo(
+        f"{time.strftime('%H:%M:%S')}  placement {load.placement_version}  "
+        f"balancedness {balancedness:.3f}  {load.num_tokens} tokens in {load.window_seconds:.0f} s"
+    )
