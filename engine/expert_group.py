@@ -239,7 +239,10 @@ class ExpertGroup:
         totals = counted.reshape(placement.num_layers, placement.num_logical)
         seconds, tokens = self._windows.add(self._clock.now(), totals)
         self.placement_version = report.placement_version
-        self.balancedness = mean(balancedness(slots_of(placement), tokens))
+        by_layer = balancedness(slots_of(placement), tokens)
+        self.balancedness = mean(by_layer)
+        for number, value in zip(self.layer_numbers, by_layer, strict=True):
+            self._metrics.balancedness.labels(number).set(value)
         return Experts(
             placement=placement,
             placement_version=report.placement_version,

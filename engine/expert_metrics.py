@@ -1,4 +1,4 @@
-"""Metrics about experts that move."""
+"""Metrics about experts: how evenly they are loaded, how they move."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -9,6 +9,13 @@ class ExpertMetrics:
     """Of node 0 of an EP group, which speaks for all of it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.balancedness = Gauge(
+            "epserve_expert_balancedness",
+            "Mean over largest load of the EP group's ranks in an MoE layer, over the last window: "
+            "1 is even",
+            ["layer"],
+            registry=registry,
+        )
         self.rebalances = Counter(
             "epserve_expert_rebalances",
             "Attempts to move experts, by outcome; behind `restored` the old placement is in force",

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prometheus_client import CollectorRegistry, Metric  # noqa: E402 - needs the path above
 
 from core.metrics import ProcessRegistry  # noqa: E402
+from engine.expert_metrics import ExpertMetrics  # noqa: E402
 from engine.messages import RankStats, Ready  # noqa: E402
 from engine.worker_metrics import WorkerMetrics  # noqa: E402
 from gateway.metrics import GatewayMetrics  # noqa: E402
@@ -65,6 +66,7 @@ def _registry(process: str) -> CollectorRegistry:
         RouterMetrics(registry)
     else:
         WorkerMetrics(registry, process, lambda: (RankStats(),), lambda: (_ready(),))
+        ExpertMetrics(registry)
     return registry
 
 

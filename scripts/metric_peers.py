@@ -64,6 +64,7 @@ PEERS: dict[str, tuple[str, ...]] = {
         "sglang:generation_tokens_total", "vllm:generation_tokens_total",
     ),
     "epserve_preemptions_total": ("sglang:num_retracted_requests_total", "vllm:num_preemptions"),
+    "epserve_expert_balancedness": ("sglang:eplb_balancedness",),
     "epserve_kv_transfer_seconds": ("sglang:kv_transfer_latency_ms",),
     "epserve_kv_transfer_bytes_total": ("sglang:kv_transfer_total_mb",),
     "epserve_kv_transfer_failures_total": ("sglang:num_transfer_failed_reqs_total",),
