@@ -127,7 +127,7 @@ class Assigner:
         workers = self._table.workers
         capacities = sorted({worker.capacity_tokens for worker in workers})
         # Calls that the same workers could take: if one found no room, neither will the next.
-        full: set[tuple[str, frozenset[str], int]] = set()
+        full: dict[tuple[str, frozenset[str], int], Considered] = {}
         for waiting in sorted(self._queue, key=lambda waiting: -waiting.demand.priority):
             demand = waiting.demand
             kind = (
@@ -135,7 +135,10 @@ class Assigner:
                 demand.excluded,
                 bisect_left(capacities, demand.num_prompt_tokens),
             )
-            if kind in full or waiting.placed.done():
+            if waiting.placed.done():
+                continue
+            if kind in full:
+                waiting.considered = full[kind]
                 continue
             waiting.considered = considered = Considered()
             try:
@@ -147,7 +150,7 @@ class Assigner:
                 waiting.placed.set_exception(error)
                 continue
             if pair is None:
-                full.add(kind)
+                full[kind] = considered
                 continue
             self._queue.pop(waiting)
             waiting.placed.set_result(self._place(waiting, pair, now))
