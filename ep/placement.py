@@ -176,9 +176,9 @@ def _shape(placement: Placement) -> tuple[int, ...]:
 
 def _integer(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
-    if not _is_integer(value):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} of an expert placement must be an integer, got {value!r}")
-    return int(value)
+    return value
 
 
 def _is_integer(value: object) -> bool:
