@@ -100,6 +100,8 @@ def read_plan(file: Path) -> experts_pb2.RebalancePlan:
     """Raises ValueError for a file that cannot be read or holds no plan."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError("no JSON object")
         return json_format.ParseDict(fields, experts_pb2.RebalancePlan())
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from proto.worker_pb2 import (
     ROLE_DECODE,
     ROLE_PREFILL,
+    ExpertGroup,
     ProcessIdentity,
     RankStatus,
     Role,
@@ -31,6 +32,7 @@ def make_status(
     pages_total: int = 100,
     waiting_tokens: int = 0,
     accepted: int = 0,
+    expert_group: ExpertGroup | None = None,
 ) -> WorkerStatus:
     """Figures of a rank are the same for each of `num_ranks`."""
     return WorkerStatus(
@@ -44,6 +46,7 @@ def make_status(
         ready=ready,
         draining=draining,
         num_accepted_total=accepted,
+        expert_group=expert_group,
         ranks=[
             RankStatus(
                 rank=rank,
