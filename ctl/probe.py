@@ -1,0 +1,60 @@
+"""`ctl probe`: whether a process is healthy, for the health checks of containers."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated
+
+import typer
+
+from ctl.readiness import NotHealthy, check_grpc, check_http
+from ctl.terminal import make_console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Asks a process for its health: exit status 0 if it serves, 1 if it does not.",
+)
+
+_Address = Annotated[str, typer.Argument(help="host:port of the process", show_default=False)]
+_Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the answer")]
+
+
+@app.command("grpc", epilog="Example: ctl probe grpc 127.0.0.1:8001")
+def probe_grpc(
+    address: _Address,
+    service: Annotated[
+        str,
+        typer.Option(
+            help="Whose health; default: whether it takes requests; liveness: whether it lives",
+            show_default=False,
+        ),
+    ] = "",
+    timeout: _Timeout = 2.0,
+) -> None:
+    """Asks a router or a worker (standard gRPC health)."""
+    _conclude(check_grpc(address, service, timeout))
+
+
+@app.command("http", epilog="Example: ctl probe http 127.0.0.1:8000 --path /ready")
+def probe_http(
+    address: _Address,
+    path: Annotated[str, typer.Option(help="What to GET; 200 is healthy")] = "/health",
+    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS, with any certificate")] = False,
+    timeout: _Timeout = 2.0,
+) -> None:
+    """Asks a gateway."""
+    _conclude(check_http(address, path, timeout, tls=tls))
+
+
+async def _finish(asking: Awaitable[None]) -> None:
+    await asking
+
+
+def _conclude(asking: Awaitable[None]) -> None:
+    try:
+        asyncio.run(_finish(asking))
+    except NotHealthy as error:
+        make_console(stderr=True).print(f"not healthy: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="address") from error
+    typer.echo("healthy")
