@@ -112,8 +112,10 @@ class ScriptedFront:
 
     @property
     def stats(self) -> tuple[RankStats, ...]:
+        counts = [rank.state.pool.counts() for rank in self.ranks]
         return tuple(
-            RankStats(pages_quarantined=rank.state.pool.counts().quarantined) for rank in self.ranks
+            RankStats(pages_owned=count.owned, pages_quarantined=count.quarantined)
+            for count in counts
         )
 
     def as_worker_front(self) -> WorkerFront:
