@@ -1,0 +1,59 @@
+"""Finds Prometheus and promtool, or gets them: Debian's package, unpacked and not installed."""
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "epserve-tests"
+APT_SECONDS = 240
+
+
+def tool(name: str) -> Path:
+    """`prometheus` or `promtool`: from PATH, else out of Debian's package. Without either the
+    test is skipped, but fails where CI is set: there nobody would notice."""
+    found = shutil.which(name)
+    if found is not None:
+        return Path(found)
+    problem = _unpack()
+    unpacked = CACHE / "usr" / "bin" / name
+    if unpacked.exists():
+        return unpacked
+    text = f"there is no {name}, and Debian's package prometheus cannot be had: {problem}"
+    if os.environ.get("CI"):
+        pytest.fail(text, pytrace=False)
+    pytest.skip(text)
+
+
+@cache
+def _unpack() -> str:
+    """What went wrong, "" if nothing. Leaves the system's packages as they are."""
+    if (CACHE / "usr" / "bin" / "prometheus").exists():
+        return ""
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        return "this is no Debian"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    said = _run("apt-get", "download", "prometheus")
+    if said and os.geteuid() == 0:  # most likely nobody has ever fetched the lists
+        said = _run("apt-get", "update", "-q") or _run("apt-get", "download", "prometheus")
+    packages = sorted(CACHE.glob("prometheus_*.deb"))
+    if not packages:
+        return said or "apt-get download left nothing"
+    said = _run("dpkg", "-x", packages[-1].name, ".")
+    for package in packages:
+        package.unlink()
+    return said
+
+
+def _run(*command: str) -> str:
+    """What it said if it failed, else ""."""
+    try:
+        done = subprocess.run(
+            command, cwd=CACHE, capture_output=True, text=True, timeout=APT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{' '.join(command)} took longer than {APT_SECONDS} s"
+    return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip()[-500:]}"
