@@ -20,13 +20,14 @@ import msgspec
 import pytest
 import torch
 
+from core.errors import Draining
 from core.process import new_epoch
 from engine.kv_notice import decode_notices
 from engine.messages import Run, Sampling, Sink
 from engine.pages import pages_of
 from engine.wire import sampling_message, sink_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
-from rpc.client import channel
+from rpc.client import channel, to_error
 from tests.prefill_worker.one_rank import PAGE, Model
 from tests.tiny_checkpoint import make_tiny_checkpoint
 from transfer.nixl_agent import NixlTransfer
@@ -34,6 +35,7 @@ from transfer.nixl_agent import NixlTransfer
 NUM_RANKS = 2
 MAX_TOKENS = 1024
 POOL_PAGES = 512
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 ATTEMPTS = (f"attempt-{number}" for number in count())
 
 
@@ -329,6 +331,36 @@ async def test_the_same_attempt_twice_at_once_is_refused(client: Client) -> None
     assert reply.num_cached_tokens + reply.num_computed_tokens == 300
 
 
+async def test_what_outlives_the_grace_is_let_go_of_before_its_caller_hears(
+    client: Client,
+) -> None:
+    before = num_steps(await client.watch_until(is_quiet))
+    request, sink = client.request(tokens(1000, seed=11))  # 63 steps
+    call = client.prefill.Prefill(request, timeout=20)
+    await client.watch_until(lambda status: num_steps(status) > before)
+    await client.worker.Drain(worker_pb2.DrainRequest(grace_seconds=0), timeout=5)
+    try:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        after = client.receiver.kv(sink, 1000).clone()
+        error = to_error(caught.value)
+        assert type(error) is Draining
+        assert error.failed_epoch == client.status.identity.epoch
+        status = await client.watch_until(lambda status: status.drained)
+        assert is_quiet(status)
+        assert status.num_open == 0
+        assert num_steps(status) < before + 60
+        late, _ = client.request(tokens(20))
+        assert await code_of(client.prefill.Prefill(late, timeout=5)) == UNAVAILABLE
+        abort = generate_pb2.AbortRequest(attempt_id=request.attempt_id)
+        assert not (await client.prefill.Abort(abort, timeout=5)).was_known
+        assert torch.equal(client.receiver.kv(sink, 1000), after)
+    finally:
+        await client.worker.Drain(worker_pb2.DrainRequest(undo=True), timeout=5)
+    again, _ = client.request(tokens(20))
+    assert (await client.prefill.Prefill(again, timeout=5)).HasField("first_token")
+
+
 async def test_a_draining_worker_finishes_what_it_has_and_takes_no_more(
     model: Model, receiver: Receiver
 ) -> None:
@@ -342,7 +374,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_no_more(
             assert (await call).num_computed_tokens == 500
             await receiver.wait_for(request.attempt_id, model.config.num_layers, 500)
             code = await code_of(client.prefill.Prefill(late, timeout=5))
-            assert code == grpc.StatusCode.UNAVAILABLE
+            assert code == UNAVAILABLE
         assert await asyncio.to_thread(process.wait, 10) == 0
 
 
@@ -356,7 +388,7 @@ async def test_a_rank_that_dies_ends_the_worker(model: Model, receiver: Receiver
             subprocess.run(["kill", "-9", str(victim)], check=True)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert caught.value.code() == UNAVAILABLE
             metadata = dict(caught.value.trailing_metadata() or ())
             assert metadata["failed-epoch"] == client.status.identity.epoch
         assert await asyncio.to_thread(process.wait, 10) == 1
