@@ -128,9 +128,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         level=settings.log_level,
         fmt=settings.log_format,
     )
-    device = torch.device(settings.device_of(start.local_rank))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = _take_device(settings, start)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
     config = ModelConfig.from_folder(settings.model)
     threads = CpuThreads(config, settings.threads or _threads_of(settings))
@@ -180,6 +178,13 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         link=link,
         start_seconds=clock.seconds(),
     )
+
+
+def _take_device(settings: WorkerSettings, start: RankStart) -> torch.device:
+    device = torch.device(settings.device_of(start.local_rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def _threads_of(settings: WorkerSettings) -> int:

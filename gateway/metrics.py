@@ -34,18 +34,21 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry() if is_shared() else ProcessRegistry()
         add_build_info(self.registry, "gateway")
-        self.requests = Counter(
+        self._add_counts()
+        self._add_times()
+
+    def _add_counts(self) -> None:
+        self.requests = self._counter(
             "epserve_requests_total",
             "Generation requests by outcome: ok, disconnected, or the error's code",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
         )
         self.requests.labels(outcome="ok")  # from the start, so that rates begin at 0
-        self.http_responses = Counter(
+        self.http_responses = self._counter(
             "epserve_gateway_http_responses_total",
             "HTTP responses by path (known ones only) and status",
-            ["path", "code"],
-            registry=self.registry,
+            "path",
+            "code",
         )
         self.inflight = self._gauge(
             "epserve_gateway_num_running_requests", "Generation requests in progress"
@@ -63,27 +66,24 @@ class GatewayMetrics:
         self.tasks = self._gauge(
             "epserve_gateway_tasks", "Asyncio tasks of the process when it was last scraped"
         )
-        self.moves = Counter(
+        self.moves = self._counter(
             "epserve_gateway_moves_total",
             "Choices that had to look for another pair of workers, by the failure's code",
-            ["reason"],
-            registry=self.registry,
+            "reason",
         )
-        self.prompt_tokens = Counter(
+        self.prompt_tokens = self._counter(
             "epserve_gateway_prompt_tokens_total",
             "Prompt tokens of accepted requests, each prompt once",
-            registry=self.registry,
         )
-        self.cached_tokens = Counter(
+        self.cached_tokens = self._counter(
             "epserve_gateway_cached_tokens_total",
             "Prompt tokens whose KV prefill workers knew already, each prompt once",
-            registry=self.registry,
         )
-        self.output_tokens = Counter(
-            "epserve_gateway_generation_tokens_total",
-            "Tokens received from decode workers",
-            registry=self.registry,
-        )
+        self.output_tokens = self._counter(
+            "epserve_gateway_generation_tokens_total", "Tokens received from decode workers"
+        )  # fmt: skip
+
+    def _add_times(self) -> None:
         self.request_prompt_tokens = self._histogram(
             "epserve_request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS
         )
@@ -119,9 +119,8 @@ class GatewayMetrics:
         )
         self.admission_time = self._histogram(
             "epserve_gateway_queue_time_seconds",
-            "Waiting in the gateway for other requests to end",
-            QUEUE_BUCKETS,
-        )
+            "Waiting in the gateway for other requests to end", QUEUE_BUCKETS,
+        )  # fmt: skip
 
     def exposed(self) -> CollectorRegistry:
         """What /metrics shows: the sums over all processes where several share a folder."""
@@ -154,6 +153,9 @@ class GatewayMetrics:
         """Counts the loop's tasks whenever somebody scrapes, where this process alone is told."""
         if not is_shared():
             self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
     def _gauge(
         self, name: str, text: str, mode: Literal["livesum", "livemax"] = "livesum"
