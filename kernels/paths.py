@@ -17,6 +17,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "combine": ("triton",),
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),
+    "fused_moe": ("triton",),
     "gate": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("triton",),

@@ -54,6 +54,15 @@ def _place(
         tl.store(row_of + choice * num_tokens + token, row.to(tl.int32))
 
 
+def rank_choices(topk_idx: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """topk_idx [T, K] int64, contiguous -> which of its expert's choices each one is [T K] int32
+    (those of -1: anything), and counts [E] int32."""
+    rank_of = torch.empty(topk_idx.numel(), dtype=torch.int32, device=topk_idx.device)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=topk_idx.device)
+    _rank[(num_experts,)](topk_idx, rank_of, counts, topk_idx.numel(), chunk=CHUNK)
+    return rank_of, counts
+
+
 def launch(
     hidden: torch.Tensor,
     topk_idx: torch.Tensor,
@@ -64,9 +73,9 @@ def launch(
     permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale)
     permuted.expert_of.fill_(-1)
     num_tokens, num_choices = topk_idx.shape
-    rank_of = torch.empty(topk_idx.numel(), dtype=torch.int32, device=hidden.device)
     topk_idx = topk_idx.contiguous()
-    _rank[(num_experts,)](topk_idx, rank_of, permuted.counts, topk_idx.numel(), chunk=CHUNK)
+    rank_of, counts = rank_choices(topk_idx, num_experts)
+    permuted.counts.copy_(counts)
     if not num_tokens:
         return permuted
     width = hidden.shape[1]
@@ -74,7 +83,7 @@ def launch(
     # Bytes are bytes: FP8 travels as what every Triton knows.
     view = torch.uint8 if hidden.element_size() == 1 else hidden.dtype
     _place[(num_tokens,)](
-        topk_idx, rank_of, permuted.counts, hidden.view(view), scale, permuted.rows.view(view),
+        topk_idx, rank_of, counts, hidden.view(view), scale, permuted.rows.view(view),
         permuted.scales, permuted.row_of, permuted.expert_of, num_tokens, num_choices, width,
         num_groups, *((0, 0) if scale is None else scale.stride()),
         0 if permuted.scales is None else permuted.scales.stride(1), num_experts, alignment,

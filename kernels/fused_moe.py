@@ -1,0 +1,110 @@
+"""Routed experts of one rank without DeepGEMM: aligned rows, two grouped products, activation and
+weighted sum.
+
+    y[t, k]  = down[e] @ silu_mul(gate_up[e] @ hidden[t]),  e = topk_idx[t, k]
+    out[t]   = scaling * sum over k of topk_weights[t, k] * y[t, k]      choices of -1 left out
+
+    hidden        [T, H]      bfloat16 (or float32)
+    topk_idx      [T, K]      int64 local experts in 0 .. E - 1, or -1: not here
+    topk_weights  [T, K]      float32
+    gate_up       [E, 2 I, H] gate half first; down [E, H, I]: dtype of hidden, or float8_e4m3fn
+                              with scales [E, rows / 128, columns / 128] float32
+    out           [T, H]      dtype of hidden
+
+With FP8 weights activations are quantised as in `kernels.quantise`, before each product. The Triton
+path is within TOLERANCE of the reference, relative by norm (FP8: of the reference computed from
+the same quantised inputs). Block sizes come from `kernels.tuned`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.block_dequantise import block_dequantise
+from kernels.combine import combine
+from kernels.paths import path_of
+from kernels.quantise import GROUP, quantise_reference
+from kernels.silu_mul import silu_mul_reference
+
+TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Weights as in this file's docstring; scales None unless the weights are FP8."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.gate_up.dtype == torch.float8_e4m3fn
+
+    def __post_init__(self) -> None:
+        num_experts, double_width, hidden = self.gate_up.shape
+        if self.down.shape != (num_experts, hidden, double_width // 2):
+            raise ValueError(
+                f"down {tuple(self.down.shape)} does not fit gate_up {tuple(self.gate_up.shape)}"
+            )
+        have_scales = {each is not None for each in (self.gate_up_scale, self.down_scale)}
+        if have_scales != {self.is_fp8}:
+            raise ValueError("FP8 weights have scales, others have none")
+        if self.is_fp8 and (hidden % GROUP or double_width % (2 * GROUP)):
+            raise ValueError(f"FP8 needs multiples of 128: H {hidden}, I {double_width // 2}")
+
+
+def fused_moe(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    experts: Experts,
+    *,
+    scaling: float = 1.0,
+) -> torch.Tensor:
+    """Raises ValueError for shapes or dtypes that do not fit."""
+    if topk_idx.shape != topk_weights.shape or len(topk_idx) != len(hidden):
+        shapes = [tuple(each.shape) for each in (hidden, topk_idx, topk_weights)]
+        raise ValueError(f"hidden, topk_idx and topk_weights do not fit together: {shapes}")
+    if hidden.dim() != 2 or hidden.shape[1] != experts.down.shape[1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} does not fit the experts")
+    if not experts.is_fp8 and hidden.dtype != experts.gate_up.dtype:
+        raise ValueError(f"hidden is {hidden.dtype}, weights {experts.gate_up.dtype}")
+    if path_of("fused_moe", hidden.device) == "triton":
+        from kernels.fused_moe_triton import launch
+
+        return launch(hidden, topk_idx, topk_weights, experts, scaling)
+    return fused_moe_reference(hidden, topk_idx, topk_weights, experts, scaling=scaling)
+
+
+def fused_moe_reference(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    experts: Experts,
+    *,
+    scaling: float = 1.0,
+) -> torch.Tensor:
+    rows = hidden.new_zeros(topk_idx.numel(), hidden.shape[1])
+    for expert in range(experts.gate_up.shape[0]):
+        chosen = (topk_idx.reshape(-1) == expert).nonzero().squeeze(1)
+        x = hidden[chosen // topk_idx.shape[1]]
+        activated = silu_mul_reference(_product(x, experts.gate_up, experts.gate_up_scale, expert))
+        rows[chosen] = _product(activated, experts.down, experts.down_scale, expert)
+    numbers = torch.arange(topk_idx.numel(), device=hidden.device).view(topk_idx.shape)
+    row_of = torch.where(topk_idx < 0, -1, numbers).t()
+    return combine(rows, row_of, topk_weights, scaling=scaling)
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, expert: int
+) -> torch.Tensor:
+    """[N, K] @ [M, K] -> [N, M] in float32, rounded to the dtype of x."""
+    wide = x.float()
+    matrix = weight[expert].float()
+    if scale is not None:
+        values, factors = quantise_reference(x)
+        wide = (values.float().unflatten(1, (-1, GROUP)) * factors.unsqueeze(-1)).flatten(1)
+        matrix = block_dequantise(weight[expert], scale[expert], torch.float32)
+    return (wide @ matrix.t()).to(x.dtype)
