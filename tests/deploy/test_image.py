@@ -1,0 +1,205 @@
+"""The image, without building it: its Dockerfile is linted, its scripts are run for real."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from chart import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = DEPLOY / "Dockerfile"
+MODEL = ROOT / "demo_model" / "checkpoint"
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_dockerfile_passes_its_linter() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    if not hadolint.exists():
+        pytest.skip("left out: hadolint is not installed")
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_shell_scripts_are_valid() -> None:
+    for path in (DEPLOY / "bin").iterdir():
+        if path.read_text().startswith("#!/bin/sh"):
+            assert os.access(path, os.X_OK), path
+            subprocess.run(["sh", "-n", path], check=True)
+
+
+def pins() -> dict[str, str]:
+    lines = (DEPLOY / "constraints.txt").read_text().splitlines()
+    found = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert len(found) == len([line for line in lines if not line.startswith("#")])
+    return found
+
+
+def requirements() -> list[Requirement]:
+    """What the Dockerfile has installed, from the script that it runs."""
+    command = re.search(r"python deploy/requirements (.*) >", DOCKERFILE.read_text())
+    assert command is not None
+    script = DEPLOY / "bin" / "requirements"
+    done = subprocess.run(
+        [sys.executable, script, *command[1].split()],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    return [Requirement(line) for line in done.stdout.splitlines()]
+
+
+def test_every_dependency_is_pinned_to_a_version_that_the_project_takes() -> None:
+    pinned = pins()
+    wanted = requirements()
+    assert len(wanted) > 20
+    for requirement in wanted:
+        version = pinned[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}, but {version} is pinned"
+
+
+def test_the_image_holds_what_setup_needs_and_no_more() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in ignored if line.startswith("!")}
+    find = project()["tool"]["setuptools"]["packages"]["find"]  # type: ignore[index]
+    packages = {name for name in find["include"] if "." not in name}
+    assert packages == {name for name in kept if (ROOT / name / "__init__.py").exists()}
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= kept
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
+    for source in " ".join(copied).split():
+        assert source == "." or any(source.startswith(each) for each in kept), source
+
+
+def test_it_runs_as_nobody_special() -> None:
+    lines = DOCKERFILE.read_text().splitlines()
+    last_stage = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM ")) :]
+    assert "USER 10001:10001" in last_stage
+    assert any(line.startswith("HEALTHCHECK ") for line in last_stage)
+    assert 'ENTRYPOINT ["epserve"]' in last_stage
+
+
+@contextmanager
+def container(*args: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A process started by the image's entry point, with the image's PATH."""
+    path = f"{DEPLOY / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    process = subprocess.Popen(
+        ["epserve", *args],
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)} | environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        executable=DEPLOY / "bin" / "epserve",
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def is_healthy(process: subprocess.Popen[str]) -> bool:
+    """What the image's health check says of the process."""
+    path = f"{DEPLOY / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [DEPLOY / "bin" / "healthcheck"],
+        env=os.environ | {"PATH": path, "MAIN_PID": str(process.pid), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def becomes_healthy(process: subprocess.Popen[str]) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        if is_healthy(process):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_health_of_a_router_from_start_to_end() -> None:
+    listen = f"0.0.0.0:{free_port()}"
+    with container("router", "--listen", listen) as process:
+        assert becomes_healthy(process)
+    assert not is_healthy_when_gone(listen)
+
+
+def is_healthy_when_gone(listen: str) -> bool:
+    """The check of a process that has the arguments of a router, but listens to nobody."""
+    args = ("-c", "import time; time.sleep(60)", "-m", "router", f"--listen={listen}")
+    with subprocess.Popen([sys.executable, *args], text=True) as process:
+        try:
+            return is_healthy(process)
+        finally:
+            process.kill()
+
+
+def test_health_of_a_gateway_without_a_cluster() -> None:
+    """It lives, though it takes no requests."""
+    port = free_port()
+    args = ("--router=127.0.0.1:1", f"--model={MODEL}")
+    with container("gateway", *args, EPSERVE_LISTEN=f"127.0.0.1:{port}") as process:
+        assert becomes_healthy(process)
+
+
+def test_ctl_and_wrong_roles() -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    entry = DEPLOY / "bin" / "epserve"
+    run = {"capture_output": True, "text": True, "check": False, "env": os.environ | {"PATH": path}}
+    done = subprocess.run([entry, "ctl", "--help"], **run)  # type: ignore[call-overload]
+    assert done.returncode == 0
+    assert "status" in done.stdout
+    done = subprocess.run([entry, "master"], **run)  # type: ignore[call-overload]
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: epserve gateway|router|prefill|decode|ctl")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_commands_of_the_dockerfile_install_a_working_epserve(tmp_path: Path) -> None:
+    """In a plain venv, as the build stage does it; asks the package index."""
+    source = tmp_path / "src"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    kept = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    wanted = tuple(line[1:] for line in kept if line.startswith("!"))
+    for name in tracked:
+        if name.startswith(wanted) and (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    shutil.copy2(source / "deploy/bin/requirements", source / "deploy/requirements")
+    folded = DOCKERFILE.read_text().replace("\\\n", " ")
+    runs = [line for line in folded.splitlines() if re.match(r"RUN (python|pip) ", line)]
+    assert len(runs) == 2
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "opt/venv"], check=True)
+    (tmp_path / "opt/bin").mkdir()
+    environment = os.environ | {
+        "PATH": f"{tmp_path}/opt/venv/bin:{os.environ['PATH']}", "PIP_ARGS": "", "VARIANT": "cpu"
+    }  # fmt: skip
+    environment.pop("PYTHONPATH", None)
+    for line in runs:
+        command = line.removeprefix("RUN ").replace("/opt/epserve", str(tmp_path / "opt"))
+        subprocess.run(["bash", "-euc", command], cwd=source, env=environment, check=True)
+    for command in ("ctl --help", "python -m router --help", "python -m decode_worker --help"):
+        subprocess.run(command.split(), cwd=tmp_path, env=environment, check=True, stdout=-3)
+    assert (tmp_path / "opt/demo_model/config.json").exists()
+    assert os.access(tmp_path / "opt/bin/healthcheck", os.X_OK)
