@@ -179,7 +179,11 @@ class Leg:
             else:
                 self.queue_seconds += pair.queue_seconds
                 return pair
-            seconds = self._search.note_no_pair(error, self._cluster.clock.now())
+            seconds = self._search.note_no_pair(
+                error,
+                self._cluster.clock.now(),
+                router_is_there=self._cluster.router.is_connected,
+            )
             await asyncio.sleep(seconds)
 
     def _assign_request(self) -> AssignRequest:

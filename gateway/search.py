@@ -2,8 +2,9 @@
 
 A pair that fails counts, up to `max_attempts`. A worker that leaves as planned does not count: a
 restart of all workers may move a choice as often as there are workers. While there is no pair the
-search goes on for `failover_seconds`, or, where somebody is leaving as planned and so about to be
-replaced, for `replacement_seconds`. The deadline of the request bounds it all.
+search goes on for `failover_seconds`; where somebody is leaving as planned, and so about to be
+replaced, for `replacement_seconds`; where there is no router to ask, for `router_seconds`. The
+deadline of the request bounds it all.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class SearchBounds:
     max_attempts: int
     failover_seconds: float
     replacement_seconds: float
+    router_seconds: float
 
 
 @dataclass(slots=True)
@@ -57,16 +59,21 @@ class Search:
         self.excluded_epochs.append(blamed_epoch)
         del self.excluded_epochs[:-MAX_EXCLUDED]
 
-    def note_no_pair(self, error: EpserveError, now: float) -> float:
-        """The router has none. Returns after how many seconds to ask again, or raises what the
-        client is to be told."""
+    def note_no_pair(
+        self, error: EpserveError, now: float, *, router_is_there: bool = True
+    ) -> float:
+        """The router has none, or is not there. Returns after how many seconds to ask again, or
+        raises what the client is to be told."""
         if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
             raise self._refusal  # nobody else is there: the pair is not gone, it is full
         if not isinstance(error, Unavailable):
             raise error
-        bounds = self.bounds
-        planned = isinstance(error, Draining)
-        self._be_patient(bounds.replacement_seconds if planned else bounds.failover_seconds, now)
+        if isinstance(error, Draining):
+            self._be_patient(self.bounds.replacement_seconds, now)
+        elif router_is_there:
+            self._be_patient(self.bounds.failover_seconds, now)
+        else:
+            self._be_patient(self.bounds.router_seconds, now)
         assert self._since is not None
         seconds_left = self._since + self._patience_seconds - now
         if seconds_left <= 0:

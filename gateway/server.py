@@ -161,6 +161,7 @@ def _cluster(
             max_attempts=settings.max_attempts,
             failover_seconds=settings.failover_seconds,
             replacement_seconds=settings.replacement_seconds,
+            router_seconds=settings.router_seconds,
         ),
     )
 

@@ -115,6 +115,9 @@ class GatewaySettings(ProcessSettings):
         gt=0,
         description="The same while workers leave as planned, and others are being started",
     )
+    router_seconds: float = Field(
+        5.0, gt=0, description="The same while there is no router that could be asked"
+    )
     grace_seconds: float = Field(
         2.5, ge=0, description="Running requests may finish for this long after SIGTERM"
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from core.errors import DeadlineExceeded, EpserveError, InternalError, Unavailable
+from core.errors import DeadlineExceeded, Draining, EpserveError, InternalError, Unavailable
 from core.log import REQUEST_ID, get_logger
 from proto.multiplex_pb2 import CallEnd, ClientFrame, OpenCall, ServerFrame
 from proto.multiplex_pb2_grpc import MultiplexStub
@@ -49,10 +49,16 @@ class MultiplexClient:
         peer_epoch: str = "",
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
+        self._channel = channel
         self._stub: MultiplexAsyncStub = MultiplexStub(channel)
         self._peer_epoch = peer_epoch
         self._max_waiting_bytes = max_waiting_bytes
         self._session: _Session | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """There is a server, as far as is known."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def call(
         self, method: str, request: bytes, *, timeout_seconds: float, request_id: str | None = None
@@ -213,7 +219,7 @@ class _Session:
                 is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES
                 if is_much or self._num_read >= READ_SMALL_FRAMES:
                     self._changed.set()
-            error = Unavailable("the server is stopping", failed_epoch=self._peer_epoch)
+            error = Draining("the server is stopping", failed_epoch=self._peer_epoch)
         except grpc.aio.AioRpcError as failure:
             error = to_error(failure, peer_epoch=self._peer_epoch)
         except Exception:

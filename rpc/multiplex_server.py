@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from core.errors import DeadlineExceeded, EpserveError, InvalidRequest, Overloaded, Unavailable
+from core.errors import DeadlineExceeded, Draining, EpserveError, InvalidRequest, Overloaded
 from core.log import REQUEST_ID
 from proto import multiplex_pb2_grpc
 from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, ServerFrame
@@ -99,7 +99,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
     def method(self, name: str) -> Method:
         """Raises EpserveError when no call of it can be taken now."""
         if self._is_stopping:
-            raise Unavailable("server is stopping")
+            raise Draining("server is stopping")
         if self._calls.num_running >= self._max_calls:
             raise Overloaded(f"{self._max_calls} calls are running already")
         method = self._methods.get(name)

@@ -14,7 +14,9 @@ from core.errors import (
 )
 from gateway.search import MAX_EXCLUDED, Search, SearchBounds
 
-BOUNDS = SearchBounds(max_attempts=4, failover_seconds=1.5, replacement_seconds=30)
+BOUNDS = SearchBounds(
+    max_attempts=4, failover_seconds=1.5, replacement_seconds=30, router_seconds=5
+)
 
 
 @pytest.fixture
@@ -84,6 +86,12 @@ def test_a_router_that_expects_somebody_is_believed(search: Search) -> None:
     assert seconds_of_patience(search, Unavailable("nobody"), now) == pytest.approx(35 - now)
     fresh = Search(BOUNDS)
     assert seconds_of_patience(fresh, Draining("leaving"), 0.0) == pytest.approx(30)
+
+
+def test_a_router_that_is_not_there_is_about_to_come_back(search: Search) -> None:
+    seconds = search.note_no_pair(Unavailable("refused"), 5.0, router_is_there=False)
+    now = 5.0 + seconds
+    assert seconds_of_patience(search, Unavailable("nobody"), now) == pytest.approx(10 - now)
 
 
 def test_blame_fades_while_there_is_nobody_else(search: Search) -> None:
