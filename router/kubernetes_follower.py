@@ -137,7 +137,9 @@ class PodFollower:
                 f"the service account needs get, list and watch on pods in namespace "
                 f"{self._api.namespace}"
             )
-        log.error(
+        # A lost connection is an everyday thing; whoever lists in vain has a problem.
+        write = log.error if error.status in (UNAUTHORIZED, FORBIDDEN) else log.warning
+        write(
             "no news of pods from the Kubernetes API; the last known stay",
             server=self._api.server,
             namespace=self._api.namespace,

@@ -1,12 +1,13 @@
 """Metrics of the router process."""
 
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from core.metrics import QUEUE_BUCKETS, add_build_info
-from router.worker import Worker, WorkerState
+from router.discovery import Member, Standing
+from router.worker import Worker, WorkerState, role_name
 
 ROLES = ("prefill", "decode")
 OUTCOMES = ("ok", "cancelled", "invalid", "not_found", "overloaded", "unavailable", "error")
@@ -30,6 +31,17 @@ class RouterMetrics:
             "epserve_router_workers", "Workers that were ever seen and are not forgotten, by state",
             ["role", "state"], registry=registry,
         )  # fmt: skip
+        self._members = Gauge(
+            "epserve_router_members",
+            "Workers that discovery names, by standing: open; held (its pod is not ready); closing "
+            "(its pod is terminating)",
+            ["role", "standing"], registry=registry,
+        )  # fmt: skip
+        self.num_discovery_failures = Counter(
+            "epserve_router_discovery_failures_total",
+            "Calls to the Kubernetes API, or look-ups of names, that failed",
+            registry=registry,
+        )
         self.num_rejected = Gauge(
             "epserve_router_rejected_workers",
             "Workers that are up but get no requests: none of the other role matches them, or "
@@ -50,6 +62,7 @@ class RouterMetrics:
         for result in ("matched", "missed"):
             self._prefix_pages.labels(result)
         self.show_workers(())
+        self.show_members(())
         add_build_info(registry, "router")
 
     def count_assign(self, outcome: str) -> None:
@@ -58,6 +71,12 @@ class RouterMetrics:
     def count_prefix(self, *, num_matched: int, num_pages: int) -> None:
         self._prefix_pages.labels("matched").inc(num_matched)
         self._prefix_pages.labels("missed").inc(num_pages - num_matched)
+
+    def show_members(self, members: Collection[Member]) -> None:
+        tally = Tally((role_name(member.role), member.standing) for member in members)
+        for role in ROLES:
+            for standing in Standing:
+                self._members.labels(role, standing.name.lower()).set(tally[role, standing])
 
     def show_workers(self, workers: Sequence[Worker]) -> None:
         tally = Tally((worker.role_name, worker.state) for worker in workers)

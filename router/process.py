@@ -1,6 +1,7 @@
-"""The router process: server, one watcher a worker, metrics, stop."""
+"""The router process: server, discovery, one watcher a worker, metrics, stop."""
 
 import asyncio
+from collections.abc import Collection
 
 from core.address import parse_address
 from core.clock import SystemClock
@@ -10,15 +11,17 @@ from core.process import Identity
 from core.signals import stop_event
 from proto import router_pb2
 from proto.router_pb2_grpc import add_AdminServicer_to_server, add_RouterServicer_to_server
-from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from router.admin import AdminService
 from router.admin_processes import Processes
 from router.cluster import Cluster
+from router.discovery import Member, Roster
+from router.discovery_choice import make_discovery
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
 from router.service import RouterService
 from router.settings import RouterSettings
 from router.watch import WatchLimits, watch_worker
+from router.watchers import Watchers
 from rpc.admin_token import AdminToken
 from rpc.identity import identity_message
 from rpc.server import RpcServer
@@ -28,12 +31,13 @@ log = get_logger("router")
 
 class RouterProcess:
     """Create it inside the running loop; `address` is known at once. Raises OSError when the
-    port is taken."""
+    port is taken, DiscoveryError when there is no way to discover workers as the settings say."""
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
         self._clock = SystemClock()
         self._registry = ProcessRegistry()
+        self._discovery = make_discovery(settings, self._count_failure)
         self._server = RpcServer(settings.listen)
         self.address = self._server.address
         identity = Identity(
@@ -41,12 +45,10 @@ class RouterProcess:
             name=settings.name or "router",
             address=settings.address_at(self._server.bound_port),
         )
-        metrics = RouterMetrics(self._registry)
+        self._metrics = metrics = RouterMetrics(self._registry)
         self.cluster = Cluster(settings, self._clock, metrics)
         gateways = GatewayTable()
-        processes = Processes(
-            identity_message(identity), self.cluster.table, gateways, self._clock
-        )
+        processes = Processes(identity_message(identity), self.cluster.table, gateways, self._clock)
         self._server.add(
             add_RouterServicer_to_server,
             RouterService(self.cluster, gateways, self._clock, metrics),
@@ -68,34 +70,41 @@ class RouterProcess:
         metrics_server = serve(
             settings.metrics_port, self._registry, parse_address(settings.listen).host
         )
-        limits = WatchLimits(
-            status_interval_ms=settings.status_interval_ms,
-            silence_seconds=settings.silence_seconds,
-            max_backoff_seconds=settings.max_backoff_seconds,
-        )
         try:
-            async with asyncio.TaskGroup() as watchers:
-                tasks = [
-                    watchers.create_task(
-                        watch_worker(address, role, self.cluster.apply, limits),
-                        name=f"watch {address}",
-                    )
-                    for role, addresses in (
-                        (ROLE_PREFILL, settings.prefill),
-                        (ROLE_DECODE, settings.decode),
-                    )
-                    for address in dict.fromkeys(addresses)
-                ]
+            async with asyncio.TaskGroup() as group:
+                watchers = Watchers(self.cluster, self._watch, group)
                 await self._server.start()
                 log.info("router serves", address=self.address, metrics_port=metrics_server.port)
+                following = group.create_task(self._follow(watchers), name="discovery")
                 await stop.wait()
                 log.info("router stops")
                 self.cluster.assigner.close()
+                following.cancel()
                 await self._server.stop(settings.stop_seconds)
-                for task in tasks:
-                    task.cancel()
+                watchers.close()
         finally:
             metrics_server.close()
+
+    async def _watch(self, member: Member) -> None:
+        limits = WatchLimits(
+            status_interval_ms=self._settings.status_interval_ms,
+            silence_seconds=self._settings.silence_seconds,
+            max_backoff_seconds=self._settings.max_backoff_seconds,
+        )
+        await watch_worker(member.address, member.role, self.cluster.apply, limits)
+
+    def _count_failure(self) -> None:
+        self._metrics.num_discovery_failures.inc()
+
+    async def _follow(self, watchers: Watchers) -> None:
+        roster = Roster()
+
+        def report(source: str, members: Collection[Member]) -> None:
+            for event in roster.update(source, members):
+                watchers.apply(event)
+            self._metrics.show_members(roster.members)
+
+        await self._discovery.follow(report)
 
 
 async def run_router(settings: RouterSettings) -> None:

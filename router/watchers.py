@@ -25,8 +25,11 @@ class Watchers:
         self._watch = watch
         self._group = group
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
 
     def apply(self, event: Join | Leave) -> None:
+        if self._closed:  # discovery may have had a last word on its way
+            return
         member = event.member
         match event:
             case Join():
@@ -42,6 +45,7 @@ class Watchers:
                 self._cluster.apply(Left(member.address))
 
     def close(self) -> None:
+        self._closed = True
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -46,6 +46,7 @@ class FakeKubernetes:
         self.refusal: Refusal | None = None
         self.hangs = False
         self.requests: list[dict[str, str]] = []
+        self.authorizations: set[str] = set()
         self.pods: dict[str, Pod] = {}
         self._chance = random.Random(seed)
         self._log: list[tuple[str, Pod, Pod | None]] = []  # kind, object, object before
@@ -53,7 +54,7 @@ class FakeKubernetes:
         self._positions: dict[str, int] = {}
         self._num_uids = 0
         self._changed = asyncio.Event()
-        self._connections: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._port = 0
 
     @property
@@ -62,7 +63,7 @@ class FakeKubernetes:
 
     @property
     def num_watches(self) -> int:
-        return sum(request.get("watch") == "true" for request in self.requests)
+        return sum(_is_true(request, "watch") for request in self.requests)
 
     @property
     def num_lists(self) -> int:
@@ -86,8 +87,10 @@ class FakeKubernetes:
 
     def drop_connections(self) -> None:
         """As a load balancer or a crash would."""
-        for writer in list(self._connections):
+        for writer, task in self._connections.items():
             writer.transport.abort()
+            if task is not None:
+                task.cancel()
 
     def compact(self) -> None:
         """Versions up to now are gone."""
@@ -182,14 +185,14 @@ class FakeKubernetes:
     # ---- HTTP
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(writer)
+        self._connections[writer] = asyncio.current_task()
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 await self._answer(head.decode(), writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             return  # the client has gone, or was thrown out
         finally:
-            self._connections.discard(writer)
+            del self._connections[writer]
             writer.close()
 
     async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
@@ -198,6 +201,9 @@ class FakeKubernetes:
         asked = {key: values[0] for key, values in parse_qs(url.query).items()}
         assert (verb, url.path) == ("GET", f"/api/v1/namespaces/{self.namespace}/pods")
         self.requests.append(asked)
+        for line in head.splitlines():
+            if line.lower().startswith("authorization: "):
+                self.authorizations.add(line.partition(": ")[2])
         while self.hangs:
             await asyncio.sleep(0.05)
         refusal = self.refusal
@@ -207,7 +213,7 @@ class FakeKubernetes:
             )
         if refusal is not None:
             await self._send(writer, refusal.status, _failure(refusal), refusal.headers)
-        elif asked.get("watch") == "true":
+        elif _is_true(asked, "watch"):
             await self._watch(asked, writer)
         else:
             items = [pod for pod in self.pods.values() if _matches(pod, asked)]
@@ -269,7 +275,7 @@ class FakeKubernetes:
                     await self._chunk(writer, held)
                     held = None
             changed = self._changed
-            if asked.get("allowWatchBookmarks") == "true" and held is None:
+            if _is_true(asked, "allowWatchBookmarks") and held is None:
                 await self._chunk(writer, self._bookmark(position))
             if position == len(self._log):
                 await changed.wait()
@@ -297,6 +303,11 @@ class FakeKubernetes:
         return chance > 0 and self._chance.random() < chance
 
 
+def _is_true(asked: dict[str, str], name: str) -> bool:
+    """As Go reads it."""
+    return asked.get(name) in ("1", "t", "T", "true", "TRUE", "True")
+
+
 def _seen(
     kind: str, pod: Pod, before: Pod | None, asked: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
@@ -318,7 +329,10 @@ def _matches(pod: Pod, asked: dict[str, str]) -> bool:
 def _status(ip: str, *, ready: bool) -> dict[str, Any]:
     status = {
         "phase": "Running" if ip else "Pending",
-        "conditions": [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled"}],
+        "conditions": [
+            {"type": "Ready", "status": str(ready)},
+            {"type": "PodScheduled", "status": "True"},
+        ],
     }
     return status | ({"podIP": ip} if ip else {})
 

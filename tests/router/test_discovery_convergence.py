@@ -74,9 +74,12 @@ class World:
                 await asyncio.sleep(self.chance.choice((0, 0, 0.002, 0.02, 0.1)))
             self.api.mischief = Mischief()
             self.api.refusal = None
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while self.difference() is not None:
-                    await asyncio.sleep(0.02)
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    while self.difference() is not None:
+                        await asyncio.sleep(0.02)
+            except TimeoutError:
+                pytest.fail(self.difference() or "it took too long")
             following.cancel()
             streams.close()
 
