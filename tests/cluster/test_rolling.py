@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tests.cluster.long_streams import StreamPool, long_streams
 
 pytestmark = [pytest.mark.cluster]
 
-DECODE, PREFILL = worker_pb2.ROLE_DECODE, worker_pb2.ROLE_PREFILL
+ROUTER = worker_pb2.ROLE_ROUTER
 # Shorter than streams run: most of them are handed over.
 GRACE_SECONDS = 0.3
 CHUNK_TOKENS = 64
@@ -69,6 +70,7 @@ class Plan:
     num_streams: int
     num_tokens: int
     num_rounds: int = 1
+    with_router: bool = False  # it is restarted as well, behind the workers
 
 
 WAYS: tuple[Restart, ...] = (terminate, drain_then_terminate)
@@ -98,9 +100,37 @@ def restart_all(cluster: Cluster, role: str, plan: Plan) -> list[float]:
     ]
 
 
-async def roll(pool: StreamPool, cluster: Cluster, plan: Plan) -> list[float]:
-    """Restarts the workers while the streams run."""
+def restart_router(cluster: Cluster, plan: Plan) -> None:
+    before = next(p for p in cluster.status().processes if p.role == ROUTER)
+    os.kill(before.pid, signal.SIGTERM)
+
+    def is_back() -> bool:
+        try:
+            status = cluster.status()
+        except grpc.RpcError:
+            return False
+        epochs = [p.epoch for p in status.processes if p.role == ROUTER]
+        num_ready = sum(worker.ready for worker in status.workers)
+        return before.epoch not in epochs and num_ready == 2 * plan.num_workers
+
+    wait_until(is_back, 30, "the router is back and knows all workers")
+
+
+def ask_all_the_time(cluster: Cluster, stop: threading.Event) -> int:
+    """Whoever comes anew is answered as well, whatever is being restarted; how many were."""
+    num_answered = 0
+    while not stop.wait(0.1):
+        cluster.complete([9, 8, 7 + num_answered % 500], 2)
+        num_answered += 1
+    return num_answered
+
+
+async def roll(pool: StreamPool, cluster: Cluster, plan: Plan) -> tuple[list[float], int]:
+    """Restarts the workers while the streams run; how long each restart took, and how many
+    others were answered meanwhile."""
     running = asyncio.create_task(pool.run())
+    stop = threading.Event()
+    newcomers = asyncio.create_task(asyncio.to_thread(ask_all_the_time, cluster, stop))
     try:
         await asyncio.to_thread(
             wait_until, lambda: pool.tally.num_running > plan.num_streams // 2, 30, "streams run"
@@ -109,11 +139,14 @@ async def roll(pool: StreamPool, cluster: Cluster, plan: Plan) -> list[float]:
             asyncio.to_thread(restart_all, cluster, "decode", plan),
             asyncio.to_thread(restart_all, cluster, "prefill", plan),
         )
-        seconds = decode + prefill
+        if plan.with_router:
+            await asyncio.to_thread(restart_router, cluster, plan)
     finally:
+        stop.set()
         pool.stop.set()
         await running
-    return seconds
+        num_answered = await newcomers
+    return decode + prefill, num_answered
 
 
 async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
@@ -125,7 +158,7 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
     try:
         await pool.learn()
         begun = time.monotonic()
-        restarts = await roll(pool, cluster, plan)
+        restarts, num_newcomers = await roll(pool, cluster, plan)
         seconds = time.monotonic() - begun
     finally:
         await pool.close()
@@ -138,6 +171,7 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
         "streams at once": plan.num_streams,
         "complete and equal": tally.num_complete,
         "told to come back": tally.num_told_to_wait,
+        "others answered": num_newcomers,
         "moved choices": int(gateway_metric(cluster, "epserve_gateway_moves_total")),
         "longest stream (s)": round(tally.longest_seconds, 1),
         "seconds": round(seconds, 1),
@@ -145,9 +179,9 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
 
 
 SHORT = Plan(num_workers=2, num_streams=32, num_tokens=60)
-LONG = Plan(num_workers=2, num_streams=32, num_tokens=300, num_rounds=4)
+LONG = Plan(num_workers=2, num_streams=32, num_tokens=200, num_rounds=4, with_router=True)
 # While its only worker is away, whoever asks waits for it.
-ALONE = Plan(num_workers=1, num_streams=16, num_tokens=200, num_rounds=2)
+ALONE = Plan(num_workers=1, num_streams=16, num_tokens=60, num_rounds=2, with_router=True)
 
 
 @pytest.mark.timeout(900)
@@ -172,4 +206,5 @@ def test_no_request_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str], pl
         sys.stdout.write(f"\nrolling restart: {numbers}\n")
     assert numbers["told to come back"] == 0
     assert numbers["complete and equal"] >= plan.num_streams
+    assert numbers["others answered"] > 0
     assert numbers["moved choices"] > 0
