@@ -7,10 +7,15 @@ import typer
 
 from ctl import probe
 from ctl.bench import bench
+from ctl.drain import drain, undrain
 from ctl.expert_load import expert_load
+from ctl.explain import explain
+from ctl.log_level import logs_level
+from ctl.process_config import config
 from ctl.rebalance_experts import rebalance_experts
 from ctl.status import status
 from ctl.up import up
+from ctl.workers import workers
 
 app = typer.Typer(
     name="ctl",
@@ -18,9 +23,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.command()(up)
-app.command()(status)
-app.command()(bench)
-app.command()(expert_load)
-app.command()(rebalance_experts)
+for command, example in (
+    (up, "ctl up --decode-workers 2 --port 8000"),
+    (status, "ctl status --router router:8001 --output json"),
+    (workers, "ctl workers --namespace inference"),
+    (explain, "ctl explain chatcmpl-4f1d0c8be2a94f7c8a15d9b3"),
+    (config, "ctl config decode-0"),
+    (drain, "ctl drain decode-0 --wait --grace 30"),
+    (undrain, "ctl undrain decode-0"),
+    (logs_level, "ctl logs-level debug decode-0"),
+    (expert_load, "ctl expert-load --map"),
+    (rebalance_experts, "ctl rebalance-experts --apply --max-moves 64"),
+    (bench, "ctl bench --concurrency 16 --num-prompts 128"),
+):
+    app.command(epilog=f"Example: {example}")(command)
 app.add_typer(probe.app, name="probe")

@@ -1,55 +1,37 @@
 """`ctl status`: every process of a running cluster, as its router knows them."""
 
-import asyncio
-import json
 import time
 from typing import Annotated, Any
 
-import grpc
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from core.errors import EpserveError
+from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.tables import format_age, make_table, role_word
 from ctl.terminal import make_console
-from proto import router_pb2, router_pb2_grpc, worker_pb2
-from rpc.client import channel, to_error
-
-_ANSWER_SECONDS = 5.0
+from proto import router_pb2, worker_pb2
 
 
-def status(
-    router: Annotated[str, typer.Option(help="host:port of the router")] = "127.0.0.1:8001",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables")] = False,
+@admin_command
+async def status(
+    admin: AdminConnection,
+    output: Output = "table",
+    as_json: Annotated[
+        bool, typer.Option("--json", hidden=True, help="As --output json")
+    ] = False,
 ) -> None:
-    """Shows every process, its epoch and age, and what the workers are doing."""
-    try:
-        reply = asyncio.run(get_status(router))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--router") from error
-    except EpserveError as error:
-        make_console(stderr=True).print(
-            f"error: no answer from the router at {router}: {error.message}",
-            markup=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(1) from error
-    report = describe(reply, time.time())
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
+    """Shows every process, its epoch and age, and what the ranks of the workers are doing."""
+    report = describe(await get_status(admin), time.time())
+    if as_json or output == "json":
+        print_json(report)
     else:
         print_report(report, make_console())
 
 
-async def get_status(router: str) -> router_pb2.GetStatusResponse:
-    """Raises ValueError for an address that is none, EpserveError without an answer."""
-    async with channel(router) as peer:
-        try:
-            return await router_pb2_grpc.AdminStub(peer).GetStatus(
-                router_pb2.GetStatusRequest(), timeout=_ANSWER_SECONDS
-            )
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error) from error
+async def get_status(admin: AdminConnection) -> router_pb2.GetStatusResponse:
+    """Raises EpserveError without an answer."""
+    return await admin.call(admin.stub.GetStatus, router_pb2.GetStatusRequest())
 
 
 def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
@@ -62,7 +44,7 @@ def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
     identities |= {each.identity.epoch: each.identity for each in reply.rejected}
     return {
         "processes": [_process(identity, now) for identity in identities.values()],
-        "workers": [_worker(worker) for worker in reply.workers],
+        "workers": [describe_worker(worker) for worker in reply.workers],
         "rejected": [
             {"name": each.identity.name, "epoch": each.identity.epoch, "reason": each.reason}
             for each in reply.rejected
@@ -73,7 +55,7 @@ def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
 
 def _process(identity: worker_pb2.ProcessIdentity, now: float) -> dict[str, Any]:
     return {
-        "role": worker_pb2.Role.Name(identity.role).removeprefix("ROLE_").lower(),
+        "role": role_word(identity.role),
         "name": identity.name,
         "address": identity.address,
         "pid": identity.pid,
@@ -82,7 +64,8 @@ def _process(identity: worker_pb2.ProcessIdentity, now: float) -> dict[str, Any]
     }
 
 
-def _worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
+def describe_worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
+    """One worker as plain data."""
     ranks = [
         {
             "rank": rank.rank,
@@ -101,7 +84,8 @@ def _worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
     ]
     return {
         "name": worker.identity.name,
-        "role": worker_pb2.Role.Name(worker.identity.role).removeprefix("ROLE_").lower(),
+        "role": role_word(worker.identity.role),
+        "address": worker.identity.address,
         "epoch": worker.identity.epoch,
         "model": worker.model,
         "kv_fingerprint": worker.kv_fingerprint,
@@ -109,13 +93,15 @@ def _worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
         "max_model_len": worker.max_model_len,
         "state": _state(worker),
         "num_accepted_total": worker.num_accepted_total,
+        "num_open": worker.num_open,
+        "expert_group": worker.expert_group.name,
         "ranks": ranks,
     }
 
 
 def _state(worker: worker_pb2.WorkerStatus) -> str:
     if worker.draining:
-        return "draining"
+        return "drained" if worker.drained else "draining"
     return "ready" if worker.ready else "starting"
 
 
@@ -132,7 +118,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 
 def _process_table(report: dict[str, Any]) -> Table:
-    table = _table("role", "name", "address", "pid", "epoch", "age")
+    table = make_table("role", "name", "address", "pid", "epoch", "age")
     for each in report["processes"]:
         table.add_row(
             each["role"], each["name"], each["address"], str(each["pid"]), each["epoch"],
@@ -142,7 +128,7 @@ def _process_table(report: dict[str, Any]) -> Table:
 
 
 def _rank_table(report: dict[str, Any]) -> Table:
-    table = _table(
+    table = make_table(
         "worker", "state", "rank", "device", "pid", "running", "waiting", "free pages", "pages"
     )
     for worker in report["workers"]:
@@ -155,22 +141,3 @@ def _rank_table(report: dict[str, Any]) -> Table:
                 str(rank["pages_total"]),
             )
     return table
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    return table
-
-
-def format_age(seconds: float) -> str:
-    """Seconds in the two largest units: 42s, 3m 5s, 2h 0m, 1d 4h."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours}h"
-    if hours:
-        return f"{hours}h {minutes}m"
-    return f"{minutes}m {seconds}s" if minutes else f"{seconds}s"

@@ -1,18 +1,16 @@
 """`ctl status` against a router that says what the test wants."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from typing import Any
 
-import grpc
 import pytest
 from typer.testing import CliRunner
 
 from ctl.main import app
-from ctl.status import describe, format_age
-from proto import router_pb2, router_pb2_grpc, worker_pb2
+from ctl.status import describe
+from ctl.tables import format_age
+from proto import router_pb2, worker_pb2
+from tests.ctl.admin_server import ScriptedAdmin, admin_server
 
 RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"})
 
@@ -59,39 +57,10 @@ REPLY = router_pb2.GetStatusResponse(
 )
 
 
-class Admin(router_pb2_grpc.AdminServicer):
-    async def GetStatus(
-        self,
-        request: router_pb2.GetStatusRequest,
-        context: Any,  # noqa: ANN401
-    ) -> router_pb2.GetStatusResponse:
-        return REPLY
-
-
 @pytest.fixture
 def router() -> Iterator[str]:
-    """A router in a thread of its own: the command has its own event loop."""
-    address: list[str] = []
-    up = threading.Event()
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        server = grpc.aio.server()
-        router_pb2_grpc.add_AdminServicer_to_server(Admin(), server)
-        address.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-        await server.start()
-        up.set()
-        await stop.wait()
-        await server.stop(None)
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert up.wait(10)
-    yield address[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
+    with admin_server(ScriptedAdmin(GetStatus=REPLY)) as address:
+        yield address
 
 
 def test_every_process_is_described_once() -> None:
@@ -119,8 +88,9 @@ def test_every_process_is_described_once() -> None:
     assert report["num_waiting"] == 5
 
 
-def test_json_is_all_that_is_on_stdout(router: str) -> None:
-    result = RUNNER.invoke(app, ["status", "--json", "--router", router])
+@pytest.mark.parametrize("option", ["--output=json", "--json"])
+def test_json_is_all_that_is_on_stdout(router: str, option: str) -> None:
+    result = RUNNER.invoke(app, ["status", option, "--router", router])
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)["processes"]) == 4
 

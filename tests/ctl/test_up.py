@@ -66,7 +66,7 @@ class Up:
                 "-m",
                 "ctl",
                 "status",
-                "--json",
+                "--output=json",
                 "--router",
                 f"127.0.0.1:{self.port + 1}",
             ],

@@ -1,0 +1,121 @@
+"""`ctl drain` and `ctl undrain`: a worker that takes no requests, and again does."""
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.names import complete_worker
+from ctl.status import get_status
+from ctl.terminal import make_console
+from proto.router_pb2 import DrainWorkerRequest
+from proto.worker_pb2 import ProcessIdentity, WorkerStatus
+
+_ASK_AGAIN_SECONDS = 0.25
+
+_Worker = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the worker; its address where several have the name",
+        autocompletion=complete_worker,
+        show_default=False,
+    ),
+]
+
+
+@admin_command
+async def drain(
+    admin: AdminConnection,
+    worker: _Worker,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when nobody needs it any more")
+    ] = False,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds that open requests have before others carry them on; default: the "
+            "worker's own --stop-grace-seconds",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="With --wait: seconds at most")] = 600.0,
+    output: Output = "table",
+) -> None:
+    """Has a worker take no new requests, hand over what is open, and let go of its KV pages.
+
+    The worker keeps running: stop it when it is drained, or take it back with `ctl undrain`.
+    With --wait, exit status 1 says that it was not drained in time.
+    """
+    began = time.monotonic()
+    request = DrainWorkerRequest(worker=worker)
+    if grace is not None:
+        request.grace_seconds = grace
+    identity = (await admin.call(admin.stub.DrainWorker, request)).worker
+    state = "draining"
+    if wait:
+        state = await _until_drained(admin, identity, began + timeout)
+    seconds = time.monotonic() - began
+    _tell(identity, state, seconds if wait else None, output)
+    if wait and state == "draining":
+        words = make_console(stderr=True)
+        words.print(f"error: not drained within {timeout:g} s", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@admin_command
+async def undrain(admin: AdminConnection, worker: _Worker, output: Output = "table") -> None:
+    """Has a draining or drained worker take requests again."""
+    request = DrainWorkerRequest(worker=worker, undo=True)
+    reply = await admin.call(admin.stub.DrainWorker, request)
+    _tell(reply.worker, "ready", None, output)
+
+
+async def _until_drained(
+    admin: AdminConnection, identity: ProcessIdentity, deadline: float
+) -> str:
+    """drained, gone (ended meanwhile), or draining when the time is over."""
+    words = make_console(stderr=True)
+    last_open = -1
+    while True:
+        status = await _find(admin, identity.epoch)
+        if status is None:
+            return "gone"
+        if status.drained:
+            return "drained"
+        if status.num_open != last_open:
+            last_open = status.num_open
+            _note(words, identity.name, last_open)
+        if time.monotonic() >= deadline:
+            return "draining"
+        await asyncio.sleep(_ASK_AGAIN_SECONDS)
+
+
+async def _find(admin: AdminConnection, epoch: str) -> WorkerStatus | None:
+    reply = await get_status(admin)
+    return next((one for one in reply.workers if one.identity.epoch == epoch), None)
+
+
+def _note(words: Console, name: str, num_open: int) -> None:
+    words.print(f"{name}: {num_open} requests open", markup=False, soft_wrap=True)
+
+
+def _tell(
+    identity: ProcessIdentity, state: str, seconds: float | None, output: str
+) -> None:
+    if output == "json":
+        report: dict[str, Any] = {
+            "name": identity.name,
+            "address": identity.address,
+            "epoch": identity.epoch,
+            "state": state,
+        }
+        if seconds is not None:
+            report["seconds"] = round(seconds, 3)
+        print_json(report)
+    else:
+        after = "" if seconds is None else f" after {seconds:.1f} s"
+        typer.echo(f"{identity.name} ({identity.address}) is {state}{after}")

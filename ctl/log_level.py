@@ -1,0 +1,57 @@
+"""`ctl logs-level`: how much processes log, changed while they run."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.names import complete_process
+from ctl.tables import make_table, role_word
+from ctl.terminal import make_console
+from proto.router_pb2 import SetProcessLogLevelRequest
+
+
+@admin_command
+async def logs_level(
+    admin: AdminConnection,
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Argument(help="Least level that is logged", show_default=False),
+    ],
+    process: Annotated[
+        str,
+        typer.Argument(
+            help="Name or address of one process; default: all of them",
+            autocompletion=complete_process,
+            show_default=False,
+        ),
+    ] = "",
+    output: Output = "table",
+) -> None:
+    """Sets the level that processes log from, until they restart; gateways follow in a second.
+
+    Exit status 1 if some process could not be told.
+    """
+    request = SetProcessLogLevelRequest(process=process, level=level)
+    reply = await admin.call(admin.stub.SetLogLevel, request)
+    report = [
+        {
+            "name": each.identity.name,
+            "role": role_word(each.identity.role),
+            "address": each.identity.address,
+            "before": each.previous,
+            "now": level if not each.error else "",
+            "error": each.error,
+        }
+        for each in reply.processes
+    ]
+    if output == "json":
+        print_json(report)
+    else:
+        table = make_table("process", "role", "address", "before", "now")
+        for row in report:
+            now = row["now"] or f"not set: {row['error']}"
+            table.add_row(row["name"], row["role"], row["address"], row["before"], now)
+        make_console().print(table)
+    if any(row["error"] for row in report):
+        raise typer.Exit(1)

@@ -1,0 +1,40 @@
+"""Names of processes for shells to complete."""
+
+import asyncio
+
+import typer
+
+from core.errors import EpserveError
+from ctl.connection import Target, connect
+from proto.router_pb2 import GetStatusRequest, GetStatusResponse
+
+# Somebody waits behind the tabulator key.
+_ANSWER_SECONDS = 1.5
+
+
+def complete_worker(context: typer.Context, incomplete: str) -> list[str]:
+    """Workers of the cluster that the options so far name; none where it does not answer."""
+    reply = _status(context)
+    names = [worker.identity.name for worker in reply.workers] if reply else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_process(context: typer.Context, incomplete: str) -> list[str]:
+    """The same of all processes."""
+    reply = _status(context)
+    names = [process.name for process in reply.processes] if reply else []
+    return [*complete_worker(context, incomplete), *(n for n in names if n.startswith(incomplete))]
+
+
+def _status(context: typer.Context) -> GetStatusResponse | None:
+    given = {name: value for name, value in context.params.items() if value}
+    target = Target(router=given.get("router", ""), token_file=given.get("token_file"))
+    try:
+        return asyncio.run(_ask(target))
+    except (EpserveError, ValueError):
+        return None
+
+
+async def _ask(target: Target) -> GetStatusResponse:
+    async with connect(target) as admin:
+        return await admin.call(admin.stub.GetStatus, GetStatusRequest(), _ANSWER_SECONDS)

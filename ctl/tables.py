@@ -1,0 +1,51 @@
+"""Tables and figures for people."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from proto import worker_pb2
+
+
+def make_table(*titles: str, right: Sequence[str] = ()) -> Table:
+    """Columns without borders, so that lines can be cut and grepped; those in `right` are
+    aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=True, justify="right" if title in right else "left")
+    return table
+
+
+def format_age(seconds: float) -> str:
+    """Seconds in the two largest units: 42s, 3m 5s, 2h 0m, 1d 4h."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes}m"
+    return f"{minutes}m {seconds}s" if minutes else f"{seconds}s"
+
+
+def format_duration(seconds: float) -> str:
+    """0.42 ms, 12.3 ms, 1.234 s."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3f} s"
+
+
+def format_bytes(number: int) -> str:
+    """512 B, 1.5 KiB, 3.2 GiB."""
+    if number < 1024:
+        return f"{number} B"
+    value, units = float(number), iter(("KiB", "MiB", "GiB", "TiB"))
+    unit = ""
+    while value >= 1024 and (following := next(units, None)):
+        value, unit = value / 1024, following
+    return f"{value:.1f} {unit}"
+
+
+def role_word(role: "worker_pb2.Role.ValueType") -> str:
+    """prefill, decode, router, gateway."""
+    return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
