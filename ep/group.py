@@ -108,6 +108,11 @@ class EpGroup:
         self._mesh.swap([own] * self.size, incoming)
         return [tuple(one.cast("q")) for one in incoming]
 
+    @property
+    def uses_torch(self) -> bool:
+        """Whether torch.distributed is up, with all ranks of the group in it."""
+        return isinstance(self.collectives, TorchCollectives)
+
     def broadcast(self, payload: bytes, num_bytes: int) -> bytes:
         """Rank 0's payload, on all ranks; all know its length, others pass b""."""
         if self.rank == 0:

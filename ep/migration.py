@@ -82,11 +82,8 @@ class ExpertMigration:
         self._reason = ""
         self._num_bytes = 0
         # NOTE: every rank makes it, at the same point.
-        self._device_group = (
-            dist.new_group(backend="nccl")
-            if layers and layers[0].device.type == "cuda" and dist.is_initialized()
-            else None
-        )
+        self._own_group = dist.new_group() if group.uses_torch else None
+        self._can_carry = True
 
     @property
     def placement(self) -> Placement:
@@ -152,6 +149,10 @@ class ExpertMigration:
                     self._install(index, restore)
                 case Stop():
                     self._drop_staging()
+                    if self._own_group is not None and self._can_carry:
+                        # A rank may wait in it for ever. All come here at the same boundary.
+                        log.warning("experts come from the checkpoint from now on")
+                        self._can_carry = False
                 case End(outcome):
                     self._drop_staging()
                     self.version += outcome is not Outcome.RESTORED
@@ -167,7 +168,7 @@ class ExpertMigration:
             return [self._job(layer, now, goal) for layer, now in changing.items()]
 
         self._staging = Staging(run, self._shard.rank)
-        if restore:
+        if restore or not self._can_carry:
             self._staging.begin(plan, _no_carrier, self._read_expert)
         else:
             self._staging.begin(plan, self._connect)
@@ -197,9 +198,9 @@ class ExpertMigration:
 
     def _connect(self, staging: Staging) -> Carrier:
         """In the staging thread."""
-        if self._device_group is not None:
+        if self._own_group is not None:
             return DeviceCarrier(
-                self._device_group,
+                self._own_group,
                 self._layers[0].device,
                 bytes_per_second=self._bytes_per_second,
             )

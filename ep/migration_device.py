@@ -1,18 +1,20 @@
-"""Carries experts between GPUs by NCCL, on a stream and a communicator of its own.
+"""Carries experts between ranks by torch.distributed: NCCL between GPUs, gloo on the CPU.
 
-The group's steps go on meanwhile on the main stream. Every rank goes through the same rounds in
-the same order, and waits for each on the host only, in the thread that stages.
+It has a process group of its own and, on a GPU, a stream of its own, so that the group's steps go
+on meanwhile. Every rank goes through the same rounds in the same order, and waits for each in the
+thread that stages.
 """
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 
 from core.errors import TransferError
 
-Span = tuple[int, torch.Tensor]  # the other rank, 1-D uint8 on the GPU
+Span = tuple[int, torch.Tensor]  # the other rank, 1-D uint8 on the group's device
 
 
 class DeviceCarrier:
@@ -22,12 +24,11 @@ class DeviceCarrier:
         self, group: dist.ProcessGroup, device: torch.device, *, bytes_per_second: float
     ) -> None:
         self._group = group
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._seconds_per_byte = 1 / bytes_per_second
 
     def carry(self, sends: Sequence[Span], receives: Sequence[Span]) -> None:
-        """As `SocketCarrier.carry`."""
-        began = time.monotonic()
+        """As `SocketCarrier.carry`; slowed down behind the round, not within."""
         operations = [
             dist.P2POp(operation, tensor, peer, self._group)
             for operation, spans in ((dist.isend, sends), (dist.irecv, receives))
@@ -35,15 +36,20 @@ class DeviceCarrier:
         ]
         if not operations:
             return
+        began = time.monotonic()
         try:
-            with torch.cuda.stream(self._stream):
+            with self._on_stream():
                 for work in dist.batch_isend_irecv(operations):
                     work.wait()
-            self._stream.synchronize()
+            if self._stream is not None:
+                self._stream.synchronize()
         except RuntimeError as error:
             raise TransferError(f"experts cannot be moved: {error}") from error
         due = began + sum(tensor.numel() for _, tensor in sends) * self._seconds_per_byte
         time.sleep(max(0.0, due - time.monotonic()))
 
     def close(self) -> None:
-        """The communicator stays for the next migration."""
+        """The process group stays for the next migration."""
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -15,8 +15,9 @@ def pool() -> Iterator[RankPool]:
     pool.close()
 
 
-def test_ten_migrations_in_a_row(pool: RankPool) -> None:
-    results = pool.run(moved_in_a_row, 3, 1, 10)
+@pytest.mark.parametrize("backend", ["sockets", "gloo"])
+def test_ten_migrations_in_a_row(pool: RankPool, backend: str) -> None:
+    results = pool.run(moved_in_a_row, 3, 1, 10, backend=backend)
     assert results == [(*["done"] * 10, 10, 0)] * 3
 
 

@@ -128,6 +128,7 @@ class ScriptedGroup:
 
     link: "RecordingLink"
     script: list[Callable[[], None]] = field(default_factory=list)
+    uses_torch: bool = False
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         return [tuple(facts)]
