@@ -207,11 +207,12 @@ async def _serve(settings: WorkerSettings, role: RoleService) -> int:
         return 1
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, partial(_stop, worker, number))
+        loop.add_signal_handler(number, partial(stop_by_signal, worker, number))
     return await worker.run()
 
 
-def _stop(worker: WorkerServer, number: signal.Signals) -> None:
+def stop_by_signal(worker: WorkerServer, number: signal.Signals) -> None:
+    """The first one drains the worker, the next one ends it at once."""
     log.info("stopping", signal=number.name, at_once=worker.stop_asked.is_set())
     if worker.stop_asked.is_set():
         worker.hurry_asked.set()

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+import signal
 from pathlib import Path
 
 import grpc
 import pytest
 
 from core.errors import Draining, InvalidRequest, Unavailable
+from engine.worker_server import stop_by_signal
 from proto import worker_pb2, worker_pb2_grpc
 from rpc.client import to_error
 from tests.engine.test_worker_server import SUBMIT, health, python_path, ready, running
@@ -168,3 +170,14 @@ async def test_who_leaves_does_not_come_back(tmp_path: Path) -> None:
         await drain(peer, grace_seconds=0)
         assert await asyncio.wait_for(run, 3) == 0
         assert len(server.service.handed_over) == 1
+
+
+async def test_the_first_signal_drains_and_the_second_hurries(tmp_path: Path) -> None:
+    async with running(tmp_path, "serve", stop_grace_seconds=99) as (server, run, peer):
+        await ready(peer)
+        server.service.num_open = 1
+        stop_by_signal(server, signal.SIGTERM)
+        await status_with(peer, draining=True, drained=False)
+        assert not run.done()
+        stop_by_signal(server, signal.SIGINT)
+        assert await asyncio.wait_for(run, 3) == 0
