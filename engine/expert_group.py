@@ -143,7 +143,7 @@ class ExpertGroup:
             target = experts.placement.with_layers(changes)
         except ValueError as error:
             raise InvalidRequest(str(error), param="plan") from error
-        return self._plan_of(experts, target, only_gains=False)
+        return await asyncio.to_thread(self._plan_of, experts, target, only_gains=False)
 
     def apply(self, plan: RebalancePlan) -> Rebalance:
         """Begins it. Overloaded while another one is under way, Mismatch when the plan is for a
@@ -157,7 +157,8 @@ class ExpertGroup:
         if not self._history:
             raise Mismatch("there is no earlier placement")
         experts = await self.experts()
-        plan = self._plan_of(experts, self._history[-1], only_gains=False)
+        earlier = self._history[-1]
+        plan = await asyncio.to_thread(self._plan_of, experts, earlier, only_gains=False)
         return self._begin(plan, is_roll_back=True)
 
     def _begin(self, plan: RebalancePlan, *, is_roll_back: bool) -> Rebalance:

@@ -7,6 +7,7 @@
 All that a step reads (weights, maps) changes in `at_boundary` only.
 """
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ log = get_logger("ep.migration")
 
 CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
+# The interpreter's lock is needed for the steps: what the thread works out, it does bit by bit.
+YIELD_SECONDS = 0.001
 
 
 class Progress(NamedTuple):
@@ -164,8 +167,11 @@ class ExpertMigration:
         changing = {layer: self._in_force[layer] for layer in self._changed[:num_layers]}
 
         def plan() -> list[LayerJob]:
-            goal.replicas(0, 0)  # worked out here, and not when the first layer is installed
-            return [self._job(layer, now, goal) for layer, now in changing.items()]
+            jobs = []
+            for layer, now in changing.items():
+                jobs.append(self._job(layer, now, goal))
+                time.sleep(YIELD_SECONDS)
+            return jobs
 
         self._staging = Staging(run, self._shard.rank)
         if restore or not self._can_carry:

@@ -17,7 +17,9 @@ from core.errors import TransferError
 
 HEADER = struct.Struct("<8sQQ")
 MAGIC = b"epmoves1"
-CHUNK_BYTES = 128 * 1024
+# Large, since each costs some time with the interpreter's lock, which the steps need.
+CHUNK_BYTES = 1 << 20
+BUFFER_BYTES = 4 << 20  # asked of the kernel each way; it may grant less
 # How often a round looks whether it is still wanted.
 LOOK_SECONDS = 0.2
 
@@ -43,6 +45,8 @@ class SocketCarrier:
         self._free_at = 0.0  # when more may be sent
         for connection in self._peers.values():
             connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
     def carry(self, sends: Sequence[Span], receives: Sequence[Span]) -> None:
         """Returns when all `sends` have left and all `receives` are filled; spans of a pair of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ep.placement import Placement
+from ep.placement import EMPTY, Placement
 from kernels.choose_replica import choose_replica
 
 
@@ -58,14 +58,18 @@ class PlacementMaps:
 def arrays(placement: Placement, layers: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
     """(physical [L, E, R] int64, num_replicas [L, E] int64) of some layers. Unused columns repeat
     the first replica, so that each of them is a place that holds the expert."""
-    chosen = tuple(layers)
-    shape = (len(chosen), placement.num_logical, placement.max_replicas)
+    slots = np.array([placement.physical_to_logical[layer] for layer in layers], dtype=np.int64)
+    slots = slots.reshape(-1, placement.num_physical)
+    shape = (len(slots), placement.num_logical, placement.max_replicas)
     physical = np.empty(shape, dtype=np.int64)
     num_replicas = np.empty(shape[:2], dtype=np.int64)
-    for row, layer in enumerate(chosen):
-        for logical in range(placement.num_logical):
-            replicas = placement.replicas(layer, logical)
-            physical[row, logical] = replicas[0]
-            physical[row, logical, : len(replicas)] = replicas
-            num_replicas[row, logical] = len(replicas)
+    for row, experts in enumerate(slots):
+        order = np.argsort(experts, kind="stable")  # by expert, and by place within
+        by_expert = experts[order]
+        first = np.searchsorted(by_expert, np.arange(placement.num_logical))
+        physical[row] = order[first][:, None]
+        used = np.flatnonzero(by_expert != EMPTY)
+        expert = by_expert[used]
+        physical[row, expert, used - first[expert]] = order[used]
+        num_replicas[row] = np.bincount(expert, minlength=placement.num_logical)
     return physical, num_replicas
