@@ -1,22 +1,17 @@
-"""Telling the router that this gateway lives, and hearing what the cluster can do and what an
+"""Telling the routers that this gateway lives, and hearing what the cluster can do and what an
 operator wants."""
 
 import asyncio
-from typing import TYPE_CHECKING
-
-import grpc
 
 from core.clock import Clock
+from core.errors import EpserveError
 from core.log import current_level, get_logger, set_level
 from core.process import Identity
 from core.version import software_version
 from gateway.metrics import GatewayMetrics
+from gateway.routers import Routers
 from proto.router_pb2 import AnnounceRequest, AnnounceResponse
-from rpc.client import to_error
 from rpc.identity import identity_message
-
-if TYPE_CHECKING:  # only the stubs of the type checker have it
-    from proto.router_pb2_grpc import RouterAsyncStub
 
 log = get_logger("gateway.announcer")
 
@@ -24,16 +19,16 @@ INTERVAL_SECONDS = 1.0
 # While the cluster is not ready yet: a start is noticed sooner.
 IMPATIENT_INTERVAL_SECONDS = 0.2
 CALL_TIMEOUT_SECONDS = 1.0
-# A router that has not answered for this long is not there.
+# Routers that have not answered for this long are not there.
 FRESH_SECONDS = 3.0
 
 
 class Announcer:
-    """Calls Router.Announce once a second and keeps the answer."""
+    """Calls Router.Announce of every router once a second and keeps the best answer."""
 
     def __init__(
         self,
-        router: "RouterAsyncStub",
+        routers: Routers,
         identity: Identity,
         clock: Clock,
         metrics: GatewayMetrics,
@@ -41,7 +36,7 @@ class Announcer:
         model: str,
         config_json: str,
     ) -> None:
-        self._router = router
+        self._routers = routers
         self._request = AnnounceRequest(
             identity=identity_message(identity),
             config_json=config_json,
@@ -56,7 +51,7 @@ class Announcer:
 
     @property
     def is_ready(self) -> bool:
-        """The router answers, and says that at least one pair takes requests."""
+        """A router answers, and says that at least one pair takes requests."""
         return self._is_fresh() and self._answer.ready
 
     @property
@@ -80,9 +75,11 @@ class Announcer:
         """One call; a failed one leaves the last answer in place."""
         self._request.log_level = current_level()
         try:
-            answer = await self._router.Announce(self._request, timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as failure:
-            log.debug("router does not answer", reason=to_error(failure).message)
+            answer = await self._routers.announce(
+                self._request, timeout_seconds=CALL_TIMEOUT_SECONDS
+            )
+        except EpserveError as error:
+            log.debug("no router answers", reason=error.message)
             return
         if answer.model not in ("", self._model, self._answer.model):
             log.warning("workers serve another model", model=answer.model, ours=self._model)

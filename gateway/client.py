@@ -40,6 +40,7 @@ from core.request_ids import call_id
 from gateway.channels import ChannelPool
 from gateway.job import Prompt
 from gateway.metrics import GatewayMetrics
+from gateway.routers import Routers
 from gateway.search import Search, SearchBounds
 from proto.generate_pb2 import (
     FINISH_REASON_LENGTH,
@@ -56,7 +57,6 @@ from rpc.multiplex_client import Call, MultiplexClient
 
 log = get_logger("gateway.client")
 
-ASSIGN = "/epserve.router.v1.Router/Assign"
 GENERATE = "/epserve.generate.v1.Decode/Generate"
 
 
@@ -71,7 +71,7 @@ class TokenBatch(NamedTuple):
 class Cluster:
     """What all legs share; bounds as in the settings of the same names."""
 
-    router: MultiplexClient
+    routers: Routers
     channels: ChannelPool
     metrics: GatewayMetrics
     clock: Clock
@@ -167,13 +167,13 @@ class Leg:
     async def _assign(self) -> AssignResponse:
         """A pair, waiting for one as long as the search has patience."""
         while True:
-            request = self._assign_request().SerializeToString()
-            asking = self._cluster.router.call(
-                ASSIGN, request, timeout_seconds=self._remaining_seconds()
+            asking = self._cluster.routers.assign(
+                self._assign_request().SerializeToString(),
+                first_page=self._prefix_hashes[0] if self._prefix_hashes else None,
+                timeout_seconds=self._remaining_seconds(),
             )
             try:
-                with asking as call:
-                    pair = _pair_of(await call.take())
+                pair = _pair_of(await asking)
             except EpserveError as failure:
                 error = failure
             else:
@@ -182,7 +182,7 @@ class Leg:
             seconds = self._search.note_no_pair(
                 error,
                 self._cluster.clock.now(),
-                router_is_there=self._cluster.router.is_connected,
+                router_is_there=self._cluster.routers.is_connected,
             )
             await asyncio.sleep(seconds)
 

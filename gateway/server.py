@@ -30,12 +30,10 @@ from gateway.http_protocol import HttpProtocol
 from gateway.listener import listen_on
 from gateway.metrics import GatewayMetrics
 from gateway.rate_limit import Limits, RateLimiter
+from gateway.routers import Routers
 from gateway.search import SearchBounds
 from gateway.served_model import ServedModel
 from gateway.settings import GatewaySettings
-from proto.router_pb2_grpc import RouterStub
-from rpc.client import channel
-from rpc.multiplex_client import MultiplexClient
 
 log = get_logger("gateway.server")
 
@@ -92,7 +90,8 @@ async def serve(
         address=settings.address_at(address.port),
     )
     async with contextlib.AsyncExitStack() as stack:
-        router_channel = await stack.enter_async_context(channel(settings.router))
+        routers = Routers(settings.router)
+        stack.push_async_callback(routers.close)
         channels = ChannelPool()
         stack.push_async_callback(channels.close)
         clock = SystemClock()
@@ -100,10 +99,8 @@ async def serve(
         metrics.watch_tasks(asyncio.get_running_loop())
         metrics_server = serve_metrics(settings.metrics_port, metrics.registry, address.host)
         stack.callback(metrics_server.close)
-        router = MultiplexClient(router_channel)
-        stack.push_async_callback(router.close)
         announcer = Announcer(
-            RouterStub(router_channel),
+            routers,
             identity,
             clock,
             metrics,
@@ -126,7 +123,7 @@ async def serve(
             settings=settings,
             model=model,
             grammars=grammars,
-            cluster=_cluster(settings, model, router, channels, metrics),
+            cluster=_cluster(settings, model, routers, channels, metrics),
             announcer=announcer,
             serving=Serving(
                 admission,
@@ -145,12 +142,12 @@ async def serve(
 def _cluster(
     settings: GatewaySettings,
     model: ServedModel,
-    router: MultiplexClient,
+    routers: Routers,
     channels: ChannelPool,
     metrics: GatewayMetrics,
 ) -> Cluster:
     return Cluster(
-        router=router,
+        routers=routers,
         channels=channels,
         metrics=metrics,
         clock=SystemClock(),

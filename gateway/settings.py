@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
-from core.settings import HostPort, ProcessSettings, split_commas
+from core.settings import HostPort, HostPorts, ProcessSettings, split_commas
 
 
 def _check_model(path: Path) -> Path:
@@ -23,7 +23,11 @@ class GatewaySettings(ProcessSettings):
     listen: HostPort = Field(
         "127.0.0.1:8000", description="host:port to serve HTTP on, port 0: a free one"
     )
-    router: HostPort = Field(description="host:port of the router")
+    router: HostPorts = Field(
+        min_length=1,
+        description="Routers: host:port,host:port,...; all addresses of a name count, and are "
+        "looked up again every few seconds",
+    )
     model: Annotated[Path, AfterValidator(_check_model)] = Field(
         description="Checkpoint folder: config.json, tokenizer.json, tokenizer_config.json"
     )

@@ -91,10 +91,9 @@ async def running_gateway(
 ) -> AsyncIterator[Gateway]:
     settings = GatewaySettings(
         listen="127.0.0.1:0",
-        router=cluster.router.server.address,
         model=model_folder,
         served_model_name=MODEL,
-        **{"grace_seconds": 0.5} | fields,
+        **{"router": cluster.router.server.address, "grace_seconds": 0.5} | fields,
     )
     listener = listen_on(settings.listen)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
