@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chart import Object, PodTemplate, case, pod_templates, values_files
 
 from core.address import parse_address
 from core.settings import ProcessSettings
 from engine.settings import WorkerSettings
 from gateway.settings import GatewaySettings
 from router.settings import RouterSettings
+from tests.deploy.chart import Object, PodTemplate, case, pod_templates, values_files
 
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import helm_python
 import pytest
-from chart import CHART, EXAMPLES, ROOT, load, render, script, values_files
+
+from tests.deploy.chart import CHART, EXAMPLES, ROOT, load, render, script, values_files
 
 
 def test_files_are_fresh() -> None:

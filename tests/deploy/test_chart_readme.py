@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from chart import CHART, case, values_files
+
+from tests.deploy.chart import CHART, case, values_files
 
 README = CHART / "README.md"
 # Maps that users fill as they like: one row, however many keys they have.

@@ -5,7 +5,8 @@ from typing import Any
 import helm_python
 import pytest
 import yaml
-from chart import CHART, overlaid, render
+
+from tests.deploy.chart import CHART, overlaid, render
 
 WRONG: list[tuple[str, Any, str]] = [
     ("image.repository", "Upper Case", "at '/image/repository'"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from chart import (
+
+from tests.deploy.chart import (
     CHART,
     EXAMPLES,
     Object,
@@ -132,6 +133,8 @@ def test_labels_of_every_object(path: Path) -> None:
     for pod in pod_templates(case(path)):
         # Else a new version of the chart restarted every worker.
         assert ("helm.sh/chart" in pod.labels) == (pod.owner["kind"] == "Pod")
+        for role in pod.owner["spec"].get("roles", ()):
+            assert "helm.sh/chart" not in role["metadata"]["labels"]
 
 
 @FILES

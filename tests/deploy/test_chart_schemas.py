@@ -9,8 +9,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from chart import CHART, ROOT, Object, case, values_files
 from jsonschema import Draft202012Validator
+
+from tests.deploy.chart import CHART, ROOT, Object, case, values_files
 
 CRDS = Path(os.environ.get("EPSERVE_CRDS") or ROOT.parent / "shared" / "crds")
 VERSIONS = ("1.30", "1.36")
@@ -21,10 +22,18 @@ HTTP_ROUTE = {
     "rules": {"backendRefs": {"name": {}, "port": {}}, "timeouts": {"request": {}}},
 }
 
+SCHEMA_CONTENTS = cache(kubernetes_validate.utils.schema_contents)
+
 needs_crds = pytest.mark.skipif(
     not CRDS.is_dir(),
     reason=f"left out: there are no CRDs in {CRDS} (EPSERVE_CRDS names their folder)",
 )
+
+
+@pytest.fixture(autouse=True)
+def parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validator would parse megabytes of definitions anew for each object."""
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", SCHEMA_CONTENTS)
 
 
 def builtin(objects: tuple[Object, ...]) -> list[Object]:

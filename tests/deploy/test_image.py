@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from chart import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.deploy.chart import ROOT
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
