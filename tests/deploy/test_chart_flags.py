@@ -86,12 +86,15 @@ def test_ports_are_those_the_processes_listen_on(path: Path, parse: Parse) -> No
         if isinstance(settings, WorkerSettings) and settings.nodes > 1:
             assert parse_address(settings.rendezvous).port == ports["rendezvous"]
         if isinstance(settings, GatewaySettings):
-            service_name, service_port = parse_address(settings.router)
+            (router,) = settings.router
+            service_name, service_port = parse_address(router)
             (service,) = [
                 each for each in objects
                 if each["kind"] == "Service" and each["metadata"]["name"] == service_name
             ]  # fmt: skip
             assert [one["port"] for one in service["spec"]["ports"]] == [service_port]
+            # The name leads to every router, else a gateway would know one of them only.
+            assert service["spec"]["clusterIP"] == "None"
 
 
 @FILES
