@@ -1,7 +1,7 @@
 """An API server for pods, as far as listing and watching goes, after the documented protocol:
 https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 
-A real HTTP/1.1 server with chunked watches. `Mischief` makes it do what real ones (and what is
+A real HTTP/1.1 server with chunked watches. `Trouble` makes it do what real ones (and what is
 between them and the client) sometimes do, and some things that they promise not to.
 """
 
@@ -17,7 +17,7 @@ Pod = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Mischief:
+class Trouble:
     """Chances, each of one event or one request."""
 
     doubled: float = 0.0
@@ -42,7 +42,7 @@ class FakeKubernetes:
 
     def __init__(self, *, namespace: str = "default", seed: int = 0) -> None:
         self.namespace = namespace
-        self.mischief = Mischief()
+        self.trouble = Trouble()
         self.refusal: Refusal | None = None
         self.hangs = False
         self.requests: list[dict[str, str]] = []
@@ -207,7 +207,7 @@ class FakeKubernetes:
         while self.hangs:
             await asyncio.sleep(0.05)
         refusal = self.refusal
-        if refusal is None and self._happens(self.mischief.refused):
+        if refusal is None and self._happens(self.trouble.refused):
             refusal = Refusal(
                 self._chance.choice((500, 503, 429)), "try later", {"Retry-After": "0"}
             )
@@ -236,7 +236,7 @@ class FakeKubernetes:
 
     async def _watch(self, asked: dict[str, str], writer: asyncio.StreamWriter) -> None:
         position = self._positions.get(asked["resourceVersion"], -1)
-        too_old = position < self._oldest or self._happens(self.mischief.gone)
+        too_old = position < self._oldest or self._happens(self.trouble.gone)
         gone = Refusal(410, "too old resource version")
         if too_old and self._chance.random() < 0.5:
             await self._send(writer, 410, _failure(gone), {})
@@ -263,13 +263,13 @@ class FakeKubernetes:
                 kind, pod, before = self._log[position]
                 position += 1
                 for event in _seen(kind, pod, before, asked):
-                    if self._happens(self.mischief.missed):
+                    if self._happens(self.trouble.missed):
                         continue
-                    if held is None and self._happens(self.mischief.reordered):
+                    if held is None and self._happens(self.trouble.reordered):
                         held = event
                         continue
                     await self._chunk(writer, event)
-                    if self._happens(self.mischief.doubled):
+                    if self._happens(self.trouble.doubled):
                         await self._chunk(writer, event)
                 if held is not None and self._chance.random() < 0.5:
                     await self._chunk(writer, held)
@@ -285,7 +285,7 @@ class FakeKubernetes:
         return {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata, "spec": {}}}
 
     async def _chunk(self, writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
-        if self._happens(self.mischief.nonsense):
+        if self._happens(self.trouble.nonsense):
             event = self._chance.choice(
                 [{"type": "ADDED"}, {"type": "ADDED", "object": {"metadata": {}}}, {"object": 1}]
             )
@@ -295,7 +295,7 @@ class FakeKubernetes:
         for part in (content[:border], content[border:]):
             writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
             await writer.drain()
-            if self._happens(self.mischief.cut):
+            if self._happens(self.trouble.cut):
                 writer.transport.abort()
                 raise ConnectionResetError
 

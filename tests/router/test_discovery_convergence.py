@@ -21,7 +21,7 @@ from router.settings import RouterSettings
 from router.table import StatusArrived, StreamBroken
 from router.watchers import Watchers
 from router.worker import role_name
-from tests.router.fake_kubernetes import FakeKubernetes, Mischief, Pod
+from tests.router.fake_kubernetes import FakeKubernetes, Pod, Trouble
 from tests.router.statuses import make_status
 
 PORT = 7000
@@ -56,7 +56,7 @@ class World:
             await asyncio.sleep(0.03)
 
     async def live(self, num_changes: int) -> None:
-        """Random changes under random mischief, then calm, until the table shows the truth."""
+        """Random changes under random trouble, then calm, until the table shows the truth."""
         discovery = KubernetesDiscovery(
             SELECTORS, server=self.api.url, namespace="default", reconcile_seconds=1.0,
             on_failure=lambda: None,
@@ -72,7 +72,7 @@ class World:
             for _ in range(num_changes):
                 self.change()
                 await asyncio.sleep(self.chance.choice((0, 0, 0.002, 0.02, 0.1)))
-            self.api.mischief = Mischief()
+            self.api.trouble = Trouble()
             self.api.refusal = None
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
@@ -118,15 +118,15 @@ class World:
             case "odd" if name:
                 api.relabel(name, app=chance.choice(("epserve", "other")))
             case "trouble":
-                match chance.choice(("cut", "compact", "mischief", "mischief", "calm")):
+                match chance.choice(("cut", "compact", "chaos", "chaos", "calm")):
                     case "cut":
                         api.drop_connections()
                     case "compact":
                         api.compact()
-                    case "mischief":
-                        api.mischief = _mischief(chance)
+                    case "chaos":
+                        api.trouble = _trouble(chance)
                     case "calm":
-                        api.mischief = Mischief()
+                        api.trouble = Trouble()
 
     def difference(self) -> str | None:
         """None when the table holds exactly the workers that there are."""
@@ -159,11 +159,11 @@ def _is_free(api: FakeKubernetes, ip: str) -> bool:
     return all(pod["status"].get("podIP") != ip for pod in api.pods.values())
 
 
-def _mischief(chance: random.Random) -> Mischief:
+def _trouble(chance: random.Random) -> Trouble:
     def some(most: float) -> float:
         return chance.choice((0.0, chance.uniform(0, most)))
 
-    return Mischief(
+    return Trouble(
         doubled=some(0.5), reordered=some(0.5), missed=some(0.5), cut=some(0.3),
         refused=some(0.5), gone=some(0.5), nonsense=some(0.2),
     )  # fmt: skip
