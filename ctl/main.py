@@ -7,6 +7,7 @@ import typer
 
 from ctl import probe
 from ctl.bench import bench
+from ctl.doctor import doctor
 from ctl.drain import drain, undrain
 from ctl.expert_load import expert_load
 from ctl.explain import explain
@@ -34,6 +35,7 @@ for command, example in (
     (logs_level, "ctl logs-level debug decode-0"),
     (expert_load, "ctl expert-load --map"),
     (rebalance_experts, "ctl rebalance-experts --apply --max-moves 64"),
+    (doctor, "ctl doctor --device cuda --model /models/DeepSeek-V3"),
     (bench, "ctl bench --concurrency 16 --num-prompts 128"),
 ):
     app.command(epilog=f"Example: {example}")(command)
