@@ -6,6 +6,8 @@ REWRITE_SCENARIOS=1 writes the traces anew; the difference is then for a person 
     prefill NAME EPOCH key=value...   a status arrives (keys of make_status)
     decode NAME EPOCH key=value...
     break NAME                        its stream breaks
+    stand NAME open|held|closing      what discovery knows of it
+    leave NAME                        discovery names it no more
     advance SECONDS
     assign ID tokens=N [hashes=1,2] [exclude=EPOCH,...] [model=M]
     cancel ID                         the caller goes away
@@ -24,10 +26,11 @@ from core.clock import ManualClock
 from core.errors import EpserveError
 from router.cluster import Cluster
 from router.demand import Demand
+from router.discovery import Standing
 from router.metrics import RouterMetrics
 from router.pairing import rejections
 from router.settings import RouterSettings
-from router.table import StatusArrived, StreamBroken
+from router.table import Left, StatusArrived, Stood, StreamBroken
 from router.worker import Worker
 from tests.router.statuses import ROLES, make_status
 
@@ -62,6 +65,10 @@ class Stage:
                 self.cluster.apply(StatusArrived(plain[0], ROLES[verb], status))
             case "break":
                 self.cluster.apply(StreamBroken(plain[0], "stream broken"))
+            case "stand":
+                self.cluster.apply(Stood(plain[0], Standing[plain[1].upper()]))
+            case "leave":
+                self.cluster.apply(Left(plain[0]))
             case "advance":
                 self.clock.advance(float(plain[0]))
             case "assign":
@@ -104,7 +111,8 @@ class Stage:
 
     def changes(self, before: dict[str, str]) -> list[str]:
         after = self.table_lines()
-        return [after[name] for name in sorted(after) if after[name] != before.get(name)]
+        gone = [f"{name} is forgotten" for name in sorted(before) if name not in after]
+        return [*(after[name] for name in sorted(after) if after[name] != before.get(name)), *gone]
 
 
 def _list(text: str) -> list[str]:
