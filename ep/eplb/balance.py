@@ -7,16 +7,23 @@
 Replicas go, one after the other, to the expert with most load a replica; packing takes the
 heaviest item first and gives it to the lightest rank with room. Two things are added to what was
 published: a rank takes no second replica of an expert unless slots are more than experts, and
-afterwards the heaviest rank trades experts with others as long as that makes it lighter.
+afterwards the heaviest rank trades experts with others as long as that makes it lighter. Where the
+result is no better than the published one, that is taken as it is.
 
 Deterministic: equal loads go to the lower expert, and to the lower rank.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from ep.eplb.balancedness import Load, Slots, balancedness
-from ep.eplb.descent import descend
+from ep.eplb.descent import Rules, descend
 
+Floats = npt.NDArray[np.floating[Any]]
+
+TOO_MANY = 1e30
 MAX_STEPS = 48
 EVEN = 0.9998
 
@@ -37,13 +44,7 @@ def balance(
     load = spread_out(load)
     if not is_hierarchical(num_logical, num_ranks, num_nodes, num_groups):
         return _fill(load, num_ranks, slots_per_rank)
-    experts = _experts_of_nodes(load, num_nodes, num_groups)  # [L, nodes, E / nodes]
-    flat = experts.reshape(num_layers, num_logical)
-    own_load = np.take_along_axis(load, flat, axis=1).reshape(num_layers * num_nodes, -1)
-    slots = _fill(own_load, num_ranks // num_nodes, slots_per_rank)  # indices within the node
-    experts = experts.reshape(num_layers * num_nodes, -1)
-    named = np.take_along_axis(experts, slots.reshape(len(slots), -1), axis=1)
-    return named.reshape(num_layers, num_ranks, slots_per_rank)
+    return fill_nodes(load, pack_groups(load, num_nodes, num_groups), num_ranks, slots_per_rank)
 
 
 def is_hierarchical(num_logical: int, num_ranks: int, num_nodes: int, num_groups: int) -> bool:
@@ -59,49 +60,75 @@ def spread_out(load: Load) -> Load:
     return load + np.where(most > 0, most * 1e-12, 1.0)
 
 
-def _experts_of_nodes(load: Load, num_nodes: int, num_groups: int) -> Slots:
-    """[L, nodes, E / nodes]: whole groups, equally many a node."""
-    num_layers, num_logical = load.shape
-    group_size = num_logical // num_groups
-    group_load = load.reshape(num_layers, num_groups, group_size).sum(axis=2)
+def pack_groups(load: Load, num_nodes: int, num_groups: int) -> Slots:
+    """[L, nodes, groups / nodes]: groups of experts, equally many a node."""
+    group_load = load.reshape(len(load), num_groups, -1).sum(axis=2)
     names = np.broadcast_to(np.arange(num_groups), group_load.shape)
-    groups = _pack(names, group_load, num_nodes, limit=1)  # [L, nodes, groups / nodes]
+    return _pack(names, group_load, num_nodes, limit=1)
+
+
+def fill_nodes(
+    load: Load,  # [L, E], above 0
+    groups: Slots,  # [L, nodes, groups / nodes]
+    num_ranks: int,
+    slots_per_rank: int,
+) -> Slots:
+    """[L, R, S]: each node's ranks with the experts of its groups."""
+    num_layers, num_logical = load.shape
+    num_nodes = groups.shape[1]
+    group_size = num_logical // groups[0].size
     experts: Slots = groups[..., None] * group_size + np.arange(group_size)
-    return experts.reshape(num_layers, num_nodes, -1)
+    flat = experts.reshape(num_layers, num_logical)
+    own_load = np.take_along_axis(load, flat, axis=1).reshape(num_layers * num_nodes, -1)
+    slots = _fill(own_load, num_ranks // num_nodes, slots_per_rank)  # indices within the node
+    experts = experts.reshape(num_layers * num_nodes, -1)
+    named = np.take_along_axis(experts, slots.reshape(len(slots), -1), axis=1)
+    return named.reshape(num_layers, num_ranks, slots_per_rank)
 
 
 def _fill(load: Load, num_ranks: int, slots_per_rank: int) -> Slots:
     """[X, R, S] of X independent problems [X, E]."""
-    num_logical = load.shape[1]
-    limit = -(-slots_per_rank // num_logical)
-    counts = _replicate(load, num_ranks * slots_per_rank, num_ranks * limit)
-    names = np.repeat(
-        np.broadcast_to(np.arange(num_logical), load.shape).reshape(-1), counts.reshape(-1)
-    ).reshape(len(load), -1)
-    weight = np.take_along_axis(load / counts, names, axis=1)
-    slots = _pack(names, weight, num_ranks, limit)
+    limit = -(-slots_per_rank // load.shape[1])
+    names, share = _replicate(load, num_ranks * slots_per_rank, num_ranks * limit)
+    slots = _pack(names, share, num_ranks, limit)
     best = balancedness(slots, load)
-    for stage in descend(slots, load, limit=limit, num_steps=MAX_STEPS, even=EVEN):
+    rules = Rules(limit=limit, num_steps=MAX_STEPS, even=EVEN, frugal=False)
+    for stage in descend(slots, load, rules):
         better = stage.balancedness > best[stage.rows]
         rows = stage.rows[better]
         slots[rows], best[rows] = stage.slots[better], stage.balancedness[better]
+    published = _fill_as_published(load, num_ranks, slots_per_rank)
+    better = balancedness(published, load) > best * (1 + 1e-9)
+    slots[better] = published[better]
     return slots
 
 
-def _replicate(load: Load, num_physical: int, most: int) -> Slots:
-    """[X, E] replicas of each expert, at most `most`, `num_physical` in all."""
+def _fill_as_published(load: Load, num_ranks: int, slots_per_rank: int) -> Slots:
+    """With any number of replicas a rank, and in float32: packing is sensitive to rounding."""
+    num_physical = num_ranks * slots_per_rank
+    names, share = _replicate(load.astype(np.float32), num_physical, num_physical)
+    return _pack(names, share, num_ranks, slots_per_rank)
+
+
+def _replicate(load: Floats, num_physical: int, most: int) -> tuple[Slots, Floats]:
+    """Experts [X, num_physical], first all of them, then the replicas, at most `most` of each;
+    and the load of each replica."""
+    num_rows, num_logical = load.shape
+    rows = np.arange(num_rows)
     counts = np.ones(load.shape, dtype=np.int64)
-    rows = np.arange(len(load))
+    names = np.tile(np.arange(num_physical), (num_rows, 1))
     share = load.copy()
-    for _ in range(num_physical - load.shape[1]):
+    for place in range(num_logical, num_physical):
         expert = share.argmax(axis=1)
+        names[:, place] = expert
         counts[rows, expert] += 1
         count = counts[rows, expert]
-        share[rows, expert] = np.where(count < most, load[rows, expert] / count, -1.0)
-    return counts
+        share[rows, expert] = np.where(count < most, load[rows, expert] / count, -1)
+    shares = load / counts.astype(load.dtype)
+    return names, np.take_along_axis(shares, names, axis=1)
 
 
-def _pack(names: Slots, weight: Load, num_packs: int, limit: int) -> Slots:
+def _pack(names: Slots, weight: Floats, num_packs: int, limit: int) -> Slots:
     """[X, packs, n / packs]: items [X, n], heaviest first, into the lightest pack with room.
 
     A pack takes at most `limit` of one name as long as another pack has room; `_untangle` mends
@@ -113,16 +140,16 @@ def _pack(names: Slots, weight: Load, num_packs: int, limit: int) -> Slots:
     order = np.argsort(-weight, axis=1, kind="stable")
     names = np.take_along_axis(names, order, axis=1)
     weight = np.take_along_axis(weight, order, axis=1)
-    total = np.zeros((num_rows, num_packs))
+    total = np.zeros((num_rows, num_packs), dtype=weight.dtype)
     used = np.zeros((num_rows, num_packs), dtype=np.int64)
-    copies = np.zeros((num_rows, int(names.max(initial=0)) + 1, num_packs), dtype=np.int8)
+    copies = np.zeros((num_rows, int(names.max(initial=0)) + 1, num_packs), dtype=np.int16)
     packs = np.empty((num_rows, num_packs, room), dtype=np.int64)
     for item in range(num_items):
         name = names[:, item]
         held = copies[rows, name]
         # A copy too many costs more than any load, and a full pack more than that.
-        cost = total + np.where(held >= limit, 1e150, 0.0)
-        cost[used == room] = 1e300
+        cost = np.where(held >= limit, TOO_MANY, total)
+        cost[used == room] = np.inf
         pack = cost.argmin(axis=1)
         packs[rows, pack, used[rows, pack]] = name
         used[rows, pack] += 1

@@ -10,18 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ep.eplb.balancedness import Load, Slots, balancedness_of
 from ep.eplb.rank_books import RankBooks, Rows
 from ep.eplb.reshare import best_reshare, fairest_reshare
 from ep.eplb.trade import best_trade
 
+Mask = npt.NDArray[np.bool_]
+
 # Steps that gain less are not worth taking, and might be rounding.
 MIN_GAIN = 1e-6
 # A step that takes an expert back to where it was costs nothing; it counts as a part of a move.
 FREE = 0.25
 # A layer that was no better for so many steps is done.
-PATIENCE = 12
+PATIENCE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,52 +43,67 @@ class Stage:
     balancedness: Load
 
 
-def descend(
-    slots: Slots,  # [X, R, S]
-    load: Load,  # [X, E], above 0
-    *,
-    limit: int,
-    num_steps: int,
-    even: float,
-    num_nodes: int = 1,
-) -> Iterator[Stage]:
-    """A stage a step, of the layers that are not done; `limit` replicas of an expert a rank. A
-    layer with a balancedness of `even` is done. Experts stay on the nodes that have them."""
-    books = RankBooks(slots, load, limit, num_nodes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How to go down.
+
+    limit      replicas of an expert a rank
+    num_steps  at most
+    even       a layer with this balancedness is done
+    frugal     whether moves count
+    num_nodes  experts stay on the nodes that have them
+    """
+
+    limit: int
+    num_steps: int
+    even: float
+    frugal: bool = True
+    num_nodes: int = 1
+
+
+def descend(slots: Slots, load: Load, rules: Rules, first: Slots | None = None) -> Iterator[Stage]:
+    """A stage a step, of the layers that are not done.
+
+    `slots` [X, R, S], `load` [X, E] above 0; moves are counted from `first` (default: `slots`).
+    """
+    books = RankBooks(slots, load, rules.limit, rules.num_nodes, first)
     rows = np.arange(len(slots))
     best = balancedness_of(books.total)
     best_step = np.zeros(len(rows), dtype=np.int64)
-    goes_on = best < even
-    for step in range(1, num_steps + 1):
+    only_trades = np.zeros(len(rows), dtype=np.bool_)
+    goes_on = best < rules.even
+    for step in range(1, rules.num_steps + 1):
         if not goes_on.any():
             return
         if not goes_on.all():
             books.keep(goes_on)
             rows, best, best_step = rows[goes_on], best[goes_on], best_step[goes_on]
-        changed = _step(books)
+            only_trades = only_trades[goes_on]
+        changed = _step(books, only_trades, rules.frugal)
         value = balancedness_of(books.total)
         best_step[value > best] = step
         best = np.maximum(value, best)
-        goes_on = changed & (value < even) & (step - best_step < PATIENCE)
+        goes_on = changed & (value < rules.even) & (step - best_step < PATIENCE)
         yield Stage(rows=rows, slots=books.placed, num_moves=books.num_moves(), balancedness=value)
 
 
-def _step(books: RankBooks) -> np.ndarray:
-    """[X] bool: where something was done."""
-    trade = best_trade(books)
+def _step(books: RankBooks, only_trades: Mask, frugal: bool) -> Mask:
+    """[X]: where something was done. `only_trades` [X], changed in place: behind a replica that
+    was no gain by itself there are trades, as long as they gain; it would be taken back else."""
+    trade, reshare = best_trade(books), best_reshare(books)
     trades = trade.gain > MIN_GAIN
-    reshare = best_reshare(books)
-    better = reshare.gain > MIN_GAIN
-    better &= reshare.gain / np.maximum(reshare.num_moves(books), FREE) > np.where(
-        trades, trade.gain / np.maximum(trade.num_moves(books), FREE), 0.0
-    )
+    price = [np.maximum(step.num_moves(books), FREE) if frugal else 1 for step in (trade, reshare)]
+    better = reshare.gain / price[1] > np.where(trades, trade.gain / price[0], 0.0)
+    better &= (reshare.gain > MIN_GAIN) & ~only_trades
     trade.apply(books, trades & ~better)
     reshare.apply(books, better)
     changed = trades | better
+    only_trades &= trades
     if not changed.all():
         fairest = fairest_reshare(books)
         fairer = ~changed & (fairest.gain > MIN_GAIN)
         fairest.apply(books, fairer)
         changed |= fairer
+        only_trades |= fairer
     books.recount()
     return changed

@@ -29,8 +29,16 @@ NEVER_FULL = -(1 << 14)
 class RankBooks:
     """Owns what changes. `put`, then `recount`, keep it in step."""
 
-    def __init__(self, slots: Slots, load: Load, limit: int, num_nodes: int = 1) -> None:
-        """`slots` [X, R, S] with EMPTY ones, `load` [X, N]; experts stay on their nodes."""
+    def __init__(
+        self,
+        slots: Slots,
+        load: Load,
+        limit: int,
+        num_nodes: int = 1,
+        first: Slots | None = None,
+    ) -> None:
+        """`slots` [X, R, S] with EMPTY ones, `load` [X, N]; experts stay on their nodes. `first`
+        is what is held in the beginning, if not `slots`."""
         num_rows, num_logical = load.shape
         self.slots = np.where(slots == EMPTY, num_logical, slots)
         self.load = np.concatenate((load, np.zeros((num_rows, 1))), axis=1)
@@ -39,7 +47,11 @@ class RankBooks:
         self.num_nodes = num_nodes
         self.held = copies_by_rank(self.slots, num_logical + 1)
         self.counts = self.held.sum(axis=2, dtype=np.int64)
-        self.held_at_first: npt.NDArray[np.bool_] = self.held.astype(np.bool_)
+        held_at_first = self.held
+        if first is not None:
+            first = np.where(first == EMPTY, num_logical, first)
+            held_at_first = copies_by_rank(first, num_logical + 1)
+        self.held_at_first: npt.NDArray[np.bool_] = held_at_first.astype(np.bool_)
         self.held[:, -1] = NEVER_FULL
         self.held_at_first[:, -1] = True
         self.counts[:, -1] = EVERYWHERE
@@ -58,7 +70,7 @@ class RankBooks:
         self.heaviest: Rows = self.total.argmax(axis=1)
         if self.num_nodes > 1:
             by_node = self.held.reshape(*self.held.shape[:2], self.num_nodes, -1)
-            self._on_node = (by_node > 0).any(axis=3)
+            self._on_node: npt.NDArray[np.bool_] = by_node.max(axis=3).astype(np.int64) > 0
             self._on_node[:, -1] = True
 
     def lightest(self, count: int) -> Rows:

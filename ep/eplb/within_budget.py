@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from ep.eplb.balance import balance, is_hierarchical, spread_out
 from ep.eplb.balancedness import Load, Slots, balancedness
-from ep.eplb.descent import Stage, descend
+from ep.eplb.descent import Rules, Stage, descend
+from ep.eplb.node_refill import refill
 from ep.eplb.rank_names import keep_ranks, num_new
 
 # Without a bound, a layer makes no more moves than it needs for so much of what is possible.
@@ -83,14 +84,15 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
         )
         for placed in (slots, full)
     ]
-    stages += descend(
-        slots,
-        spread_out(load),
+    rules = Rules(
         limit=-(-slots_per_rank // load.shape[1]),
         num_steps=STEPS_PER_RANK * num_ranks,
         even=EVEN,
         num_nodes=num_nodes,
     )
+    stages += descend(slots, spread_out(load), rules)
+    if num_nodes > 1:
+        stages += refill(slots, spread_out(load), num_nodes, num_groups)
     shape = (len(stages), num_layers)
     found = Candidates(
         slots=np.repeat(slots[None], len(stages), axis=0),

@@ -1,0 +1,236 @@
+"""Balancing experts against DeepSeek's published EPLB: `python -m bench.eplb --published FILE`.
+
+FILE is `eplb.py` of github.com/deepseek-ai/EPLB, which is no part of this repository; without it
+only our own numbers are taken. 20 load patterns (`bench.expert_loads`) on 4 shapes of cluster, 61
+layers of 256 experts. For each:
+
+    full      our balancing and theirs, on the same load
+    drifting  the load drifts away under a placement that was made for it: what part of the full
+              rebalance's balancedness can be had with half of its moves; and with half of the
+              moves that it needs when ranks are renamed to keep what they can
+
+Appends records to bench/results/eplb.jsonl.
+"""
+
+import argparse
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.expert_loads import DRIFTING, NUM_GROUPS, STATIC, Load, windows
+from bench.records import RESULTS, Record, Run, append
+from ep.eplb.balance import balance
+from ep.eplb.balancedness import Slots, balancedness
+from ep.eplb.rank_names import keep_ranks, num_new
+from ep.eplb.within_budget import rebalance
+
+BENCH = "eplb"
+RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
+PEER = "deepseek-ai/EPLB"
+NUM_LAYERS, NUM_EXPERTS = 61, 256
+REPEATS = 5
+
+Published = Callable[["Shape", Load], Slots]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A cluster; hierarchical balancing where the groups of experts divide by its nodes."""
+
+    num_ranks: int
+    slots_per_rank: int
+    num_nodes: int
+
+    def __str__(self) -> str:
+        nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
+        return f"{self.num_ranks} x {self.slots_per_rank} slots, {nodes}"
+
+    @property
+    def nodes_of_groups(self) -> int:
+        """Nodes that groups of experts are packed into."""
+        return 1 if NUM_GROUPS % self.num_nodes else self.num_nodes
+
+    def balance(self, load: Load) -> Slots:
+        return balance(
+            load,
+            num_ranks=self.num_ranks,
+            slots_per_rank=self.slots_per_rank,
+            num_nodes=self.num_nodes,
+            num_groups=NUM_GROUPS,
+        )
+
+    def rebalance(self, slots: Slots, load: Load, max_moves: int) -> Slots:
+        return rebalance(
+            slots, load, max_moves=max_moves, num_nodes=self.num_nodes, num_groups=NUM_GROUPS
+        )
+
+
+SHAPES = (
+    Shape(num_ranks=8, slots_per_rank=36, num_nodes=1),
+    Shape(num_ranks=32, slots_per_rank=9, num_nodes=4),
+    Shape(num_ranks=64, slots_per_rank=5, num_nodes=8),
+    Shape(num_ranks=144, slots_per_rank=2, num_nodes=18),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """Mean balancedness over the layers, ours and theirs; ours in the layer where it compares
+    worst, as a multiple of theirs."""
+
+    ours: float
+    theirs: float | None
+    worst_layer: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drifting:
+    """`before` any move; `reached` and `strict` are parts of the full rebalance's balancedness,
+    within a part of its `full_moves`, and of the `fewest_moves` that do the same when ranks are
+    renamed to keep what they can."""
+
+    before: float
+    reached: float
+    num_moves: int
+    full_moves: int
+    strict: float
+    strict_moves: int
+    fewest_moves: int
+
+
+def compare_full(shape: Shape, load: Load, published: Published | None) -> Full:
+    ours = balancedness(shape.balance(load), load)
+    if published is None:
+        return Full(ours=float(ours.mean()), theirs=None, worst_layer=None)
+    theirs = balancedness(published(shape, load), load)
+    return Full(
+        ours=float(ours.mean()),
+        theirs=float(theirs.mean()),
+        worst_layer=float((ours / theirs).min()),
+    )
+
+
+def follow_drift(shape: Shape, before: Load, now: Load, part: float) -> Drifting:
+    """With `part` of the moves that the full rebalance makes."""
+    start, full = shape.balance(before), shape.balance(now)
+    renamed = keep_ranks(start, full, shape.nodes_of_groups)
+    full_moves, fewest_moves = (int(num_new(start, each).sum()) for each in (full, renamed))
+    best = balancedness(full, now).mean()
+    within, strict = (
+        shape.rebalance(start, now, int(part * moves)) for moves in (full_moves, fewest_moves)
+    )
+    return Drifting(
+        before=float(balancedness(start, now).mean()),
+        reached=float(balancedness(within, now).mean() / best),
+        num_moves=int(num_new(start, within).sum()),
+        full_moves=full_moves,
+        strict=float(balancedness(strict, now).mean() / best),
+        strict_moves=int(num_new(start, strict).sum()),
+        fewest_moves=fewest_moves,
+    )
+
+
+def load_published(file: Path) -> Published:
+    """Their code as it is. ValueError where there is none."""
+    spec = importlib.util.spec_from_file_location("published_eplb", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ValueError(f"{file} is no Python file")
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    import torch
+
+    def published(shape: Shape, load: Load) -> Slots:
+        slots, _, _ = module.rebalance_experts(
+            torch.from_numpy(load),
+            shape.num_ranks * shape.slots_per_rank,
+            NUM_GROUPS,
+            shape.num_nodes,
+            shape.num_ranks,
+        )
+        found: Slots = slots.numpy().reshape(-1, shape.num_ranks, shape.slots_per_rank)
+        return found
+
+    return published
+
+
+def seconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def measure(run: Run, published: Published | None) -> Iterator[Record]:
+    peer = None if published is None else PEER
+    for shape in SHAPES:
+        for name in (*STATIC, *DRIFTING):
+            before, now = windows(name, 0, NUM_LAYERS, NUM_EXPERTS)
+            full = compare_full(shape, now, published)
+            case = f"{name}, {shape}"
+            yield run.record(
+                case, "balancedness", "mean over max", full.ours, peer=peer, peer_value=full.theirs
+            )
+            if full.worst_layer is not None:
+                yield run.record(case, "worst layer", "of theirs", full.worst_layer)
+            if name not in DRIFTING:
+                continue
+            drifting = follow_drift(shape, before, now, 0.5)
+            yield run.record(case, "before", "mean over max", drifting.before)
+            for metric, reached, moves, full_moves in (
+                ("half the moves", drifting.reached, drifting.num_moves, drifting.full_moves),
+                ("half the fewest", drifting.strict, drifting.strict_moves, drifting.fewest_moves),
+            ):
+                yield run.record(case, metric, "of the full balancedness", reached)
+                yield run.record(
+                    case,
+                    f"moves, {metric}",
+                    "experts",
+                    moves,
+                    peer="full rebalance",
+                    peer_value=full_moves,
+                )
+        yield from _speed(run, shape, published)
+
+
+def _speed(run: Run, shape: Shape, published: Published | None) -> Iterator[Record]:
+    before, now = windows("jitter", 0, NUM_LAYERS, NUM_EXPERTS)
+    start = shape.balance(before)
+    case = f"{NUM_LAYERS} layers of {NUM_EXPERTS}, {shape}"
+    theirs = None if published is None else 1000 * seconds(lambda: published(shape, now))
+    ours = 1000 * seconds(lambda: shape.balance(now))
+    peer = None if published is None else PEER
+    yield run.record(case, "full rebalance", "ms", ours, peer=peer, peer_value=theirs)
+    budget = int(num_new(start, shape.balance(now)).sum()) // 2
+    within = 1000 * seconds(lambda: shape.rebalance(start, now, budget))
+    yield run.record(case, "rebalance within a budget", "ms", within)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--published", type=Path, help="eplb.py of github.com/deepseek-ai/EPLB")
+    parser.add_argument("--no-record", action="store_true", help="only print")
+    options = parser.parse_args(arguments)
+    published = None if options.published is None else load_published(options.published)
+    records = []
+    for record in measure(Run.begin(BENCH), published):
+        records.append(record)
+        against = "" if record.peer_value is None else f"  ({record.peer}: {record.peer_value:g})"
+        line = f"{record.case}: {record.metric} {record.value:g} {record.unit}{against}"
+        sys.stdout.write(line + "\n")
+    if not options.no_record:
+        append(RESULTS_FILE, records)
+    return 0
+
+
+if __name__ == "__main__":
+    np.seterr(all="raise")
+    sys.exit(main(sys.argv[1:]))
