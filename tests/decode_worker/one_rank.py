@@ -22,6 +22,9 @@ from engine.kv_notice import KvNotice, encode_notices
 from engine.link import RankLink
 from engine.messages import (
     Abort,
+    ExpertReport,
+    ExpertsMoved,
+    ExpertsMoving,
     Failed,
     Finish,
     FrontBatch,
@@ -238,6 +241,8 @@ class OneRank:
                 self.quarantined.append(message.attempt_id)
             case Failed():
                 self.answers[message.request_id].over = True
+            case ExpertReport() | ExpertsMoving() | ExpertsMoved():
+                """In `heard`."""
             case _:
                 self.answers[message.request_id].over = True
 
