@@ -28,7 +28,7 @@ class GetLoadRequest(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """indices of MoE layers; empty: all"""
+        """MoE layers, by their index in the model; empty: all"""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class PlanRequest(_message.Message):
     """the published algorithm, whatever today's placement is"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """empty: all"""
+        """as in GetLoadRequest"""
 
     def __init__(
         self,

@@ -76,7 +76,8 @@ class ExpertsServicer:
         """Plans and applies, or applies the plan given. RESOURCE_EXHAUSTED while another one runs;
         FAILED_PRECONDITION when the plan was made for another placement_version, or the group is
         not whole. The stream ends with a progress whose `phase` is DONE; an error means that the
-        old placement is in force on all ranks. Cancelling the call does not stop it.
+        old placement is in force on all ranks (INTERNAL: in some layers only, the new one in the
+        others, each layer whole). Cancelling the call does not stop it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,8 @@ class ExpertsStub:
     """Plans and applies, or applies the plan given. RESOURCE_EXHAUSTED while another one runs;
     FAILED_PRECONDITION when the plan was made for another placement_version, or the group is
     not whole. The stream ends with a progress whose `phase` is DONE; an error means that the
-    old placement is in force on all ranks. Cancelling the call does not stop it.
+    old placement is in force on all ranks (INTERNAL: in some layers only, the new one in the
+    others, each layer whole). Cancelling the call does not stop it.
     """
     RollBack: _grpc.UnaryStreamMultiCallable[_experts_pb2.RollBackRequest, _experts_pb2.RebalanceProgress]
     """Back to the placement before the last one; FAILED_PRECONDITION when there is none."""
@@ -55,7 +56,8 @@ class ExpertsAsyncStub(ExpertsStub):
     """Plans and applies, or applies the plan given. RESOURCE_EXHAUSTED while another one runs;
     FAILED_PRECONDITION when the plan was made for another placement_version, or the group is
     not whole. The stream ends with a progress whose `phase` is DONE; an error means that the
-    old placement is in force on all ranks. Cancelling the call does not stop it.
+    old placement is in force on all ranks (INTERNAL: in some layers only, the new one in the
+    others, each layer whole). Cancelling the call does not stop it.
     """
     RollBack: _aio.UnaryStreamMultiCallable[_experts_pb2.RollBackRequest, _experts_pb2.RebalanceProgress]  # type: ignore[assignment]
     """Back to the placement before the last one; FAILED_PRECONDITION when there is none."""
@@ -85,7 +87,8 @@ class ExpertsServicer(metaclass=_abc_1.ABCMeta):
         """Plans and applies, or applies the plan given. RESOURCE_EXHAUSTED while another one runs;
         FAILED_PRECONDITION when the plan was made for another placement_version, or the group is
         not whole. The stream ends with a progress whose `phase` is DONE; an error means that the
-        old placement is in force on all ranks. Cancelling the call does not stop it.
+        old placement is in force on all ranks (INTERNAL: in some layers only, the new one in the
+        others, each layer whole). Cancelling the call does not stop it.
         """
 
     @_abc_1.abstractmethod
