@@ -57,8 +57,7 @@ def mla_decode_paged(
     if path_of("mla_decode", query.device) == "triton":
         from kernels.mla_decode_triton import launch
 
-        options = {"value_dim": value_dim, "scale": scale}
-        return launch(query, cache, block_table, kv_lengths, **options)[0]
+        return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
     num_queries = len(query) // max(1, len(kv_lengths))
     starts = torch.arange(len(kv_lengths) + 1, dtype=torch.int32) * num_queries
     groups = group_rows(starts, kv_lengths, block_table, cache.shape[1])
