@@ -80,9 +80,11 @@ class DecodeLoop:
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
         self._stop = False
+        self._stop_told = False  # to the other ranks, in an exchange
 
     def run(self) -> None:
-        """Steps until a front of the group has said Shutdown."""
+        """Steps until all fronts of the group have said Shutdown: the other nodes' requests need
+        this rank's experts as long as there are any."""
         while self._step():
             pass
         self._report()
@@ -95,7 +97,8 @@ class DecodeLoop:
             self._report()  # Reserved and ends do not wait for the forward pass
         began = self._clock.now()
         facts = self._group.exchange((len(batch), int(self._stop), *self._experts.facts()))
-        if any(stop for _, stop, *_ in facts):
+        self._stop_told = self._stop
+        if all(stop for _, stop, *_ in facts):
             return False
         self._outbox.extend(self._experts.at_boundary([told[2:] for told in facts]))
         tokens_per_rank = tuple(told[0] for told in facts)
@@ -129,9 +132,15 @@ class DecodeLoop:
             self._wait()
             if self._group.peer_woke():
                 return
-            if self._turn() or self._stop or self._experts.has_news:
+            if self._has_work():
                 self._group.wake()
                 return
+
+    def _has_work(self) -> bool:
+        """Whether a step would do something here; the step itself plans again."""
+        batch = self._turn()
+        stop_is_news = self._stop and not self._stop_told
+        return bool(batch) or stop_is_news or self._experts.has_news
 
     def _wait(self) -> None:
         if self._state.awaits_kv:

@@ -108,15 +108,15 @@ class WorkerFront:
         """All messages of one turn of the event loop reach the rank as one batch."""
         self._ranks[rank].send(message)
 
-    async def stop(self, timeout_seconds: float) -> None:
-        """Has all ranks leave at a step boundary, and kills those that are not gone in time
-        (at once, where some are not ready yet and cannot listen)."""
+    async def stop(self, timeout_seconds: float, hurry: asyncio.Event | None = None) -> None:
+        """Has all ranks leave at a step boundary, and kills those that are not gone in time, or
+        when `hurry` is set (at once, where some are not ready yet and cannot listen)."""
         self._stopping = True
         living = [rank.died for rank in self._ranks if rank.pid and not rank.died.done()]
         if living and self.ready and not self.died.done():
             for rank in self._ranks:
                 rank.send(Shutdown())
-            await asyncio.wait(living, timeout=timeout_seconds)
+            await _all_done(living, timeout_seconds, hurry or asyncio.Event())
         for rank in self._ranks:
             rank.kill()
         # NOTE: one by one: a gather that is cancelled on the way reports what nobody asked for.
@@ -181,6 +181,19 @@ class WorkerFront:
             rank.kill()
         if not self.died.done():
             self.died.set_result(died.result())
+
+
+async def _all_done(
+    waits: "list[asyncio.Future[str]]", timeout_seconds: float, hurry: asyncio.Event
+) -> None:
+    """Returns when all are done, when the time is over, or when there is no time left."""
+    done = asyncio.ensure_future(asyncio.wait(waits))
+    hurried = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait(
+        {done, hurried}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+    )
+    done.cancel()
+    hurried.cancel()
 
 
 def _check_agreement(ready: tuple[Ready, ...]) -> None:

@@ -154,7 +154,7 @@ class PrefillStopped(Frozen, frozen=True, kw_only=True):
 
 
 class Shutdown(Frozen, frozen=True, kw_only=True):
-    """Leave the loop at the next step boundary, with the whole EP group."""
+    """Leave the loop at a step boundary, with the whole EP group: once all its ranks are told."""
 
 
 class ReportExperts(Frozen, frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ class WorkerServer:
             await self.experts.close()
             await self.service.close()
             await self.server.stop(0)
-            await self.front.stop(RANK_STOP_SECONDS)
+            await self.front.stop(self._rank_stop_seconds(), self.hurry_asked)
             self._metrics_server.close()
 
     async def _run(self) -> int:
@@ -177,6 +177,13 @@ class WorkerServer:
         log.error("worker failed", reason=reason)
         await self._fail_open(f"worker failed: {reason}")
         return 1
+
+    def _rank_stop_seconds(self) -> float:
+        """How long ranks may take to leave: they do so with those of the group's other nodes,
+        which may be draining just as long."""
+        if self.settings.nodes == 1:
+            return RANK_STOP_SECONDS
+        return self.settings.stop_grace_seconds + RELEASE_SECONDS
 
     def _changed(self) -> None:
         self.drain.note_change()

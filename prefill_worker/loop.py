@@ -86,9 +86,11 @@ class PrefillLoop:
         self._reported_at = self._clock.now()
         self._news = False  # something that the front should hear of soon
         self._stop = False
+        self._stop_told = False  # to the other ranks, in an exchange
 
     def run(self) -> None:
-        """Steps until a front of the group has said Shutdown."""
+        """Steps until all fronts of the group have said Shutdown: the other nodes' requests need
+        this rank's experts as long as there are any."""
         while self._step():
             pass
         self._report()
@@ -100,7 +102,8 @@ class PrefillLoop:
         self._report_news()  # refusals and ends do not wait for the forward pass
         num_tokens = sum(chunk.end - chunk.begin for chunk in chunks)
         facts = self._group.exchange((num_tokens, int(self._stop), *self._experts.facts()))
-        if any(stop for _, stop, *_ in facts):
+        self._stop_told = self._stop
+        if all(stop for _, stop, *_ in facts):
             return False
         for answer in self._experts.at_boundary([told[2:] for told in facts]):
             self._tell(answer)
@@ -159,7 +162,8 @@ class PrefillLoop:
     def _has_work(self) -> bool:
         """Whether a step would do something here; the step itself plans again."""
         chunks = self._turn()
-        return bool(chunks) or self._stop or self._experts.has_news
+        stop_is_news = self._stop and not self._stop_told
+        return bool(chunks) or stop_is_news or self._experts.has_news
 
     def _accept(self, submit: Submit) -> None:
         assert submit.sink is not None, "prefill without a sink"

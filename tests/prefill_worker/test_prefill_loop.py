@@ -316,3 +316,24 @@ def test_a_full_queue_refuses(model: Model) -> None:
         "c": Failed,
     }
     rank.check_nothing_held()
+
+
+def test_a_rank_leaves_with_the_last_one_of_its_group(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of other nodes that still have requests need its experts. It tells them once."""
+    rank, others = OneRank(model, chunk_tokens=PAGE), [0, 0, 0, 1]
+    told: list[int] = []
+    wakes: list[None] = []
+
+    def exchange(facts: tuple[int, ...]) -> list[tuple[int, ...]]:
+        told.append(facts[1])
+        return [facts, (0, others[len(told) - 1], *facts[2:])]
+
+    monkeypatch.setattr(rank.group, "exchange", exchange)
+    monkeypatch.setattr(rank.group, "wake", lambda: wakes.append(None))
+    # The other rank steps again and again, whatever this one does.
+    monkeypatch.setattr(rank.group, "peer_woke", lambda: len(told) >= 2)
+    rank.run()
+    assert told == [0, 1, 1, 1]
+    assert len(wakes) == 1
