@@ -22,42 +22,47 @@ from proto import experts_pb2, router_pb2
 
 Done = experts_pb2.RebalanceProgress
 
+Plan = Annotated[bool, typer.Option("--plan", help="Only show what would be done (the default)")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it")]
+Rollback = Annotated[
+    bool, typer.Option("--rollback", help="Back to the placement before the last one")
+]
+MaxMoves = Annotated[
+    int | None, typer.Option(min=0, help="Most experts that may travel, in all layers together")
+]
+MaxBytes = Annotated[
+    int | None, typer.Option(min=0, help="Most bytes that may travel between ranks")
+]
+Full = Annotated[bool, typer.Option("--full", help="From scratch, whatever has to travel")]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --apply: what an earlier `--plan --output json` has written",
+        show_default=False,
+    ),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Then show the balancedness until interrupted")
+]
+Interval = Annotated[
+    float, typer.Option(min=0.1, help="With --watch: seconds between two lines")
+]
+
 
 @admin_command
 async def rebalance_experts(
     admin: AdminConnection,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only show what would be done (the default)")
-    ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it")] = False,
-    rollback: Annotated[
-        bool, typer.Option("--rollback", help="Back to the placement before the last one")
-    ] = False,
+    plan: Plan = False,
+    apply: Apply = False,
+    rollback: Rollback = False,
     group: Group = "",
     layers: Layers = "",
-    max_moves: Annotated[
-        int | None,
-        typer.Option(min=0, help="Most experts that may travel, in all layers together"),
-    ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Most bytes that may travel between ranks")
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="From scratch, whatever has to travel")
-    ] = False,
-    plan_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --apply: what an earlier `--plan --output json` has written",
-            show_default=False,
-        ),
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Then show the balancedness until interrupted")
-    ] = False,
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="With --watch: seconds between two lines")
-    ] = 5.0,
+    max_moves: MaxMoves = None,
+    max_bytes: MaxBytes = None,
+    full: Full = False,
+    plan_file: PlanFile = None,
+    watch: Watch = False,
+    interval: Interval = 5.0,
     output: Output = "table",
 ) -> None:
     """Moves experts between the ranks of a group, so that each has as much to do. Requests go on
