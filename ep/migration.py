@@ -173,7 +173,7 @@ class ExpertMigration:
                 time.sleep(YIELD_SECONDS)
             return jobs
 
-        self._staging = Staging(run, self._shard.rank)
+        self._staging = Staging(run, self._shard.rank, self._layers[0].device)
         if restore or not self._can_carry:
             self._staging.begin(plan, _no_carrier, self._read_expert)
         else:
@@ -205,11 +205,7 @@ class ExpertMigration:
     def _connect(self, staging: Staging) -> Carrier:
         """In the staging thread."""
         if self._own_group is not None:
-            return DeviceCarrier(
-                self._own_group,
-                self._layers[0].device,
-                bytes_per_second=self._bytes_per_second,
-            )
+            return DeviceCarrier(self._own_group, bytes_per_second=self._bytes_per_second)
         try:
             peers = self._group.side_connections(f"migration/{self._num_begun}", CONNECT_SECONDS)
         except RuntimeError as error:  # the store is gone

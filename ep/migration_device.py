@@ -1,13 +1,11 @@
 """Carries experts between ranks by torch.distributed: NCCL between GPUs, gloo on the CPU.
 
-It has a process group of its own and, on a GPU, a stream of its own, so that the group's steps go
-on meanwhile. Every rank goes through the same rounds in the same order, and waits for each in the
-thread that stages.
+It has a process group of its own and, on a GPU, uses the stream of the thread that stages, so that
+the group's steps go on meanwhile. Every rank goes through the same rounds in the same order.
 """
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -20,11 +18,8 @@ Span = tuple[int, torch.Tensor]  # the other rank, 1-D uint8 on the group's devi
 class DeviceCarrier:
     """One thread uses it; `group` is a process group that nobody else uses."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, *, bytes_per_second: float
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, bytes_per_second: float) -> None:
         self._group = group
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._seconds_per_byte = 1 / bytes_per_second
 
     def carry(self, sends: Sequence[Span], receives: Sequence[Span]) -> None:
@@ -38,11 +33,10 @@ class DeviceCarrier:
             return
         began = time.monotonic()
         try:
-            with self._on_stream():
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
-            if self._stream is not None:
-                self._stream.synchronize()
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+            if operations[0].tensor.is_cuda:
+                torch.cuda.current_stream().synchronize()
         except RuntimeError as error:
             raise TransferError(f"experts cannot be moved: {error}") from error
         due = began + sum(tensor.numel() for _, tensor in sends) * self._seconds_per_byte
@@ -50,6 +44,3 @@ class DeviceCarrier:
 
     def close(self) -> None:
         """The process group stays for the next migration."""
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

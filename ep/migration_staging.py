@@ -5,8 +5,9 @@ enough for WINDOW layers, until the layer is installed on all ranks.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,17 +52,18 @@ class LayerJob:
 class Staging:
     """One run; `begin` starts its thread. `num_staged` and `error` may be read at any time."""
 
-    def __init__(self, run: int, rank: int) -> None:
+    def __init__(self, run: int, rank: int, device: torch.device) -> None:
         self.run = run
         self.num_staged = 0
         self.num_bytes = 0  # that have come from other ranks
         self.error: str | None = None
         self._rank = rank
+        self._device = device
         self._jobs: Sequence[LayerJob] = ()
         self._rows: list[torch.Tensor] = []  # of window w, [slots to fill, slot_bytes] uint8
         self._room = threading.Semaphore(WINDOW)
         self._stopped = threading.Event()
-        self._installed: list[torch.cuda.Event] = []
+        self._installed: deque[torch.cuda.Event] = deque()
 
     @property
     def is_wanted(self) -> bool:
@@ -75,6 +77,7 @@ class Staging:
     ) -> None:
         """Stages what is planned from the other ranks, by way of a carrier; or all that changes
         from `read_expert`. The thread calls all three."""
+        self._note_stream()
         threading.Thread(
             target=self._run,
             args=(plan, connect, read_expert),
@@ -88,10 +91,9 @@ class Staging:
         job, rows = self._jobs[index], self._rows[index % WINDOW]
         for row, move in zip(rows, self._filled_here(job), strict=False):
             job.slots.write(move.slot, row)
-        if job.slots.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-            self._installed.append(event)
+        if rows.is_cuda:
+            rows.record_stream(torch.cuda.current_stream(rows.device))
+        self._note_stream()
         self._room.release()
 
     def stop(self) -> None:
@@ -108,20 +110,21 @@ class Staging:
         carrier: Carrier | None = None
         try:
             self._jobs = plan()
-            self._make_room()
-            carrier = connect(self)
-            for index, job in enumerate(self._jobs):
-                self._room.acquire()
-                if not self.is_wanted:
-                    return
-                for event in self._installed:
-                    event.synchronize()  # the rows about to be written are read by then
-                self._installed.clear()
-                if read_expert is None:
-                    self._stage(job, self._rows[index % WINDOW], carrier)
-                else:
-                    self._read(job, self._rows[index % WINDOW], read_expert)
-                self.num_staged = index + 1
+            with self._on_own_stream():
+                self._make_room()
+                carrier = connect(self)
+                for index, job in enumerate(self._jobs):
+                    self._room.acquire()
+                    if not self.is_wanted:
+                        return
+                    self._await_installs()
+                    if read_expert is None:
+                        self._stage(job, self._rows[index % WINDOW], carrier)
+                    else:
+                        self._read(job, self._rows[index % WINDOW], read_expert)
+                    if self._device.type == "cuda":
+                        torch.cuda.current_stream(self._device).synchronize()
+                    self.num_staged = index + 1
         except Exception as error:  # noqa: BLE001 - whatever it is, the group turns back
             log.warning("experts cannot be staged", run=self.run, reason=repr(error))
             self.error = error.message if isinstance(error, EpserveError) else repr(error)
@@ -129,6 +132,23 @@ class Staging:
             if carrier is not None:
                 with suppress(OSError):
                     carrier.close()
+
+    def _on_own_stream(self) -> AbstractContextManager[object]:
+        """The thread's work on a GPU runs beside the steps'."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self._device))
+
+    def _note_stream(self) -> None:
+        """Weights and rows may be touched again once the steps' work so far is done."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+            self._installed.append(event)
+
+    def _await_installs(self) -> None:
+        while self._installed:
+            self._installed.popleft().synchronize()
 
     def _make_room(self) -> None:
         most = max((len(self._filled_here(job)) for job in self._jobs), default=0)
