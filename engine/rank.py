@@ -144,7 +144,9 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     )
     clock.note("group")
     dispatcher = make_dispatcher(group, placement.slots_per_rank)
-    experts = ExpertShard.build(placement, start.rank, dispatcher, device)
+    experts = ExpertShard.build(
+        placement, start.rank, dispatcher, device, fold_shared=settings.fold_shared_expert
+    )
     model = DeepseekV3.load(settings.model, device=device, dtype=dtype, experts=experts)
     clock.note("load")
     memory_bytes = rank_memory_bytes(settings, device)

@@ -200,5 +200,5 @@ class CheckpointExperts:
         if self._checkpoint is None:
             self._checkpoint = Checkpoint(self._folder)
         weights = Weights(checkpoint=self._checkpoint, device=self._device, dtype=self._dtype)
-        loaded = ExpertWeights.load(weights, self._config, self._prefixes[layer], [expert], 1)
+        loaded = ExpertWeights.load(weights, self._config, self._prefixes[layer], [expert])
         ExpertSlots(loaded.slot_tensors).read(0, row)

@@ -21,6 +21,15 @@ def _check_model(path: Path) -> Path:
     return path.resolve()
 
 
+def _check_file(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    path = path.expanduser()
+    if not path.is_file():
+        raise ValueError("no such file")
+    return path.resolve()
+
+
 def _check_rendezvous(text: str) -> str:
     return str(parse_address(text)) if text else text
 
@@ -48,8 +57,11 @@ class WorkerSettings(ProcessSettings):
     num_redundant_experts: int = Field(
         0, ge=0, le=65536, description="Replicas of experts, in all ranks together, a layer"
     )
-    expert_placement: Path | None = Field(
+    expert_placement: Annotated[Path | None, AfterValidator(_check_file)] = Field(
         None, description="File that says which rank holds which experts; default: in turn"
+    )
+    fold_shared_expert: bool = Field(
+        False, description="Compute the shared expert as one more of the routed ones"
     )
     expert_group: str = Field(
         "", max_length=256, description="Name of the EP group; default: the worker's name"
@@ -123,6 +135,8 @@ class WorkerSettings(ProcessSettings):
             raise ValueError(f"node-rank {self.node_rank} is not below nodes {self.nodes}")
         if self.nodes > 1 and not self.rendezvous:
             raise ValueError("several nodes need a rendezvous that all of them can reach")
+        if self.expert_placement is not None and self.num_redundant_experts:
+            raise ValueError("expert-placement has the replicas in it: no num-redundant-experts")
         if self.chunk_tokens and self.chunk_tokens < self.page_tokens:
             raise ValueError(
                 f"chunk-tokens {self.chunk_tokens} is less than a page of {self.page_tokens}"

@@ -11,6 +11,7 @@ order as by `LocalDispatcher`, bit for bit, whatever the number of ranks; and K 
 are not more than R - 1 partial sums a token unless the group is smaller than K.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -53,15 +54,18 @@ class CollectiveDispatcher:
         topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids
         topk_weights: torch.Tensor,  # [T, K] float32
         tokens_per_rank: tuple[int, ...],
+        meanwhile: Callable[[], None] | None = None,
     ) -> Dispatched:
         num_tokens, num_choices = topk_idx.shape
         assert len(tokens_per_rank) == self._group.size, tokens_per_rank
         assert tokens_per_rank[self._group.rank] == num_tokens, (tokens_per_rank, num_tokens)
         longest = max(tokens_per_rank)
         if not longest:
+            if meanwhile is not None:
+                meanwhile()
             counts = torch.zeros(self._slots_per_rank, dtype=torch.int64)
             return Dispatched(hidden=hidden, expert_counts=counts, handle=NothingHandle())
-        all_hidden, all_idx = self._gather(hidden, topk_idx, longest)
+        all_hidden, all_idx = self._gather(hidden, topk_idx, longest, meanwhile)
         routes = plan_routes(
             all_idx.cpu().numpy().astype("int64").reshape(-1, longest, num_choices),
             tokens_per_rank,
@@ -96,7 +100,11 @@ class CollectiveDispatcher:
         return weighted_sum(received, handle.row_of, handle.weights)
 
     def _gather(
-        self, hidden: torch.Tensor, topk_idx: torch.Tensor, longest: int
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        longest: int,
+        meanwhile: Callable[[], None] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden rows [R * longest, H] and expert ids [R * longest, K] int32 of all ranks.
 
@@ -110,5 +118,5 @@ class CollectiveDispatcher:
         own[:num_tokens, :words].view(hidden.dtype)[:, :width] = hidden
         own[:num_tokens, words:] = topk_idx
         everything = own.new_empty((self._group.size * longest, words + num_choices))
-        self._group.collectives.all_gather(everything, own)
+        self._group.collectives.all_gather(everything, own, meanwhile)
         return everything[:, :words].view(hidden.dtype)[:, :width], everything[:, words:]

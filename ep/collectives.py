@@ -1,6 +1,6 @@
 """The two collective operations that dispatch and combine are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -19,8 +19,14 @@ class Collectives(Protocol):
     """Called in the same order on all ranks; tensors are contiguous, equal in dtype and row
     shape on all ranks, on the group's device. Unavailable when a peer is lost."""
 
-    def all_gather(self, out: torch.Tensor, own: torch.Tensor) -> None:
-        """`own` [N, ...] of every rank into `out` [ranks * N, ...], in rank order."""
+    def all_gather(
+        self,
+        out: torch.Tensor,
+        own: torch.Tensor,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """`own` [N, ...] of every rank into `out` [ranks * N, ...], in rank order. `meanwhile` is
+        called once, to compute what does not need `out` while it travels."""
 
     def all_to_all(
         self,
@@ -41,10 +47,16 @@ class MeshCollectives:
         self._rank = rank
         self._size = size
 
-    def all_gather(self, out: torch.Tensor, own: torch.Tensor) -> None:
+    def all_gather(
+        self,
+        out: torch.Tensor,
+        own: torch.Tensor,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         num_rows = own.shape[0]
         out[self._rank * num_rows : (self._rank + 1) * num_rows] = own
-        self._mesh.swap([_bytes(own)] * self._size, _groups(out, [num_rows] * self._size))
+        groups = _groups(out, [num_rows] * self._size)
+        self._mesh.swap([_bytes(own)] * self._size, groups, meanwhile)
 
     def all_to_all(
         self,
@@ -61,9 +73,21 @@ class MeshCollectives:
 class TorchCollectives:
     """NCCL for CUDA tensors (or gloo for CPU ones), on the default process group."""
 
-    def all_gather(self, out: torch.Tensor, own: torch.Tensor) -> None:
+    def all_gather(
+        self,
+        out: torch.Tensor,
+        own: torch.Tensor,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """On a GPU the two run side by side, on streams of their own."""
         try:
-            _all_gather(out, own)
+            work = _all_gather(out, own, async_op=True)
+        except RuntimeError as error:
+            raise Unavailable(f"EP all-gather failed: {error}") from error
+        if meanwhile is not None:
+            meanwhile()
+        try:
+            work.wait()
         except RuntimeError as error:
             raise Unavailable(f"EP all-gather failed: {error}") from error
 

@@ -4,6 +4,7 @@
 back; nothing but the frozen handle passes between the two.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +34,10 @@ class Dispatcher(Protocol):
         topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids
         topk_weights: torch.Tensor,  # [T, K] float32
         tokens_per_rank: tuple[int, ...],  # T of every rank
-    ) -> Dispatched: ...
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Dispatched:
+        """`meanwhile` is called once, while tokens travel: what else there is to compute. It
+        raises only to end the process: peers wait for what would follow."""
 
     def combine(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
         """[N, H] rows in the order of `Dispatched.hidden` -> [T, H], each token the sum over

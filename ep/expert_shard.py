@@ -22,7 +22,8 @@ class ExpertShard:
     maps         in force; whoever moves experts rewrites them in place
     counts       [L, E] int64 on the device, (token, choice) pairs of this rank's own tokens by
                  logical expert, only ever growing
-    num_staging  slots behind `placement.slots_per_rank`, for experts on their way here
+    fold_shared  whether each rank computes the shared expert of its own tokens in one go with the
+                 routed experts, as one more of them
     """
 
     rank: int
@@ -30,7 +31,7 @@ class ExpertShard:
     dispatcher: Dispatcher
     maps: PlacementMaps
     counts: torch.Tensor
-    num_staging: int = 0
+    fold_shared: bool = False
 
     @classmethod
     def build(
@@ -39,7 +40,7 @@ class ExpertShard:
         rank: int,
         dispatcher: Dispatcher,
         device: str | torch.device,
-        num_staging: int = 0,
+        fold_shared: bool = False,
     ) -> "ExpertShard":
         """ValueError when the placement has no such rank."""
         if not 0 <= rank < placement.num_ranks:
@@ -51,7 +52,7 @@ class ExpertShard:
             dispatcher=dispatcher,
             maps=PlacementMaps.build(placement, device),
             counts=torch.zeros(shape, dtype=torch.int64, device=device),
-            num_staging=num_staging,
+            fold_shared=fold_shared,
         )
 
     @classmethod
@@ -61,11 +62,6 @@ class ExpertShard:
         """All experts on one rank."""
         placement = Placement.trivial(num_layers, num_logical, 1)
         return cls.build(placement, 0, LocalDispatcher(num_logical), device)
-
-    @property
-    def num_slots(self) -> int:
-        """Rows of each tensor of expert weights: slots in service, then staging slots."""
-        return self.placement.slots_per_rank + self.num_staging
 
     def local_experts(self, layer: int) -> tuple[int, ...]:
         """[slots_per_rank] logical experts of MoE layer `layer` (counted without the dense

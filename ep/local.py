@@ -1,5 +1,6 @@
 """Dispatcher of a single rank: nothing is sent, rows are only put in expert order."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,10 @@ class LocalDispatcher:
         topk_idx: torch.Tensor,  # [T, K] int64
         topk_weights: torch.Tensor,  # [T, K] float32
         tokens_per_rank: tuple[int, ...],
+        meanwhile: Callable[[], None] | None = None,
     ) -> Dispatched:
+        if meanwhile is not None:
+            meanwhile()
         num_tokens, num_choices = topk_idx.shape
         assert tokens_per_rank == (num_tokens,), (tokens_per_rank, num_tokens)
         expert = topk_idx.reshape(-1)

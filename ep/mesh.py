@@ -15,7 +15,7 @@ round always fits into the kernel's buffers: sending before receiving cannot dea
 import select
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from core.errors import Unavailable
 
@@ -54,14 +54,20 @@ class SocketMesh:
         """For polling only: readable when `has_news` has something to tell."""
         return list(self._peers.values())
 
-    def swap(self, outgoing: Sequence[memoryview], incoming: Sequence[memoryview]) -> None:
+    def swap(
+        self,
+        outgoing: Sequence[memoryview],
+        incoming: Sequence[memoryview],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Sends `outgoing[r]` to each rank r and fills `incoming[r]` with what r sent us.
 
-        Byte views ("B"), entries of our own rank are ignored; may be empty.
+        Byte views ("B"), entries of our own rank are ignored; may be empty. `meanwhile` is called
+        once, between sending and receiving.
         """
         self._sequence += 1
         longest = max((max(len(outgoing[r]), len(incoming[r])) for r in self._peers), default=0)
-        self._first_round(outgoing, incoming)
+        self._first_round(outgoing, incoming, meanwhile)
         for start in range(ROUND_BYTES, longest, ROUND_BYTES):
             end = start + ROUND_BYTES
             for rank, connection in self._peers.items():
@@ -95,10 +101,17 @@ class SocketMesh:
         for connection in self._peers.values():
             connection.close()
 
-    def _first_round(self, outgoing: Sequence[memoryview], incoming: Sequence[memoryview]) -> None:
+    def _first_round(
+        self,
+        outgoing: Sequence[memoryview],
+        incoming: Sequence[memoryview],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
         for rank, connection in self._peers.items():
             header = HEADER.pack(DATA, self._sequence, len(outgoing[rank]))
             self._send(rank, connection, [memoryview(header), outgoing[rank][:ROUND_BYTES]])
+        if meanwhile is not None:
+            meanwhile()
         for rank, connection in self._peers.items():
             self._expect(rank, connection, len(incoming[rank]))
             self._receive(rank, connection, incoming[rank][:ROUND_BYTES])

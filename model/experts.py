@@ -15,8 +15,10 @@ from model.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """gate_up [S, 2 I, H] and down [S, H, I] of S slots; what an empty slot holds is not used."""
+    """gate_up [S, 2 I, H] and down [S, H, I] of S slots; what an empty slot holds is not used.
+    Behind the placement's `num_slots` there may be one more, of the shared expert."""
 
+    num_slots: int
     gate_up: torch.Tensor
     down: torch.Tensor
 
@@ -27,13 +29,26 @@ class ExpertWeights:
         config: ModelConfig,
         prefix: str,
         experts: Sequence[int],
-        num_slots: int,
+        *,
+        fold_shared: bool = False,
     ) -> "ExpertWeights":
-        """`experts` go to the first slots, EMPTY ones left out, replicas read once."""
+        """`experts` by slot, EMPTY ones left out, replicas read once. ValueError when there is to
+        be a shared expert and the model has not just one."""
+        if fold_shared and config.num_shared_experts != 1:
+            raise ValueError(
+                f"one shared expert can be folded in, the model has {config.num_shared_experts}"
+            )
+        num_slots = len(experts) + fold_shared
         hidden, width = config.hidden_size, config.moe_intermediate_size
         options = {"dtype": weights.dtype, "device": weights.device}
         gate_up = torch.zeros(num_slots, 2 * width, hidden, **options)
         down = torch.zeros(num_slots, hidden, width, **options)
+
+        def read(slot: int, stem: str) -> None:
+            gate_up[slot, :width] = weights.get(f"{stem}.gate_proj.weight")
+            gate_up[slot, width:] = weights.get(f"{stem}.up_proj.weight")
+            down[slot] = weights.get(f"{stem}.down_proj.weight")
+
         first: dict[int, int] = {}
         for slot, expert in enumerate(experts):
             if expert == EMPTY:
@@ -42,16 +57,21 @@ class ExpertWeights:
                 gate_up[slot], down[slot] = gate_up[first[expert]], down[first[expert]]
                 continue
             first[expert] = slot
-            stem = f"{prefix}.experts.{expert}"
-            gate_up[slot, :width] = weights.get(f"{stem}.gate_proj.weight")
-            gate_up[slot, width:] = weights.get(f"{stem}.up_proj.weight")
-            down[slot] = weights.get(f"{stem}.down_proj.weight")
-        return cls(gate_up=favoured_layout(gate_up), down=favoured_layout(down))
+            read(slot, f"{prefix}.experts.{expert}")
+        if fold_shared:
+            read(len(experts), f"{prefix}.shared_experts")
+        return cls(
+            num_slots=len(experts), gate_up=favoured_layout(gate_up), down=favoured_layout(down)
+        )
 
     @property
     def slot_tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that an expert consists of: tensors [S, ...], of which row s is slot s."""
-        return (self.gate_up, self.down)
+        """All that a routed expert consists of: tensors [num_slots, ...], row s is slot s."""
+        return self.gate_up[: self.num_slots], self.down[: self.num_slots]
+
+    @property
+    def folds_shared(self) -> bool:
+        return len(self.down) > self.num_slots
 
     def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""

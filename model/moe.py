@@ -18,7 +18,8 @@ from model.weights import Weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
     """gate_weight [E, H] and gate_bias [E] float32; counts [E] int64, of how many (token, choice)
-    pairs of this rank each logical expert has been."""
+    pairs of this rank each logical expert has been. `shared` is None where there is none, and
+    where it is one of `experts`."""
 
     config: ModelConfig
     rank: int
@@ -44,10 +45,16 @@ class Moe:
             gate_weight=weights.get(f"{prefix}.gate.weight", torch.float32),
             gate_bias=weights.get(f"{prefix}.gate.e_score_correction_bias", torch.float32),
             experts=ExpertWeights.load(
-                weights, config, prefix, shard.local_experts(layer), shard.num_slots
+                weights,
+                config,
+                prefix,
+                shard.local_experts(layer),
+                fold_shared=shard.fold_shared,
             ),
             shared=(
-                Mlp.load(weights, f"{prefix}.shared_experts") if config.num_shared_experts else None
+                Mlp.load(weights, f"{prefix}.shared_experts")
+                if config.num_shared_experts and not shard.fold_shared
+                else None
             ),
         )
 
@@ -65,9 +72,21 @@ class Moe:
         )
         count_experts(topk_idx, self.counts)
         physical = self.maps.choose(topk_idx, self.rank)
-        sent = self.dispatcher.dispatch(x, physical, topk_weights, tokens_per_rank)
-        computed = self.experts.forward(sent.hidden, sent.expert_counts.tolist())
+        beside: list[torch.Tensor] = []  # what the shared expert makes of x
+
+        def compute_shared() -> None:
+            if self.shared is not None and len(x):
+                beside.append(self.shared.forward(x))
+
+        sent = self.dispatcher.dispatch(
+            x, physical, topk_weights, tokens_per_rank, meanwhile=compute_shared
+        )
+        rows, counts = sent.hidden, sent.expert_counts.tolist()
+        if self.experts.folds_shared:
+            computed = self.experts.forward(torch.cat((rows, x)), [*counts, len(x)])
+            beside.append(computed[len(rows) :])
+            computed = computed[: len(rows)]
+        else:
+            computed = self.experts.forward(rows, counts)
         routed = self.dispatcher.combine(computed, sent.handle)
-        if self.shared is None or not len(x):
-            return routed
-        return routed + self.shared.forward(x)
+        return routed + beside[0] if beside else routed

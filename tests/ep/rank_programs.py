@@ -23,11 +23,16 @@ def through(
     tokens_per_rank: tuple[int, ...],
 ) -> torch.Tensor:
     """[T, H]: the tokens through their experts, of which this rank holds some."""
-    experts = shard.local_experts(0)
+    experts, beside = shard.local_experts(0), list[str]()
     physical = shard.maps.layer(0).choose(routing.topk_idx, shard.rank)
     dispatched = shard.dispatcher.dispatch(
-        routing.hidden, physical, routing.topk_weights, tokens_per_rank
+        routing.hidden,
+        physical,
+        routing.topk_weights,
+        tokens_per_rank,
+        meanwhile=lambda: beside.append("computed"),
     )
+    assert beside == ["computed"]
     rows = dispatched.hidden.split(dispatched.expert_counts.tolist())
     assert len(rows) == len(experts)
     outputs = [expert(logical, x) for logical, x in zip(experts, rows, strict=True)]

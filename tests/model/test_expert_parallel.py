@@ -1,6 +1,7 @@
 """Experts spread over ranks give what one rank with all of them gives, idle ranks included."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,30 @@ def test_same_logits_as_one_rank(tmp_path: Path, placement: Placement, form: Att
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         else:
             assert got.shape == (0, whole.config.vocab_size)
+
+
+@pytest.mark.parametrize("form", AttentionForm)
+def test_shared_expert_as_one_of_the_routed(tmp_path: Path, form: AttentionForm) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    apart, folded = (
+        load_all(folder, experts=shard)
+        for shard in (None, replace(ExpertShard.alone(2, 8), fold_shared=True))
+    )
+    assert [moe.shared is None for moe in (*apart.moe_layers, *folded.moe_layers)] == [
+        *(False, False),
+        *(True, True),
+    ]
+    want = PagedRunner(apart).forward(PROMPTS[0], form, all_rows=True)
+    got = PagedRunner(folded).forward(PROMPTS[0], form, all_rows=True)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for moe in folded.moe_layers:
+        assert [len(tensor) for tensor in moe.experts.slot_tensors] == [8, 8]
+
+
+def test_two_shared_experts_cannot_be_folded_in(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, n_shared_experts=2)
+    with pytest.raises(ValueError, match="the model has 2"):
+        load_all(folder, experts=replace(ExpertShard.alone(2, 8), fold_shared=True))
 
 
 def test_nothing_to_do_alone(tmp_path: Path) -> None:

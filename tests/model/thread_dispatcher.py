@@ -1,6 +1,7 @@
 """A dispatcher between ranks that are threads of one process: all see all, in lockstep."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,10 @@ class ThreadDispatcher:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
+        meanwhile: Callable[[], None] | None = None,
     ) -> Dispatched:
+        if meanwhile is not None:
+            meanwhile()
         everybody = self.meeting.swap(self.rank, (hidden, topk_idx, topk_weights))
         assert tuple(len(sent[0]) for sent in everybody) == tokens_per_rank
         rows: list[torch.Tensor] = []
