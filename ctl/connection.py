@@ -11,11 +11,12 @@ the command makes no sense.
 """
 
 import asyncio
+import importlib
 import inspect
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
@@ -82,12 +83,21 @@ _Namespace = Annotated[
         help="The same, in this namespace", show_default=False, rich_help_panel=_PANEL
     ),
 ]
+_Release = Annotated[
+    str,
+    typer.Option(
+        help="The same, of this Helm release where there are several",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
 _OPTIONS: dict[str, tuple[object, object]] = {
     "router": (_Router, ""),
     "token_file": (_TokenFile, None),
     "kubeconfig": (_Kubeconfig, None),
     "context": (_Context, ""),
     "namespace": (_Namespace, ""),
+    "release": (_Release, ""),
 }
 
 Request = TypeVar("Request")
@@ -108,10 +118,11 @@ class Target:
     kubeconfig: Path | None = None
     context: str = ""
     namespace: str = ""
+    release: str = ""
 
     @property
     def in_kubernetes(self) -> bool:
-        return bool(self.kubeconfig or self.context or self.namespace)
+        return bool(self.kubeconfig or self.context or self.namespace or self.release)
 
     def token(self) -> str:
         """"" where none is configured. Raises ValueError for a file that holds none."""
@@ -171,7 +182,31 @@ async def connect(target: Target) -> AsyncGenerator[AdminConnection]:
         async with channel(address) as peer:
             yield AdminConnection(peer, address, token)
         return
-    raise ValueError("there is no way through the Kubernetes API yet")
+    if target.router:
+        raise ValueError(
+            "both a router (--router or EPSERVE_ROUTER) and a way through Kubernetes are given"
+        )
+    forward = await asyncio.to_thread(_forward, target)
+    with forward as address:
+        async with channel(address) as peer:
+            yield AdminConnection(peer, "a router pod", token)
+
+
+def _forward(target: Target) -> AbstractContextManager[str]:
+    try:
+        # Half a second, and 100 MB installed, for those who do not need it.
+        forwards = importlib.import_module("ctl.port_forward")
+    except ImportError as error:
+        raise ValueError(
+            f"pip install 'epserve[kubernetes]' for a way through Kubernetes ({error})"
+        ) from error
+    forward: AbstractContextManager[str] = forwards.PortForward(
+        kubeconfig=target.kubeconfig,
+        context=target.context,
+        namespace=target.namespace,
+        release=target.release,
+    )
+    return forward
 
 
 def admin_command(command: Command) -> Callable[..., None]:

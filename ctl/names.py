@@ -1,6 +1,7 @@
 """Names of processes for shells to complete."""
 
 import asyncio
+from dataclasses import fields
 
 import typer
 
@@ -27,8 +28,9 @@ def complete_process(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _status(context: typer.Context) -> GetStatusResponse | None:
-    given = {name: value for name, value in context.params.items() if value}
-    target = Target(router=given.get("router", ""), token_file=given.get("token_file"))
+    names = {field.name for field in fields(Target)}
+    given = {name: value for name, value in context.params.items() if value and name in names}
+    target = Target(**given)
     try:
         return asyncio.run(_ask(target))
     except (EpserveError, ValueError):
