@@ -92,6 +92,19 @@ class RunningPod:
                 return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
+    async def run_pre_stop(self) -> int:
+        """The exit status of the pod's preStop command, run beside its process."""
+        *command, script = self.pod.container["lifecycle"]["preStop"]["exec"]["command"]
+        for before, after in self._replaced.items():
+            script = script.replace(before, after)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        with self.log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command, script, cwd=ROOT, stdout=output, stderr=output,
+                env=os.environ | {"PATH": path, "POD_NAME": self.name},
+            )  # fmt: skip
+            return await process.wait()
+
     async def stop(self) -> int:
         """As at the end of a pod; its exit status. SIGKILL after its grace, or when not started."""
         if self.process is None:

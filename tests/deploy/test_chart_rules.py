@@ -118,8 +118,11 @@ def test_pods_have_longer_than_their_drain(path: Path) -> None:
         texts = [arg for arg in pod.container["args"] if re.match("--(stop-)?grace-seconds=", arg)]
         for text in texts:
             drain = float(text.partition("=")[2])
-            pause = pod.container["lifecycle"]["preStop"]["sleep"]["seconds"]
-            assert pod.template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 10
+            hook = pod.container["lifecycle"]["preStop"]
+            pause = hook["sleep"]["seconds"] if "sleep" in hook else 0
+            assert pod.template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 15
+            if "exec" in hook:
+                assert f"--wait --timeout={drain:g} " in hook["exec"]["command"][-1]
         assert texts or pod.component not in ("gateway", "prefill", "decode")
 
 

@@ -66,8 +66,11 @@ async def test_cpu_demo_becomes_ready_serves_and_ends(tmp_path: Path) -> None:
             api.modify(pods[role].name, ready=True)
         await pods["router"].wait_for("readinessProbe")
         await pods["gateway"].wait_for("readinessProbe")
-        status, said = await smoke_test(templates()["smoke-test"], f"http://{pods['gateway'].ip}:8000")
+        url = f"http://{pods['gateway'].ip}:8000"
+        status, said = await smoke_test(templates()["smoke-test"], url)
         assert (status, "epserve-demo says" in said) == (0, True), said
 
+        assert await pods["decode"].run_pre_stop() == 0, pods["decode"].log.read_text()
+        assert not await pods["decode"].answers("readinessProbe")
         assert [n for n, pod in pods.items() if not await pod.answers("livenessProbe")] == []
         assert await asyncio.gather(*(pod.stop() for pod in pods.values())) == [0, 0, 0, 0]

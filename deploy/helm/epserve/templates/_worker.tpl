@@ -91,7 +91,16 @@ spec:
         timeoutSeconds: 10
         failureThreshold: 6
       lifecycle:
-        preStop: {sleep: {seconds: 5}}
+        # SIGTERM drains as well: nothing is lost when no router answers here.
+        preStop:
+          exec:
+            command:
+              - sh
+              - -c
+              - >-
+                exec ctl drain "$POD_NAME" --wait --timeout={{ $worker.drainSeconds }}
+                --router={{ include "epserve.name" (dict "root" .root "component" "router") }}:8001
+                {{- if $token }} --token-file=/etc/epserve/admin-token/admin-token{{ end }}
       securityContext:
         {{- include "epserve.containerSecurity" (ternary (list "IPC_LOCK") (list) (not (empty $worker.rdma.resource))) | nindent 8 }}
       resources:
