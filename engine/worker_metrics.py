@@ -21,6 +21,7 @@ from core.metrics import (
     add_build_info,
 )
 from engine.messages import RankStats, Ready
+from engine.process_usage import usage_of
 
 PAGE_STATES = ("free", "owned", "cached", "quarantined")
 # Name, meaning, field of RankStats; one sample a rank.
@@ -151,7 +152,9 @@ class _RankCollector(Collector):
         yield from _gauges(ranks)
         yield from _pages(ranks)
         yield from _totals(self._role, ranks)
-        yield from _facts(self._ready())
+        ready = self._ready()
+        yield from _facts(ready)
+        yield from _usage(ready)
 
 
 def _gauges(ranks: Sequence[RankStats]) -> Iterator[Family]:
@@ -221,3 +224,18 @@ def _facts(ready: Sequence[Ready]) -> Iterator[Family]:
         labels = (rank.rank, rank.device, rank.page_tokens, rank.pages_total)
         info.add_metric([str(label) for label in labels], 1)
     yield info
+
+
+def _usage(ready: Sequence[Ready]) -> Iterator[Family]:
+    seconds = CounterMetricFamily(
+        "epserve_rank_cpu_seconds", "CPU time of a rank's process", labels=["rank"]
+    )
+    memory = GaugeMetricFamily(
+        "epserve_rank_memory_bytes", "Resident memory of a rank's process", labels=["rank"]
+    )
+    for rank in ready:
+        usage = usage_of(rank.pid)
+        if usage is not None:
+            seconds.add_metric([str(rank.rank)], usage.cpu_seconds)
+            memory.add_metric([str(rank.rank)], usage.resident_bytes)
+    yield from (seconds, memory)

@@ -125,12 +125,18 @@ def _processes() -> list[Lines]:
                 Query(f"max({select('epserve_router_rejected_workers')})", "rejected"),
             ],
         ),
-        Lines(title="CPU", unit="short",
-              queries=[Query(rate("process_cpu_seconds_total", "instance"), "{{instance}}")],
-              text="Cores in use by the process that is scraped, ranks of workers not counted."),
+        Lines(
+            title="CPU", text="Cores in use.",
+            queries=[
+                Query(rate("process_cpu_seconds_total", "instance"), "{{instance}}"),
+                Query(rate("epserve_rank_cpu_seconds_total", "instance"), "{{instance}}: ranks"),
+            ],
+        ),
         Lines(
             title="Memory", unit="bytes",
-            queries=[Query(total("process_resident_memory_bytes", "instance"), "{{instance}}")],
-            text="Of the process that is scraped, ranks of workers not counted.",
+            queries=[
+                Query(total("process_resident_memory_bytes", "instance"), "{{instance}}"),
+                Query(total("epserve_rank_memory_bytes", "instance"), "{{instance}}: ranks"),
+            ],
         ),
     ]  # fmt: skip

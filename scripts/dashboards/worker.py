@@ -106,8 +106,18 @@ def _process() -> list[Lines | Bars]:
         Bars(title="Phases of its start", unit="s",
              queries=[Query(f"max by (phase) ({select('epserve_start_seconds', ONE)})",
                             "{{phase}}")]),
-        Lines(title="CPU of its front", queries=[Query(rate("process_cpu_seconds_total", "", ONE),
-                                                       "cores")]),
-        Lines(title="Memory of its front", unit="bytes",
-              queries=[Query(select("process_resident_memory_bytes", ONE), "resident")]),
+        Lines(
+            title="CPU", text="Cores in use.",
+            queries=[
+                Query(rate("epserve_rank_cpu_seconds_total", "rank", ONE), "rank {{rank}}"),
+                Query(rate("process_cpu_seconds_total", "", ONE), "front"),
+            ],
+        ),
+        Lines(
+            title="Memory", unit="bytes",
+            queries=[
+                Query(select("epserve_rank_memory_bytes", ONE), "rank {{rank}}"),
+                Query(select("process_resident_memory_bytes", ONE), "front"),
+            ],
+        ),
     ]  # fmt: skip

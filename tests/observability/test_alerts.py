@@ -58,9 +58,7 @@ def test_each_alert_has_a_case() -> None:
 
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     """promtool wants the annotations word for word: they are left out here."""
-    groups = [
-        group for path in ALERT_FILES for group in yaml.safe_load(path.read_text())["groups"]
-    ]
+    groups = [group for path in ALERT_FILES for group in yaml.safe_load(path.read_text())["groups"]]
     severities = {}
     for group in groups:
         for rule in group["rules"]:
