@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from core.clock import SystemClock
 from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL, Role
+from router import kubernetes_follower
 from router.cluster import Cluster
 from router.discovery import Member, Roster
 from router.kubernetes_discovery import KubernetesDiscovery
@@ -173,6 +174,11 @@ async def converges(seed: int, num_changes: int) -> None:
     async with FakeKubernetes(seed=seed) as api:
         world = World(api, seed)
         await world.live(num_changes)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_follower, "LONGEST_PAUSE_SECONDS", 0.5)
 
 
 async def many(seeds: range) -> None:

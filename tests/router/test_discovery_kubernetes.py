@@ -113,7 +113,7 @@ async def test_what_is_asked_is_what_the_protocol_says(api: FakeKubernetes) -> N
     first, second = api.requests
     assert first == {"labelSelector": SELECTOR}  # no version: what is true now
     assert second["labelSelector"] == SELECTOR
-    assert second["allowWatchBookmarks"] == "True"
+    assert second["allowWatchBookmarks"].lower() == "true"
     assert 36 <= int(second["timeoutSeconds"]) <= 40
     assert second["resourceVersion"]
 
