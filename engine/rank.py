@@ -165,12 +165,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         settings=settings,
         config=config,
         kv_plan=plan,
-        kv_fingerprint=kv_fingerprint(
-            settings.model,
-            config,
-            dtype_name=settings.dtype_name,
-            page_tokens=settings.page_tokens,
-        ),
+        kv_fingerprint=_fingerprint_of(settings, config),
         group=group,
         model=model,
         kv_cache=kv_cache,
@@ -179,6 +174,15 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         runner=runner,
         link=link,
         start_seconds=clock.seconds(),
+    )
+
+
+def _fingerprint_of(settings: WorkerSettings, config: ModelConfig) -> str:
+    return kv_fingerprint(
+        settings.model,
+        config,
+        dtype_name=settings.dtype_name,
+        page_tokens=settings.page_tokens,
     )
 
 
