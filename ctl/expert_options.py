@@ -31,13 +31,3 @@ def parse_layers(text: str) -> list[int]:
             raise ValueError(f"--layers: {part!r} ends before it begins")
         layers.update(range(int(ends[0]), int(ends[1]) + 1))
     return sorted(layers)
-
-
-def format_bytes(num_bytes: float) -> str:
-    """1.5 GB, 12 kB, 0 B."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000 or unit == "GB":
-            digits = 0 if unit == "B" or num_bytes >= 100 else 1
-            return f"{num_bytes:.{digits}f} {unit}"
-        num_bytes /= 1000
-    raise AssertionError("unreachable")

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from ctl.connection import AdminConnection, Output, admin_command, print_json
 from ctl.expert_load import ANSWER_SECONDS, get_load, mean_balancedness
-from ctl.expert_options import Group, Layers, format_bytes, parse_layers
+from ctl.expert_options import Group, Layers, parse_layers
+from ctl.tables import format_bytes
 from ctl.terminal import make_console
 from proto import experts_pb2, router_pb2
 

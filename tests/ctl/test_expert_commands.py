@@ -14,9 +14,10 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from core.errors import Mismatch, Overloaded, TransferError
-from ctl.expert_options import format_bytes, parse_layers
+from ctl.expert_options import parse_layers
 from ctl.heat_map import shares, text_map
 from ctl.main import app
+from ctl.tables import format_bytes
 from ep.placement import Placement
 from proto import experts_pb2
 from tests.router.fake_node import LOAD, PLAN, FakeNode
