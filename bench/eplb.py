@@ -9,7 +9,8 @@ layers of 256 experts. For each:
               rebalance's balancedness can be had with half of its moves; and with half of the
               moves that it needs when ranks are renamed to keep what they can
 
-Appends records to bench/results/eplb.jsonl.
+Appends a record for each of these to bench/results/details/eplb.jsonl, and what they come to for
+each shape to bench/results/eplb.jsonl.
 """
 
 import argparse
@@ -33,6 +34,8 @@ from ep.eplb.within_budget import rebalance
 
 BENCH = "eplb"
 RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
+DETAILS_FILE = RESULTS / "details" / f"{BENCH}.jsonl"
+EVENNESS = "mean over max"
 PEER = "deepseek-ai/EPLB"
 NUM_LAYERS, NUM_EXPERTS = 61, 256
 REPEATS = 5
@@ -178,14 +181,14 @@ def measure(run: Run, published: Published | None) -> Iterator[Record]:
             full = compare_full(shape, now, published)
             case = f"{name}, {shape}"
             yield run.record(
-                case, "balancedness", "mean over max", full.ours, peer=peer, peer_value=full.theirs
+                case, "balancedness", EVENNESS, full.ours, peer=peer, peer_value=full.theirs
             )
             if full.worst_layer is not None:
                 yield run.record(case, "worst layer", "of theirs", full.worst_layer)
             if name not in DRIFTING:
                 continue
             drifting = follow_drift(shape, before, now, 0.5)
-            yield run.record(case, "before", "mean over max", drifting.before)
+            yield run.record(case, "before", EVENNESS, drifting.before)
             for metric, reached, moves, full_moves in (
                 ("half the moves", drifting.reached, drifting.num_moves, drifting.full_moves),
                 ("half the fewest", drifting.strict, drifting.strict_moves, drifting.fewest_moves),
@@ -217,6 +220,49 @@ def _speed(run: Run, shape: Shape, published: Published | None) -> Iterator[Reco
     yield run.record(case, "rebalance within a budget", "ms of processor time", within)
 
 
+def summarise(run: Run, records: Sequence[Record]) -> Iterator[Record]:
+    """What the records of all patterns come to, shape by shape."""
+    for shape in SHAPES:
+        mine = [record for record in records if record.case.endswith(f", {shape}")]
+        by_metric: dict[str, list[Record]] = {}
+        for record in mine:
+            by_metric.setdefault(record.metric, []).append(record)
+        even = by_metric["balancedness"]
+        case = f"{len(even)} loads, {shape}"
+        theirs = [record.peer_value for record in even if record.peer_value is not None]
+        yield run.record(
+            case,
+            "balancedness",
+            EVENNESS,
+            statistics.fmean(record.value for record in even),
+            peer=PEER if theirs else None,
+            peer_value=statistics.fmean(theirs) if theirs else None,
+        )
+        if theirs:
+            least = min(record.value / (record.peer_value or 1) for record in even)
+            yield run.record(case, "balancedness, worst load", "of theirs", least)
+            worst = min(record.value for record in by_metric["worst layer"])
+            yield run.record(case, "balancedness, worst layer", "of theirs", worst)
+        for metric in ("half the moves", "half the fewest"):
+            reached = min(record.value for record in by_metric[metric])
+            yield run.record(
+                f"{len(by_metric[metric])} drifting loads, {shape}",
+                f"{metric}, worst load",
+                "of the full balancedness",
+                reached,
+            )
+        for metric in ("full rebalance", "rebalance within a budget"):
+            for record in by_metric[metric]:
+                yield run.record(
+                    record.case,
+                    metric,
+                    record.unit,
+                    record.value,
+                    peer=record.peer,
+                    peer_value=record.peer_value,
+                )
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--published", type=Path, help="eplb.py of github.com/deepseek-ai/EPLB")
@@ -224,13 +270,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     published = None if options.published is None else load_published(options.published)
     records = []
-    for record in measure(Run.begin(BENCH), published):
+    run = Run.begin(BENCH)
+    for record in measure(run, published):
         records.append(record)
         against = "" if record.peer_value is None else f"  ({record.peer}: {record.peer_value:g})"
         line = f"{record.case}: {record.metric} {record.value:g} {record.unit}{against}"
         sys.stdout.write(line + "\n")
     if not options.no_record:
-        append(RESULTS_FILE, records)
+        append(DETAILS_FILE, records)
+        append(RESULTS_FILE, summarise(run, records))
     return 0
 
 

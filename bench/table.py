@@ -18,7 +18,7 @@ _HEADER = (
     "|---|---|---:|---:|---:|",
 )
 # For these units more is better.
-_RATES = ("tokens/s", "requests/s", "GB/s", "TFLOP/s")
+_RATES = ("tokens/s", "requests/s", "GB/s", "TFLOP/s", "mean over max")
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
