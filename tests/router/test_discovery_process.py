@@ -33,6 +33,7 @@ REQUEST = AssignRequest(model="demo", num_prompt_tokens=100)
 class Router:
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self.process = process
+        self.address = address
         self._channel = channel(address)
         self._router = RouterStub(self._channel)
 
