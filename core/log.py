@@ -1,4 +1,4 @@
-"""Structured logging: one line an event, on stderr, with the request id where there is one.
+"""Structured logging: one line an event, on stderr, with the ids of request and trace.
 
     log = get_logger("router.watch")
     log.info("worker joined", worker=name, epoch=epoch)
@@ -17,6 +17,8 @@ from typing import Literal, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from core.trace_context import TRACE
 
 # gRPC's core remarks on each lost connection, past our format. It reads this when it is
 # imported: a process's __main__ imports this module first.
@@ -54,6 +56,9 @@ def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "conso
         request_id = REQUEST_ID.get()
         if request_id:
             event.setdefault("request_id", request_id)
+        trace = TRACE.get()
+        if trace is not None:
+            event.setdefault("trace_id", trace.trace_id)
         return event
 
     shared: list[Processor] = [

@@ -70,6 +70,15 @@ class ProcessSettings(BaseSettings):
         "info", description="Least severe level that is logged"
     )
     log_format: LogFormat = Field("console", description="Format of log lines")
+    otlp_endpoint: str = Field(
+        "",
+        max_length=1024,
+        description="Collector that traces go to by OTLP over gRPC: host:port, http://... or "
+        "https://... (TLS); empty: tracing is off",
+    )
+    trace_sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Part of the traces that begin here that is recorded"
+    )
 
     def address_at(self, port: int) -> str:
         """host:port that others reach this process by when it is bound to `port`."""

@@ -5,6 +5,7 @@ from collections import deque
 
 from core.errors import EpserveError
 from core.log import REQUEST_ID
+from decode_worker.call_spans import CallSpans
 from engine.messages import Produced, Submit
 from engine.request_records import LegRecord
 from engine.wire import token_message
@@ -54,6 +55,7 @@ class Call:
             num_earlier_tokens=self.num_tokens - self.num_prompt_tokens,
             peer=prefill,
         )
+        self.spans = CallSpans()
         self.last_sent_at: float | None = None
         self.left = False
         # The latest prefill attempt, and why it failed, as its worker put it.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import grpc
 
+from core import tracing
 from core.clock import Clock
 from core.errors import (
     Cancelled,
@@ -24,6 +25,7 @@ from core.errors import (
 )
 from core.log import get_logger
 from decode_worker.call import Call
+from decode_worker.call_spans import Stage
 from decode_worker.prefill_message import prefill_request, prefilled_of
 from decode_worker.prefill_peer import PrefillPeer, PrefillPeers
 from decode_worker.quarantine import QuarantineKeeper
@@ -33,7 +35,7 @@ from engine.messages import (
     PrefillStopped,
     Reserved,
 )
-from proto import router_pb2
+from proto import generate_pb2, router_pb2
 from rpc.client import request_metadata, to_error
 
 log = get_logger("decode_worker.prefill_legs")
@@ -105,10 +107,13 @@ class PrefillLegs:
         if leg is not None and leg.task is not None:
             leg.task.cancel()
 
-    def over(self, call: Call) -> None:
-        """The rank is through with the call's attempt: its KV is complete, or given up."""
-        if call.attempt_id in self._legs:
-            self._drop(call.attempt_id)
+    def over(self, call: Call) -> bool:
+        """The rank is through with the call's attempt: its KV is complete, or given up. False
+        when that was said before."""
+        if call.attempt_id not in self._legs:
+            return False
+        self._drop(call.attempt_id)
+        return True
 
     def quarantined(self, rank: int, attempt_id: str) -> None:
         """The rank holds pages back until the attempt has stopped."""
@@ -147,15 +152,26 @@ class PrefillLegs:
                 self._fail(leg, attempt_id, lost_error(leg.call.prefill))
         self._on_gone(peer)
 
-    async def _run(self, leg: _Leg, reserved: Reserved) -> None:
-        call, attempt_id = leg.call, reserved.attempt_id
+    async def _ask(self, leg: _Leg, reserved: Reserved) -> generate_pb2.PrefillResponse:
+        call = leg.call
         timeout = None if call.deadline is None else max(0.0, call.deadline - self._clock.now())
-        try:
-            reply = await leg.peer.stub.Prefill(
+        with tracing.begin("prefill", tracing.Kind.CLIENT, parent=call.spans.parent) as span:
+            if span.is_recording:
+                attributes = {
+                    "epserve.prefill": call.prefill.name,
+                    "server.address": leg.peer.address,
+                }
+                span.note(attributes)
+            return await leg.peer.stub.Prefill(
                 prefill_request(call, reserved, self._model),
                 timeout=timeout,
-                metadata=request_metadata(call.traced_id),
+                metadata=request_metadata(call.traced_id, span.context),
             )
+
+    async def _run(self, leg: _Leg, reserved: Reserved) -> None:
+        call, attempt_id = leg.call, reserved.attempt_id
+        try:
+            reply = await self._ask(leg, reserved)
         except grpc.aio.AioRpcError as error:
             meant = _meant(error, call)
             leg.has_stopped = isinstance(meant, Draining)
@@ -174,6 +190,7 @@ class PrefillLegs:
             call.prompt_logprobs = list(reply.prompt_logprobs) or call.prompt_logprobs
         prefilled = prefilled_of(call.key, attempt_id, reply)
         call.record.note_prefill(prefilled)
+        call.spans.enter(Stage.WAIT_FOR_KV)
         self._send(call.rank, prefilled)
         leg.delivered = True
         if leg.num_losses != leg.peer.num_losses:

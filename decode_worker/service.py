@@ -22,6 +22,7 @@ from core.errors import (
 )
 from core.log import get_logger
 from decode_worker.call import Call, response_of
+from decode_worker.call_spans import Stage
 from decode_worker.generate_request import submit_of
 from decode_worker.pick import RankRoom, pick_rank
 from decode_worker.prefill_legs import PrefillLegs, draining_error, lost_error
@@ -205,6 +206,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._metrics.request_latency.observe(seconds)
         how = finish.name.lower() if outcome == "ok" else outcome.upper()
         self.records.end(call.record, how, seconds)
+        call.spans.end(call.record)
         log.info(
             "request over",
             request_id=call.traced_id,
@@ -242,6 +244,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         if call.left:
             return  # its Abort is on the way to the rank
         call.record.num_attempts += 1
+        call.spans.enter(Stage.PREFILL)
         if call.reserved_at is None:
             call.reserved_at = self._clock.now()
             call.record.queue_seconds = call.reserved_at - call.accepted_at
@@ -249,7 +252,8 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._legs.begin(call, reserved)
 
     def _produced(self, call: Call, produced: Produced) -> None:
-        self._legs.over(call)
+        if self._legs.over(call):
+            call.spans.enter(Stage.DECODE)
         call.record.num_produced += bool(produced.tokens)
         call.put(produced)
         if produced.finish is not Finish.NONE:

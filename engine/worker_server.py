@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from core import log as logging
-from core import metrics
+from core import metrics, tracing
 from core.address import parse_address
 from core.errors import Unavailable
 from core.process import Identity
@@ -203,7 +203,17 @@ def run_worker(settings: WorkerSettings, role: RoleService) -> int:
     logging.configure(
         role.role, settings.name or role.role, settings.log_level, settings.log_format
     )
-    return asyncio.run(_serve(settings, role))
+    try:
+        tracing.configure(
+            role.role, settings.name, settings.otlp_endpoint, settings.trace_sample_ratio
+        )
+    except ValueError as error:
+        log.error("cannot start", reason=str(error))
+        return 1
+    try:
+        return asyncio.run(_serve(settings, role))
+    finally:
+        tracing.shutdown()
 
 
 async def _serve(settings: WorkerSettings, role: RoleService) -> int:

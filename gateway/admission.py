@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from core import tracing
 from core.clock import Clock
 from core.errors import EpserveError, Overloaded, Unavailable
 from gateway.metrics import GatewayMetrics
@@ -124,6 +125,7 @@ class Admission:
     async def _wait(self, priority: int) -> None:
         self._num_arrived += 1
         admitted = asyncio.get_running_loop().create_future()
+        span = tracing.begin("wait for room")
         waiting = _Waiting(-priority, self._num_arrived, admitted)
         insort(self._queue, waiting)
         self._metrics.queued.set(len(self._queue))
@@ -134,6 +136,7 @@ class Admission:
             if not _has_place(admitted):
                 raise self._overloaded(f"no room within {self._max_queue_seconds:g} s") from None
         finally:
+            span.end()
             if _has_place(admitted):
                 self._num_promised -= 1
             else:

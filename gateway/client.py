@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from core import tracing
 from core.clock import Clock
 from core.errors import (
     DeadlineExceeded,
@@ -123,7 +124,10 @@ class Leg:
             pair = await self._assign()
             async with self._cluster.channels.lease(pair.decode) as calls:
                 try:
-                    with self._generate(calls, pair) as call:
+                    with (
+                        tracing.begin("generate", tracing.Kind.CLIENT) as span,
+                        self._generate(calls, pair, span) as call,
+                    ):
                         # Messages that waited together are read as one: a choice that is
                         # behind catches up.
                         while content := await call.take():
@@ -131,16 +135,18 @@ class Leg:
                             yield batch
                             if batch.finish != FINISH_REASON_UNSPECIFIED:
                                 return
-                    error: EpserveError = Unavailable("the decode worker gave no finish reason")
+                        raise Unavailable("the decode worker gave no finish reason")
                 except DecodeError:
-                    error = Unavailable(
+                    error: EpserveError = Unavailable(
                         "the decode worker sent no message", failed_epoch=pair.decode.epoch
                     )
                 except EpserveError as failure:
                     error = failure
             self._note_failure(pair, error)
 
-    def _generate(self, calls: MultiplexClient, pair: AssignResponse) -> Call:
+    def _generate(
+        self, calls: MultiplexClient, pair: AssignResponse, span: tracing.Span
+    ) -> Call:
         # An id of its own for each call: the one before may still be ending on that worker.
         request_id = call_id(self._request_id, self._num_calls)
         self._num_calls += 1
@@ -158,8 +164,20 @@ class Leg:
             decode_epoch=pair.decode.epoch,
             priority=self._priority,
         )
+        if span.is_recording:
+            span.note(
+                {
+                    "epserve.leg_id": request_id,
+                    "epserve.prefill": pair.prefill.name,
+                    "epserve.decode": pair.decode.name,
+                    "epserve.num_earlier_tokens": len(self.output_token_ids),
+                }
+            )
         return calls.call(
-            GENERATE, request.SerializeToString(), timeout_seconds=self._remaining_seconds()
+            GENERATE,
+            request.SerializeToString(),
+            timeout_seconds=self._remaining_seconds(),
+            trace=span.context,
         )
 
     # ---- assignment

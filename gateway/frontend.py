@@ -9,6 +9,7 @@ from typing import Literal
 
 from fastapi import Request, Response
 
+from core import tracing
 from core.errors import InvalidRequest, ModelNotFound
 from core.log import get_logger
 from gateway.announcer import Announcer
@@ -24,6 +25,7 @@ from gateway.grammar_request import constraint_grammar, tool_grammar
 from gateway.job import ChatForm, Job, Prompt, make_prompt
 from gateway.prompt_echo import PromptEcho
 from gateway.request_body import read_body
+from gateway.request_trace import describe_job
 from gateway.run import Run
 from gateway.sampling_fields import SamplingFields
 from gateway.served_model import ServedModel
@@ -56,7 +58,9 @@ class Frontend:
         body = await read_body(request, ChatRequest)
         self._check_common(body)
         tools = body.tool_use()
-        rendered = await make_chat_prompt(body, self.model)
+        with tracing.begin("tokenize") as span:
+            rendered = await make_chat_prompt(body, self.model)
+            _note_tokens(span, rendered.token_ids)
         by_new_name = body.max_completion_tokens is not None
         prompt = make_prompt(
             rendered.token_ids,
@@ -83,6 +87,7 @@ class Frontend:
             at_most_one_call=tools.at_most_one,
         )
         job = replace(job, chat=form)
+        describe_job(request.scope, job, self.model.name)
         return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
 
     async def complete(self, request: Request) -> Response:
@@ -90,7 +95,9 @@ class Frontend:
         arrived_at = self._admit()
         body = await read_body(request, CompletionRequest)
         self._check_common(body)
-        prompts = [await self._prompt(body, text_or_ids) for text_or_ids in body.prompts()]
+        with tracing.begin("tokenize") as span:
+            prompts = [await self._prompt(body, text_or_ids) for text_or_ids in body.prompts()]
+            _note_tokens(span, *(prompt.token_ids for prompt in prompts))
         tells_logprobs = body.logprobs is not None
         sampling = body.sampling_params(
             self.model.sampling_defaults,
@@ -105,6 +112,7 @@ class Frontend:
         await self._add_grammar(sampling, body, None, None)
         job = self._job("completions", body, prompts, sampling, arrived_at, request)
         job = replace(job, tells_logprobs=tells_logprobs)
+        describe_job(request.scope, job, self.model.name)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
 
     async def tokenize(self, request: Request) -> Response:
@@ -168,17 +176,19 @@ class Frontend:
                     f"{constraint.param} cannot be kept to while tool_choice forces a call",
                     param=constraint.param,
                 )
-            grammar = await tool_grammar(
-                tools.forced,
-                self.model.tool_form,
-                self.grammars,
-                at_most_one=tools.at_most_one,
-                after_token_id=after_token_id,
-            )
+            with tracing.begin("compile grammar"):
+                grammar = await tool_grammar(
+                    tools.forced,
+                    self.model.tool_form,
+                    self.grammars,
+                    at_most_one=tools.at_most_one,
+                    after_token_id=after_token_id,
+                )
         elif constraint is not None:
-            grammar = await constraint_grammar(
-                constraint, self.grammars, after_token_id=after_token_id
-            )
+            with tracing.begin("compile grammar"):
+                grammar = await constraint_grammar(
+                    constraint, self.grammars, after_token_id=after_token_id
+                )
         else:
             return
         sampling.grammar.CopyFrom(grammar)
@@ -277,6 +287,11 @@ class Frontend:
         page_tokens = self.announcer.page_tokens
         run = Run(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
         return GenerationResponse(job, run, reply, self.serving)
+
+
+def _note_tokens(span: tracing.Span, *prompts: list[int]) -> None:
+    if span.is_recording:
+        span.note({"epserve.num_prompt_tokens": sum(map(len, prompts))})
 
 
 def _blamed_for_choices(body: SamplingFields) -> str:

@@ -27,6 +27,7 @@ from gateway.piece import Piece, join_pieces
 from gateway.rate_limit import RateLimiter
 from gateway.reply import SSE_DONE, Reply, sse_event
 from gateway.reply_sender import ReplySender
+from gateway.request_trace import describe_end
 from gateway.run import Run
 from gateway.token_meter import TokenMeter
 
@@ -77,6 +78,7 @@ class GenerationResponse(Response):
             await asyncio.gather(work, gone, sender.close(), return_exceptions=True)
             meter.note(is_end=True)
             self._record(outcome, client)
+            describe_end(scope, self._run, outcome)
 
     async def _attend(
         self, ends: set["asyncio.Task[Any]"], work: "asyncio.Task[str]", sender: ReplySender

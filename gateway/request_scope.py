@@ -8,8 +8,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.log import get_logger, request_context
+from core.trace_context import TRACE
+from core.tracing import NOTHING, Span, is_on
 from gateway.metrics import GatewayMetrics
 from gateway.openai_error import internal_error_response
+from gateway.request_trace import begin_request, end_request, trace_of
 
 log = get_logger("gateway.http")
 
@@ -21,7 +24,7 @@ QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 class RequestScope:
     """Gives each request an id: the client's `x-request-id` when it is safe to repeat, a new
     one otherwise. It is on the response, in every log line and, through the context, in the
-    metadata of every call made on the request's behalf.
+    metadata of every call made on the request's behalf; and so is the trace, but for the response.
 
     NOTE: a plain ASGI middleware; Starlette's BaseHTTPMiddleware loses count of streams
     that clients cancel.
@@ -48,6 +51,8 @@ class RequestScope:
             await send(message)
 
         started = time.monotonic()
+        span = self._begin_span(scope, request_id)
+        trace_token = TRACE.set(span.context)
         with request_context(request_id):
             try:
                 await self._app(scope, receive, send_with_id)
@@ -58,12 +63,24 @@ class RequestScope:
                 await internal_error_response()(scope, receive, send_with_id)
             finally:
                 self._record(scope, status, time.monotonic() - started)
+                end_request(span, status or 499)
+                TRACE.reset(trace_token)
+
+    def _begin_span(self, scope: Scope, request_id: str) -> Span:
+        trace = trace_of(scope)
+        if not is_on() or scope["path"] in QUIET_PATHS:
+            return NOTHING if trace is None else Span(trace)  # passed on all the same
+        return begin_request(scope, self._route(scope), request_id, trace)
+
+    def _route(self, scope: Scope) -> str:
+        path: str = scope["path"]
+        return path if path in self._paths else "other"
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
-        known = path if path in self._paths else "other"
         # No status: the client went away before there was any.
-        self._metrics.http_responses.labels(path=known, code=str(status or 499)).inc()
+        code = str(status or 499)
+        self._metrics.http_responses.labels(path=self._route(scope), code=code).inc()
         if path not in QUIET_PATHS:
             log.info(
                 "answered",

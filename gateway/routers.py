@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from core import tracing
 from core.errors import EpserveError, Unavailable
 from core.log import get_logger
 from core.resolver import Lookup, is_literal, resolve, system_lookup
@@ -38,6 +39,16 @@ class _Router:
         self._channel = channel(address)
         self.calls = MultiplexClient(self._channel)
         self.announcements: RouterAsyncStub = RouterStub(self._channel)
+
+    async def assign(self, request: bytes, timeout_seconds: float) -> bytes:
+        with tracing.begin("assign", tracing.Kind.CLIENT) as span:
+            if span.is_recording:
+                span.note({"epserve.router": self.address})
+            asking = self.calls.call(
+                ASSIGN, request, timeout_seconds=timeout_seconds, trace=span.context
+            )
+            with asking as call:
+                return await call.take()
 
     async def close(self) -> None:
         await self.calls.close()
@@ -87,8 +98,7 @@ class Routers:
         for router in self._in_order(first_page):
             seconds = until - asyncio.get_running_loop().time()
             try:
-                with router.calls.call(ASSIGN, request, timeout_seconds=max(0, seconds)) as call:
-                    return await call.take()
+                return await router.assign(request, max(0, seconds))
             except Unavailable as failure:
                 # One that is there knows more about why there is no pair.
                 if error is unknown or router.calls.is_connected:

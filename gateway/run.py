@@ -130,6 +130,10 @@ class Run:
             reasoning_tokens=reasoning_tokens,
         )
 
+    def finish_reasons(self) -> list[str]:
+        """Of each choice; one that was cut off has none, which is "error"."""
+        return [choice.text.finish_reason or "error" for choice in self._choices]
+
     def returned(self) -> list[int]:
         """The choices to tell: for each prompt, those with the likeliest tokens, in order."""
         indices: list[int] = []

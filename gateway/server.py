@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 
+from core import tracing
 from core.address import Address, parse_address
 from core.clock import SystemClock
 from core.log import get_logger
@@ -58,19 +59,25 @@ class _HttpServer(uvicorn.Server):
 
 
 def run(settings: GatewaySettings) -> None:
-    """Serves until SIGTERM or SIGINT. Raises CheckpointError for a bad model folder and OSError
-    when the address is taken."""
+    """Serves until SIGTERM or SIGINT. Raises CheckpointError for a bad model folder, ValueError
+    where traces cannot be sent, and OSError when the address is taken."""
     model = ServedModel.load(settings)
+    tracing.configure(
+        "gateway", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio
+    )
     # What is there by now stays: collections that look at it, or at the tasks of a thousand
     # streams every few hundred tokens, cost a fifth of the time.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
-    with (
-        listen_on(settings.listen, shared=settings.shared_folder is not None) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        runner.run(_serve_until_signal(settings, model, listener))
+    try:
+        with (
+            listen_on(settings.listen, shared=settings.shared_folder is not None) as listener,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            runner.run(_serve_until_signal(settings, model, listener))
+    finally:
+        tracing.shutdown()
 
 
 async def _serve_until_signal(

@@ -37,6 +37,7 @@ from engine.wire import (
 from engine.worker_metrics import WorkerMetrics
 from engine.worker_service import Load
 from prefill_worker.rank_choice import RankChoice
+from prefill_worker.stage_spans import record_stages
 from proto import generate_pb2, generate_pb2_grpc
 
 log = get_logger("prefill_worker.service")
@@ -258,6 +259,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
             record.queue_seconds = prefilled.queue_seconds
             record.first_token_seconds = time.monotonic() - began
             record.num_output_tokens = int(prefilled.token is not None)
+            record_stages(prefilled, record)
             return prefilled
         except asyncio.CancelledError:
             finish = "CANCELLED"

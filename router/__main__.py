@@ -3,8 +3,8 @@
 import asyncio
 import sys
 
+from core import tracing
 from core.log import configure
-from router.discovery import DiscoveryError
 from router.process import run_router
 from router.settings import RouterSettings
 
@@ -13,10 +13,15 @@ def main() -> int:
     settings = RouterSettings.parse(sys.argv[1:])
     configure("router", settings.name or "router", settings.log_level, settings.log_format)
     try:
+        tracing.configure(
+            "router", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio
+        )
         asyncio.run(run_router(settings))
-    except (OSError, DiscoveryError) as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    finally:
+        tracing.shutdown()
     return 0
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 
+from core import tracing
 from core.clock import Clock
 from core.errors import (
     EpserveError,
@@ -14,6 +15,7 @@ from core.errors import (
     Unavailable,
 )
 from core.log import REQUEST_ID
+from core.trace_context import TRACE
 from proto import router_pb2
 from proto.router_pb2_grpc import RouterServicer
 from router.assign import WorkerAddress
@@ -56,6 +58,7 @@ class RouterService(RouterServicer):
         finally:
             self._metrics.count_assign(outcome)
         self._metrics.assign_seconds.observe(self._clock.now() - began)
+        tracing.record_last("queue", TRACE.get(), assignment.queue_seconds)
         self._metrics.count_prefix(
             num_matched=assignment.num_matched_pages, num_pages=len(request.prefix_hashes)
         )

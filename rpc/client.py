@@ -1,4 +1,4 @@
-"""Calling another process: channels, request ids, deadlines, errors.
+"""Calling another process: channels, request ids, traces, deadlines, errors.
 
 async with channel(address) as peer:
     stub = RouterStub(peer)
@@ -14,6 +14,7 @@ import grpc
 
 from core.address import parse_address
 from core.log import REQUEST_ID
+from core.trace_context import TRACE, TRACEPARENT_KEY, TRACESTATE_KEY, TraceContext
 from rpc.interceptor import REQUEST_ID_KEY
 from rpc.options import CHANNEL_OPTIONS
 from rpc.status import header_text, to_error
@@ -29,10 +30,20 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
 
 
-def request_metadata(request_id: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Metadata that carries the request id, by default that of the current context."""
+def request_metadata(
+    request_id: str | None = None, trace: TraceContext | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Metadata that carries request id and trace, by default those of the current context."""
+    metadata = []
     text = header_text(REQUEST_ID.get() if request_id is None else request_id)
-    return ((REQUEST_ID_KEY, text),) if text else ()
+    if text:
+        metadata.append((REQUEST_ID_KEY, text))
+    trace = trace or TRACE.get()
+    if trace is not None:
+        metadata.append((TRACEPARENT_KEY, trace.traceparent))
+        if trace.tracestate:
+            metadata.append((TRACESTATE_KEY, trace.tracestate))
+    return tuple(metadata)
 
 
 def remaining_seconds(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:

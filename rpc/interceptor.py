@@ -1,4 +1,4 @@
-"""What happens around every call on a server: request id, errors, counting."""
+"""What happens around every call on a server: request id, trace, errors, counting."""
 
 import asyncio
 import inspect
@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from core import tracing
 from core.errors import EpserveError, InternalError, Unavailable
 from core.log import REQUEST_ID, get_logger
+from core.trace_context import TRACE, TRACEPARENT_KEY, TRACESTATE_KEY, parse_trace
 from rpc.status import header_text, to_error, to_status
 
 REQUEST_ID_KEY = "x-request-id"
@@ -60,7 +62,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _unary(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> object:
-            _take_request_id(context)
+            _take_ids(context)
             end = self.enter(method)
             try:
                 response = await behaviour(request, context)
@@ -77,7 +79,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _stream(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> AsyncIterator[object]:
-            _take_request_id(context)
+            _take_ids(context)
             end = self.enter(method)
             try:
                 async for response in behaviour(request, context):
@@ -103,7 +105,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     yield response
 
         async def call(request: object, context: Context) -> AsyncIterator[object]:
-            _take_request_id(context)
+            _take_ids(context)
             try:
                 async with aclosing(responses(request, context)) as stream:
                     async for response in stream:
@@ -150,6 +152,12 @@ class CallRecord:
         self.code = "CANCELLED"  # what it is unless something else is said
         self._method = method
         self._started_at = time.monotonic()
+        self._span = tracing.NOTHING
+        if TRACE.get() is not None and tracing.is_on():
+            service, _, name = method[1:].rpartition("/")
+            attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+            self._span = tracing.begin(method[1:], tracing.Kind.SERVER, attributes)
+            TRACE.set(self._span.context)
 
     def fail(self, error: Exception) -> EpserveError:
         """What the caller is told of `error`, which ended the call."""
@@ -158,17 +166,30 @@ class CallRecord:
         return told
 
     def log_end(self) -> None:
-        """A line with the request's id; calls that belong to no request have none."""
+        """A line with the request's id, and the end of its span; calls that belong to no request
+        have neither."""
+        if self._span.is_recording:
+            self._span.note({"rpc.response.status_code": self.code})
+        self._span.end("" if self.code == "OK" else self.code.lower())
         if REQUEST_ID.get():
             seconds = round(time.monotonic() - self._started_at, 6)
             log.info("call ended", method=self._method, code=self.code, seconds=seconds)
 
 
-def _take_request_id(context: Context) -> None:
+def _take_ids(context: Context) -> None:
     # Each call runs in a task, and so a context, of its own: nothing to reset.
+    traceparent = tracestate = ""
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str):
+        if not isinstance(value, str):
+            continue
+        if key == REQUEST_ID_KEY:
             REQUEST_ID.set(header_text(value))
+        elif key == TRACEPARENT_KEY:
+            traceparent = value
+        elif key == TRACESTATE_KEY:
+            tracestate = value
+    if traceparent:
+        TRACE.set(parse_trace(traceparent, tracestate))
 
 
 def meant(error: Exception, method: str) -> EpserveError:

@@ -19,6 +19,7 @@ import grpc
 
 from core.errors import DeadlineExceeded, Draining, EpserveError, InternalError, Unavailable
 from core.log import REQUEST_ID, get_logger
+from core.trace_context import TRACE, TraceContext
 from proto.multiplex_pb2 import CallEnd, ClientFrame, OpenCall, ServerFrame
 from proto.multiplex_pb2_grpc import MultiplexStub
 from rpc.status import header_text, to_error
@@ -61,15 +62,25 @@ class MultiplexClient:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def call(
-        self, method: str, request: bytes, *, timeout_seconds: float, request_id: str | None = None
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout_seconds: float,
+        request_id: str | None = None,
+        trace: TraceContext | None = None,
     ) -> "Call":
-        """Begins at once; leaving the `with` block of the result ends it."""
+        """Begins at once; leaving the `with` block of the result ends it. Request id and trace
+        are by default those of the current context."""
         if self._session is None or self._session.is_over:
             self._session = _Session(self._stub, self._peer_epoch)
         text = header_text(REQUEST_ID.get() if request_id is None else request_id)
         opened = OpenCall(
             method=method, request=request, timeout_seconds=timeout_seconds, request_id=text
         )
+        trace = trace or TRACE.get()
+        if trace is not None:
+            opened.traceparent, opened.tracestate = trace
         return Call(self._session, opened, self._max_waiting_bytes)
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ import grpc
 
 from core.errors import DeadlineExceeded, Draining, EpserveError, InvalidRequest, Overloaded
 from core.log import REQUEST_ID
+from core.trace_context import TRACE, parse_trace
 from proto import multiplex_pb2_grpc
 from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, ServerFrame
 from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor
@@ -111,6 +112,8 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
         """One call to its end; raises EpserveError for any other end than a good one."""
         method = self.method(opened.method)
         REQUEST_ID.set(header_text(opened.request_id))
+        if opened.traceparent:
+            TRACE.set(parse_trace(opened.traceparent, opened.tracestate))
         context = CallContext(opened)
         end = self._calls.enter(opened.method)
         try:
