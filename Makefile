@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-kernels clean
+.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, r
 
 bench-gateway: $(VENV)/.installed-dev ## measure the gateway on one core, record in bench/results
 	$(BIN)/python -m bench.gateway_load --record $(BENCH_ARGS)
+
+bench-rebalance: $(VENV)/.installed-dev ## measure what answers feel of experts that move, record it
+	$(BIN)/python -m bench.rebalance --record $(BENCH_ARGS)
 
 test-gpu: ## the tests that need a GPU, in the environment at hand (PYTHON)
 	$(PYTHON) -m pytest -m gpu tests/kernels $(TEST_ARGS)
