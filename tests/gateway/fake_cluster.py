@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from core.errors import EpserveError, Mismatch, Unavailable
+from core.trace_context import TRACE, TraceContext
 from proto import generate_pb2, generate_pb2_grpc, router_pb2, router_pb2_grpc
 from proto.generate_pb2 import GenerateRequest, GenerateResponse, Token, TokenLogprob
 from rpc.server import RpcServer
@@ -57,6 +58,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
         self.plan = Plan()
         self.requests: list[GenerateRequest] = []
         self.request_ids: list[str] = []
+        self.traces: list[TraceContext | None] = []
         self.num_running = 0
         self.cancelled = asyncio.Event()
         self.started = asyncio.Event()
@@ -68,6 +70,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
         self.plan = Plan()
         self.requests.clear()
         self.request_ids.clear()
+        self.traces.clear()
         self.cancelled.clear()
         self.started.clear()
 
@@ -90,6 +93,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
         self.requests.append(request)
         metadata = dict(context.invocation_metadata() or ())
         self.request_ids.append(str(metadata.get("x-request-id", "")))
+        self.traces.append(TRACE.get())
         if self.plan.refusals:
             raise self.plan.refusals.popleft()
         self.num_running += 1
