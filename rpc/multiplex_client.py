@@ -203,6 +203,8 @@ class _Session:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            if self.is_over:
+                return
             # Calls may be cancelled that this frame does not open yet: they go first.
             cancelled, self._cancelled = set(self._cancelled), []
             opening: list[OpenCall] = []
@@ -239,6 +241,8 @@ class _Session:
         finally:
             self.is_over = True
             self._stream.cancel()
+            # NOTE: grpc forgets to cancel whoever waits for a frame of a stream that has broken.
+            self._changed.set()
             calls, self._calls = self._calls, {}
             for call in calls.values():
                 call.end(error)

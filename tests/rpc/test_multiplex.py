@@ -236,6 +236,24 @@ async def test_a_graceful_stop_lets_calls_finish_and_takes_no_new_ones() -> None
         await asyncio.wait_for(stopping, 2)  # the session that stays open does not hold it
 
 
+async def test_a_broken_session_leaves_no_task_behind() -> None:
+    async with serving() as served:
+        call = served.call(1, "hang")
+        assert await call.take()
+        session = served.client._session
+        assert session is not None
+        await served.server._server.stop(None)
+        with pytest.raises(Unavailable):
+            await call.take()
+
+        def sends() -> bool:
+            names = [getattr(t.get_coro(), "__name__", "") for t in asyncio.all_tasks()]
+            return "_consume_request_iterator" in names
+
+        await eventually(lambda: not sends())
+        await session.close()
+
+
 async def test_a_lost_client_ends_its_calls() -> None:
     async with serving() as served:
         other = channel(served.server.address)
