@@ -89,6 +89,7 @@ class WorkerServer:
         self.status = StatusService(self.front, self.service, self.drain, self.experts, identity)
         self.stop_asked = asyncio.Event()
         self.hurry_asked = asyncio.Event()
+        self._change = asyncio.Event()
         self.front.on_message = self._hear
         self.front.on_stats = lambda _rank, stats: self.metrics.observe(stats)
         self.front.on_change = self._changed
@@ -144,10 +145,12 @@ class WorkerServer:
             log.error("cannot start", reason=str(error))
             return 1
         await self.server.set_serving(True)
+        health = asyncio.ensure_future(self._tell_health())
         self.experts.begin()
         log.info("serving", model=self.settings.model_name)
         await _first_of(self.front.died, stop)
         stop.cancel()
+        health.cancel()
         if self.front.died.done():
             return await self._fail()
         return await self._leave()
@@ -188,6 +191,17 @@ class WorkerServer:
     def _changed(self) -> None:
         self.drain.note_change()
         self.status.changed()
+        self._change.set()
+
+    async def _tell_health(self) -> None:
+        """A worker that drains is not ready, for probes as for routers; until it is taken back."""
+        told = True
+        while True:
+            if told == self.front.draining:
+                told = not self.front.draining
+                await self.server.set_serving(told)
+            self._change.clear()
+            await self._change.wait()
 
     async def _fail_open(self, message: str) -> None:
         self.service.fail_all(Unavailable(message, failed_epoch=self.front.epoch))

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import Draining, InvalidRequest, Unavailable
 from engine.worker_server import stop_by_signal
 from proto import worker_pb2, worker_pb2_grpc
 from rpc.client import to_error
+from rpc.server import LIVENESS
 from tests.engine.test_worker_server import SUBMIT, health, python_path, ready, running
 
 __all__ = ["python_path"]  # a fixture
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def drain(peer: grpc.aio.Channel, **fields: object) -> None:
@@ -44,7 +49,25 @@ async def test_an_idle_worker_is_drained_at_once_and_stays(tmp_path: Path) -> No
         await asyncio.sleep(0.2)  # longer than the grace
         assert server.service.handed_over == []
         assert not run.done()
-        assert await health(peer, "") == 1  # whoever restarts it need not
+        assert await health(peer, LIVENESS) == SERVING  # whoever restarts it need not
+
+
+async def test_health_says_not_serving_until_the_worker_is_taken_back(tmp_path: Path) -> None:
+    async with running(tmp_path, "serve") as (_server, _run, peer):
+        await ready(peer)
+        for undo in (False, True, False):
+            await drain(peer, undo=undo)
+            await health_becomes(peer, SERVING if undo else NOT_SERVING)
+        assert await health(peer, LIVENESS) == SERVING
+
+
+async def health_becomes(peer: grpc.aio.Channel, wanted: int) -> None:
+    watch = health_pb2_grpc.HealthStub(peer).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+    async for reply in watch:
+        if reply.status == wanted:
+            watch.cancel()
+            return
+    raise AssertionError("the watch ended first")
 
 
 async def test_a_grace_ends_with_handing_over(tmp_path: Path) -> None:
