@@ -113,7 +113,8 @@ class RankExperts:
         num_bytes = sum(fact[3] for fact in facts)
         if ended is not None:
             self._told = Report()
-            log.info("experts moved", outcome=ended.outcome.value, reason=ended.reason)
+            if ended.outcome is not Outcome.DONE:
+                log.warning("experts not moved", outcome=ended.outcome.value, reason=ended.reason)
             return self._moved(ended.outcome.value, ended.reason, num_bytes)
         now = self._clock.now()
         if self._group.rank or now - self._reported_at < PROGRESS_SECONDS:
