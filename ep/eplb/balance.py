@@ -43,7 +43,7 @@ def balance(
         raise ValueError(f"{num_logical} experts in {num_ranks} x {slots_per_rank} slots")
     load = spread_out(load)
     if not is_hierarchical(num_logical, num_ranks, num_nodes, num_groups):
-        return _fill(load, num_ranks, slots_per_rank)
+        return _fill(load, num_ranks, slots_per_rank, np.ones(num_layers))
     return fill_nodes(load, pack_groups(load, num_nodes, num_groups), num_ranks, slots_per_rank)
 
 
@@ -80,26 +80,34 @@ def fill_nodes(
     experts: Slots = groups[..., None] * group_size + np.arange(group_size)
     flat = experts.reshape(num_layers, num_logical)
     own_load = np.take_along_axis(load, flat, axis=1).reshape(num_layers * num_nodes, -1)
-    slots = _fill(own_load, num_ranks // num_nodes, slots_per_rank)  # indices within the node
+    # The heaviest node's mean load is what its heaviest rank has at least; it does not matter
+    # how even the others are below that.
+    node_load = own_load.sum(axis=1).reshape(num_layers, num_nodes)
+    enough = (node_load / node_load.max(axis=1, keepdims=True)).reshape(-1)
+    # Indices within the node.
+    slots = _fill(own_load, num_ranks // num_nodes, slots_per_rank, enough)
     experts = experts.reshape(num_layers * num_nodes, -1)
     named = np.take_along_axis(experts, slots.reshape(len(slots), -1), axis=1)
     return named.reshape(num_layers, num_ranks, slots_per_rank)
 
 
-def _fill(load: Load, num_ranks: int, slots_per_rank: int) -> Slots:
-    """[X, R, S] of X independent problems [X, E]."""
+def _fill(load: Load, num_ranks: int, slots_per_rank: int, enough: Load) -> Slots:
+    """[X, R, S] of X independent problems [X, E]; more balancedness than `enough` [X] is no use."""
     limit = -(-slots_per_rank // load.shape[1])
     names, share = _replicate(load, num_ranks * slots_per_rank, num_ranks * limit)
     slots = _pack(names, share, num_ranks, limit)
     best = balancedness(slots, load)
-    rules = Rules(limit=limit, num_steps=MAX_STEPS, even=EVEN, frugal=False)
+    rules = Rules(limit=limit, num_steps=MAX_STEPS, even=enough * EVEN, frugal=False)
     for stage in descend(slots, load, rules):
         better = stage.balancedness > best[stage.rows]
         rows = stage.rows[better]
         slots[rows], best[rows] = stage.slots[better], stage.balancedness[better]
-    published = _fill_as_published(load, num_ranks, slots_per_rank)
-    better = balancedness(published, load) > best * (1 + 1e-9)
-    slots[better] = published[better]
+    rest = np.flatnonzero(best < enough)
+    if not rest.size:
+        return slots
+    published = _fill_as_published(load[rest], num_ranks, slots_per_rank)
+    better = balancedness(published, load[rest]) > best[rest] * (1 + 1e-9)
+    slots[rest[better]] = published[better]
     return slots
 
 

@@ -49,41 +49,39 @@ class Rules:
 
     limit      replicas of an expert a rank
     num_steps  at most
-    even       a layer with this balancedness is done
+    even       a layer with this balancedness is done; one number for all, or one for each
     frugal     whether moves count
     num_nodes  experts stay on the nodes that have them
     """
 
     limit: int
     num_steps: int
-    even: float
+    even: float | Load
     frugal: bool = True
     num_nodes: int = 1
 
 
-def descend(slots: Slots, load: Load, rules: Rules, first: Slots | None = None) -> Iterator[Stage]:
-    """A stage a step, of the layers that are not done.
-
-    `slots` [X, R, S], `load` [X, E] above 0; moves are counted from `first` (default: `slots`).
-    """
-    books = RankBooks(slots, load, rules.limit, rules.num_nodes, first)
+def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
+    """A stage a step, of the layers that are not done: `slots` [X, R, S], `load` [X, E] above 0."""
+    books = RankBooks(slots, load, rules.limit, rules.num_nodes)
     rows = np.arange(len(slots))
     best = balancedness_of(books.total)
     best_step = np.zeros(len(rows), dtype=np.int64)
     only_trades = np.zeros(len(rows), dtype=np.bool_)
-    goes_on = best < rules.even
+    even = np.broadcast_to(np.asarray(rules.even, dtype=np.float64), best.shape)
+    goes_on = best < even
     for step in range(1, rules.num_steps + 1):
         if not goes_on.any():
             return
         if not goes_on.all():
             books.keep(goes_on)
             rows, best, best_step = rows[goes_on], best[goes_on], best_step[goes_on]
-            only_trades = only_trades[goes_on]
+            only_trades, even = only_trades[goes_on], even[goes_on]
         changed = _step(books, only_trades, rules.frugal)
         value = balancedness_of(books.total)
         best_step[value > best] = step
         best = np.maximum(value, best)
-        goes_on = changed & (value < rules.even) & (step - best_step < PATIENCE)
+        goes_on = changed & (value < even) & (step - best_step < PATIENCE)
         yield Stage(rows=rows, slots=books.placed, num_moves=books.num_moves(), balancedness=value)
 
 

@@ -35,10 +35,9 @@ class RankBooks:
         load: Load,
         limit: int,
         num_nodes: int = 1,
-        first: Slots | None = None,
     ) -> None:
-        """`slots` [X, R, S] with EMPTY ones, `load` [X, N]; experts stay on their nodes. `first`
-        is what is held in the beginning, if not `slots`."""
+        """`slots` [X, R, S] with EMPTY ones, `load` [X, N]; experts stay on the nodes that have
+        them."""
         num_rows, num_logical = load.shape
         self.slots = np.where(slots == EMPTY, num_logical, slots)
         self.load = np.concatenate((load, np.zeros((num_rows, 1))), axis=1)
@@ -47,14 +46,14 @@ class RankBooks:
         self.num_nodes = num_nodes
         self.held = copies_by_rank(self.slots, num_logical + 1)
         self.counts = self.held.sum(axis=2, dtype=np.int64)
-        held_at_first = self.held
-        if first is not None:
-            first = np.where(first == EMPTY, num_logical, first)
-            held_at_first = copies_by_rank(first, num_logical + 1)
-        self.held_at_first: npt.NDArray[np.bool_] = held_at_first.astype(np.bool_)
+        self.held_at_first: npt.NDArray[np.bool_] = self.held.astype(np.bool_)
         self.held[:, -1] = NEVER_FULL
         self.held_at_first[:, -1] = True
         self.counts[:, -1] = EVERYWHERE
+        node_begins = np.flatnonzero(np.diff(self.node, prepend=-1))
+        self.on_node: npt.NDArray[np.bool_] = (
+            np.add.reduceat(self.held, node_begins, axis=2) != 0  # [X, N + 1, nodes]
+        )
         self.recount()
 
     @property
@@ -68,10 +67,6 @@ class RankBooks:
         self.slot_share = pick(self.share, self.slots)
         self.total = self.slot_share.sum(axis=2)
         self.heaviest: Rows = self.total.argmax(axis=1)
-        if self.num_nodes > 1:
-            by_node = self.held.reshape(*self.held.shape[:2], self.num_nodes, -1)
-            self._on_node: npt.NDArray[np.bool_] = by_node.max(axis=3).astype(np.int64) > 0
-            self._on_node[:, -1] = True
 
     def lightest(self, count: int) -> Rows:
         """[X, count] ranks, or all of them, lightest first; those on the node of the heaviest
@@ -88,7 +83,7 @@ class RankBooks:
         rows = np.arange(len(self.slots)).reshape(-1, *(1,) * (max(expert.ndim, rank.ndim) - 1))
         full: npt.NDArray[np.bool_] = self.held[rows, expert, rank] >= self.limit
         if self.num_nodes > 1:
-            full |= ~self._on_node[rows, expert, self.node[rank]]
+            full |= ~self.on_node[rows, expert, self.node[rank]]
         return full
 
     def num_moves(self) -> Rows:
@@ -107,7 +102,7 @@ class RankBooks:
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> None:
         """Drops the other layers, [X]."""
-        for name in ("slots", "load", "counts", "held", "held_at_first"):
+        for name in ("slots", "load", "counts", "held", "held_at_first", "on_node"):
             setattr(self, name, getattr(self, name)[rows])
         self.recount()
 

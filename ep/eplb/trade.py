@@ -11,7 +11,7 @@ from ep.eplb.rank_books import RankBooks, Rows, pick
 
 # It trades with one of the lightest ranks: of so many at least, and of more where that does not
 # take long, because ranks have few slots.
-MIN_PARTNERS = 8
+MIN_PARTNERS = 4
 NUM_PAIRS = 1200
 
 

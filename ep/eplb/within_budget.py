@@ -7,7 +7,7 @@ How far each layer goes is decided by what balancedness it gains for each of its
 moves go where they are worth most.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -91,8 +91,13 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
         num_nodes=num_nodes,
     )
     stages += descend(slots, spread_out(load), rules)
-    if num_nodes > 1:
-        stages += refill(slots, spread_out(load), num_nodes, num_groups)
+    best = stages[0].balancedness.copy()
+    for stage in stages[2:]:
+        best[stage.rows] = np.maximum(best[stage.rows], stage.balancedness)
+    rest = np.flatnonzero(best < ENOUGH * stages[1].balancedness)
+    if num_nodes > 1 and rest.size:
+        for stage in refill(slots[rest], spread_out(load[rest]), num_nodes, num_groups):
+            stages.append(replace(stage, rows=rest[stage.rows]))
     shape = (len(stages), num_layers)
     found = Candidates(
         slots=np.repeat(slots[None], len(stages), axis=0),
