@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.metric_families import families
 from tests.observability.alert_cases import CASES, UP, Case
 from tests.observability.shipped import ALERT_FILES, REPOSITORY, alerts
 from tests.observability.tools import tool
@@ -47,9 +48,13 @@ def test_the_runbook_names_things_that_exist() -> None:
     flags = set(re.findall(r"--[a-z][a-z-]+", (REPOSITORY / "docs/configuration.md").read_text()))
     own = {"--grace", "--plan", "--apply", "--workers"}  # of ctl, and of the gateway
     assert set(re.findall(r"--[a-z][a-z-]+", text)) - own <= flags
-    metrics = (REPOSITORY / "docs" / "metrics.md").read_text()
-    for name in re.findall(r"`(epserve_\w+)`", text):
-        assert f"`{name}`" in metrics
+
+
+def test_the_docs_name_metrics_that_exist() -> None:
+    known = {series for family in families() for series in (family.name, *family.series)}
+    for page in sorted((REPOSITORY / "docs").glob("*.md")):
+        named = set(re.findall(r"\bepserve_[a-z0-9_]*[a-z0-9]\b(?!_)", page.read_text()))
+        assert named <= known, page.name
 
 
 def test_each_alert_has_a_case() -> None:
