@@ -14,6 +14,9 @@ Model = Annotated[
 ServedModelName = Annotated[
     str, typer.Option(help="Name that requests use; default: name of the folder")
 ]
+GatewayWorkers = Annotated[
+    int, typer.Option(min=1, max=_MAX_PROCESSES, help="Gateway processes that share its port")
+]
 PrefillWorkers = Annotated[int, typer.Option(min=1, max=_MAX_PROCESSES, help="Prefill workers")]
 PrefillRanks = Annotated[
     int, typer.Option(min=1, max=_MAX_PROCESSES, help="Ranks of each prefill worker")
@@ -54,6 +57,10 @@ MaxRunning = Annotated[
 ]
 Threads = Annotated[
     int, typer.Option(min=0, help="CPU threads a rank; 0: the cores, shared out to a role's ranks")
+]
+OtlpEndpoint = Annotated[
+    str,
+    typer.Option(help="Collector that all processes send traces to (OTLP over gRPC): host:port"),
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], typer.Option(help="Least level that is logged")

@@ -20,6 +20,7 @@ class ClusterOptions:
 
     model: Path
     served_model_name: str
+    gateway_workers: int = 1
     prefill_workers: int = 1
     prefill_ranks: int = 1
     decode_workers: int = 1
@@ -33,6 +34,7 @@ class ClusterOptions:
     max_running: int = 0
     threads: int = 0
     log_level: str = "info"
+    otlp_endpoint: str = ""
     settings: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -87,7 +89,11 @@ def cluster(
     gateway_address = f"{LOOPBACK}:{options.port}"
     gateway = _spec(
         options, "gateway", "gateway", "gateway", gateway_address, "",
-        {"router": router_address, **_model_flags(options)},
+        {
+            "router": router_address,
+            "workers": str(options.gateway_workers),
+            **_model_flags(options),
+        },
     )
     return [gateway, router, *workers]
 
@@ -136,6 +142,8 @@ def _spec(
     flags: dict[str, str],
 ) -> ProcessSpec:
     flags = {"name": name, "listen": address, **flags, "log-level": options.log_level}
+    if options.otlp_endpoint:
+        flags["otlp-endpoint"] = options.otlp_endpoint
     if metrics_address:
         flags["metrics-port"] = metrics_address.rpartition(":")[2]
     given = options.settings.get(role, {})

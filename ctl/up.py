@@ -26,6 +26,7 @@ _DECODE_RANKS = 2
 def up(
     model: flags.Model = None,
     served_model_name: flags.ServedModelName = "",
+    gateway_workers: flags.GatewayWorkers = 1,
     prefill_workers: flags.PrefillWorkers = 1,
     prefill_ranks: flags.PrefillRanks = 1,
     decode_workers: flags.DecodeWorkers = 1,
@@ -40,6 +41,7 @@ def up(
     max_running: flags.MaxRunning = 0,
     threads: flags.Threads = 0,
     log_level: flags.LogLevel = "info",
+    otlp_endpoint: flags.OtlpEndpoint = "",
     ready_timeout: flags.ReadyTimeout = 600.0,
     settings: flags.Settings = None,
 ) -> None:
@@ -54,6 +56,7 @@ def up(
         options = ClusterOptions(
             model=folder,
             served_model_name=name,
+            gateway_workers=gateway_workers,
             prefill_workers=prefill_workers,
             prefill_ranks=prefill_ranks,
             decode_workers=decode_workers,
@@ -67,6 +70,7 @@ def up(
             max_running=max_running,
             threads=threads,
             log_level=log_level,
+            otlp_endpoint=otlp_endpoint,
             settings=parse_settings(settings or []),
         )
         specs = _layout(options, num_gpus)

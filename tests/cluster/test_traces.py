@@ -47,10 +47,10 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPSERVE_OTLP_ENDPOINT", collector.address)
         patch.setenv("EPSERVE_LOG_FORMAT", "json")
         log_dir = tmp_path_factory.mktemp("logs")
-        options = ["--served-model-name", "demo", "--prefill-workers", "1", "--decode-workers", "2"]
+        options = ["--served-model-name", "demo", "--prefill-workers", "1",
+                   "--decode-workers", "2", "--otlp-endpoint", collector.address]  # fmt: skip
         with Cluster(log_dir, *options) as cluster:
             yield cluster
 

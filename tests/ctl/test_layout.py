@@ -32,6 +32,13 @@ def test_the_default_cluster() -> None:
     assert specs["decode-0"].flags["model"] == specs["gateway"].flags["model"] == "/models/tiny"
 
 
+def test_what_is_for_one_role_and_what_is_for_all() -> None:
+    specs = specs_of(replace(OPTIONS, gateway_workers=3, otlp_endpoint="traces:4317"))
+    assert [spec.flags.get("workers") for spec in specs.values()] == ["3", None, None, None]
+    assert {spec.flags["otlp-endpoint"] for spec in specs.values()} == {"traces:4317"}
+    assert not any("otlp-endpoint" in spec.flags for spec in specs_of(OPTIONS).values())
+
+
 def test_no_two_processes_share_a_port() -> None:
     specs = specs_of(replace(OPTIONS, prefill_workers=3, decode_workers=4))
     ports = [spec.address for spec in specs.values()]
