@@ -47,7 +47,7 @@ class ExpertGroup:
         self, front: WorkerFront, metrics: ExpertMetrics, clock: Clock | None = None
     ) -> None:
         settings = front.settings
-        self.name = settings.expert_group or settings.name or front.role
+        self.name = settings.expert_group_name or front.role
         self.balancedness = 1.0
         self.placement_version = 0
         self.rebalance: Rebalance | None = None  # under way

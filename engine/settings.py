@@ -64,7 +64,9 @@ class WorkerSettings(ProcessSettings):
         False, description="Compute the shared expert as one more of the routed ones"
     )
     expert_group: str = Field(
-        "", max_length=256, description="Name of the EP group; default: the worker's name"
+        "",
+        max_length=256,
+        description="Name of the EP group; default: the worker's, of several nodes the rendezvous",
     )
     expert_load_window_seconds: float = Field(
         60.0, gt=0, le=86400, description="Time over which the load of experts is looked at"
@@ -160,6 +162,11 @@ class WorkerSettings(ProcessSettings):
         """`chunk_tokens` with 0 resolved: enough to keep the device busy, little enough that a
         request does not wait long for the step before its own."""
         return self.chunk_tokens or max(512 if self.device == "cpu" else 2048, self.page_tokens)
+
+    @property
+    def expert_group_name(self) -> str:
+        """The same on all nodes of the group; "" where nothing has a name."""
+        return self.expert_group or (self.rendezvous if self.nodes > 1 else self.name)
 
     @property
     def group_size(self) -> int:

@@ -137,7 +137,8 @@ class Staging:
         """The thread's work on a GPU runs beside the steps'."""
         if self._device.type != "cuda":
             return nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream(self._device))
+        beside: AbstractContextManager[object] = torch.cuda.stream(torch.cuda.Stream(self._device))
+        return beside
 
     def _note_stream(self) -> None:
         """Weights and rows may be touched again once the steps' work so far is done."""

@@ -232,6 +232,19 @@ async def test_only_node_0_speaks(tmp_path: Path) -> None:
     assert (status.name, status.node_rank, status.num_nodes, status.num_ranks) == ("big", 1, 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "d"),
+        ({"name": ""}, "decode"),
+        ({"nodes": 2, "rendezvous": "leader:29500"}, "leader:29500"),
+        ({"nodes": 2, "rendezvous": "leader:29500", "expert_group": "big"}, "big"),
+    ],
+)
+async def test_name(tmp_path: Path, settings: dict[str, Any], name: str) -> None:
+    assert Ranks(tmp_path, **settings).group.name == name
+
+
 @pytest.fixture
 async def automatic(tmp_path: Path) -> AsyncIterator[Ranks]:
     ranks = Ranks(tmp_path, rebalance_interval_seconds=0.01)
