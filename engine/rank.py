@@ -145,7 +145,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     clock.note("group")
     dispatcher = make_dispatcher(group, placement.slots_per_rank)
     experts = ExpertShard.build(
-        placement, start.rank, dispatcher, device, fold_shared=settings.fold_shared_expert
+        placement, start.rank, dispatcher, device, fold_shared=settings.shared_expert == "folded"
     )
     model = DeepseekV3.load(settings.model, device=device, dtype=dtype, experts=experts)
     clock.note("load")

@@ -60,8 +60,9 @@ class WorkerSettings(ProcessSettings):
     expert_placement: Annotated[Path | None, AfterValidator(_check_file)] = Field(
         None, description="File that says which rank holds which experts; default: in turn"
     )
-    fold_shared_expert: bool = Field(
-        False, description="Compute the shared expert as one more of the routed ones"
+    shared_expert: Literal["beside", "folded"] = Field(
+        "beside",
+        description="Computed while tokens travel, or in one go with the routed ones, as one more",
     )
     expert_group: str = Field(
         "",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from ep.placement import EMPTY, Placement
 from tests.cluster.harness import DEMO_MODEL, Cluster
 from tests.cluster.reference import greedy
 
@@ -108,6 +109,29 @@ def test_equals_transformers(
 @pytest.mark.slow
 def test_gloo_moves_tensors_between_ranks_as_well(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--set", "decode.ep-backend=gloo") as cluster:
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda one: check(cluster, one), expectations()))
+        cluster.assert_nothing_held()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["replicas", "file", "folded"])
+def test_placement_of_experts_changes_no_token(tmp_path: Path, start: str) -> None:
+    """Replicas in turn; a file with replicas, holes and another order in each layer; the shared
+    expert as one of the routed."""
+    file = tmp_path / "placement.json"
+    trivial = Placement.trivial(3, 16, 4, num_redundant=8)
+    rng = random.Random(3)
+    spare = [*range(4), EMPTY, EMPTY, 3, 3]
+    layers = {layer: tuple(rng.sample([*range(16), *spare], 24)) for layer in range(3)}
+    file.write_text(trivial.with_layers(layers).as_json())
+    flags = {
+        "replicas": ["decode.num-redundant-experts=5", "prefill.num-redundant-experts=1"],
+        "file": [f"decode.expert-placement={file}"],
+        "folded": ["decode.shared-expert=folded", "prefill.shared-expert=folded"],
+    }[start]
+    options = [text for flag in flags for text in ("--set", flag)]
+    with Cluster(tmp_path, "--prefill-ranks", "2", "--decode-ranks", "4", *options) as cluster:
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda one: check(cluster, one), expectations()))
         cluster.assert_nothing_held()
