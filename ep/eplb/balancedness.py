@@ -24,8 +24,8 @@ def slots_of(placement: Placement) -> Slots:
 
 def num_replicas(slots: Slots, num_logical: int) -> Slots:
     """[L, E] slots that hold each expert."""
-    num_layers = slots.shape[0]
-    flat = slots.reshape(num_layers, -1)
+    num_layers, num_ranks, slots_per_rank = slots.shape
+    flat = slots.reshape(num_layers, num_ranks * slots_per_rank)
     cell = np.arange(num_layers)[:, None] * num_logical + flat
     counts = np.bincount(cell[flat != EMPTY], minlength=num_layers * num_logical)
     return counts.reshape(num_layers, num_logical)
@@ -35,7 +35,7 @@ def rank_loads(slots: Slots, load: Load) -> Load:
     """[L, R]"""
     share = load / np.maximum(num_replicas(slots, load.shape[1]), 1)
     # What EMPTY (the last expert, when taken for an index) reads does not count.
-    flat = slots.reshape(slots.shape[0], -1)
+    flat = slots.reshape(slots.shape[0], slots.shape[1] * slots.shape[2])
     shares = np.where(flat == EMPTY, 0.0, np.take_along_axis(share, flat, axis=1))
     loads: Load = shares.reshape(slots.shape).sum(axis=2)
     return loads

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balance import balance, is_hierarchical, spread_out
-from ep.eplb.balancedness import Load, Slots, balancedness
+from ep.eplb.balancedness import Load, Slots, balancedness, balancedness_of, rank_loads
 from ep.eplb.descent import Rules, Stage, descend
-from ep.eplb.node_refill import refill
+from ep.eplb.node_refill import groups_of_nodes, refill
 from ep.eplb.rank_names import keep_ranks, num_new
 
 # Without a bound, a layer makes no more moves than it needs for so much of what is possible.
@@ -87,7 +87,7 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
     rules = Rules(
         limit=-(-slots_per_rank // load.shape[1]),
         num_steps=STEPS_PER_RANK * num_ranks,
-        even=EVEN,
+        even=_even_enough(slots, load, num_nodes, num_groups),
         num_nodes=num_nodes,
     )
     stages += descend(slots, spread_out(load), rules)
@@ -109,6 +109,17 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
         found.num_moves[index, stage.rows] = stage.num_moves
         found.balancedness[index, stage.rows] = stage.balancedness
     return found
+
+
+def _even_enough(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Load:
+    """[L] balancedness beyond which nothing is to be had as long as experts stay on their nodes."""
+    enough = np.full(len(slots), EVEN)
+    if num_nodes > 1:
+        _, rows = groups_of_nodes(slots, load.shape[1], num_nodes, num_groups)
+        node_ranks = slots.shape[1] // num_nodes
+        loads = rank_loads(slots[rows], load[rows]).reshape(len(rows), num_nodes, node_ranks)
+        enough[rows] *= balancedness_of(loads.sum(axis=2))
+    return enough
 
 
 def choose(
