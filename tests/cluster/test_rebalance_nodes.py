@@ -23,7 +23,7 @@ def nodes(tmp_path: Path) -> Iterator[list[grpc.Channel]]:
     folder = make_tiny_checkpoint(tmp_path / "model")
     rendezvous, ports = free_port(), [free_port() for _ in range(2)]
     with ExitStack() as stack:
-        channels = []
+        channels, processes = [], []
         for node, port in enumerate(ports):
             command = [sys.executable, "-m", "prefill_worker", "--model", str(folder)]
             command += ["--listen", f"127.0.0.1:{port}", "--nodes", "2", "--node-rank", str(node)]
@@ -31,8 +31,10 @@ def nodes(tmp_path: Path) -> Iterator[list[grpc.Channel]]:
             command += ["--num-redundant-experts", "4", "--stop-grace-seconds", "0"]
             process = stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY))
             stack.callback(process.wait, 20)
-            stack.callback(process.terminate)
+            processes.append(process)
             channels.append(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")))
+        for process in processes:  # first of all: they leave together
+            stack.callback(process.terminate)
         for channel in channels:
             wait_until(lambda channel=channel: status(channel).ready, 90, "the node is ready")
         yield channels
