@@ -32,6 +32,7 @@ import uvloop
 from bench.prompts import arrival_times, chat_prompts
 from bench.raw_streams import KeptConnections, RawStream, open_stream
 from bench.records import RESULTS, Run, append
+from bench.stub_cluster import without_pauses
 from bench.summary import Figure, percentile
 
 CHAT = "/v1/chat/completions"
@@ -126,6 +127,7 @@ async def measure_streams(gateway: Gateway, arguments: argparse.Namespace) -> li
         if number % 10 == 0:
             await asyncio.sleep(10 * arguments.ramp_seconds / count)
     await asyncio.sleep(SETTLE_SECONDS)
+    without_pauses()
     began_at, cpu_before = time.monotonic(), gateway.cpu_seconds()
     await asyncio.sleep(seconds)
     cpu_seconds, ended_at = gateway.cpu_seconds() - cpu_before, time.monotonic()
@@ -206,6 +208,7 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
 
     for number in range(WARM_UP_REQUESTS):
         await request(number)
+    without_pauses()
     cpu_before, began_at = gateway.cpu_seconds(), time.monotonic()
     tasks = []
     for number, at in enumerate(arrival_times(7, count - WARM_UP_REQUESTS, arguments.request_rate)):

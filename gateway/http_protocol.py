@@ -25,6 +25,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False
         self._num_head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -35,12 +36,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_is_there()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # Most heads come whole: no timer for those.
+        if self._is_in_head and self._head_timer is None:
+            self._expect_head()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         scope = cast("dict[str, Any]", self.scope)
         scope[ABORT] = self.transport.abort
         self._num_head_bytes = 0
-        self._expect_head()
+        self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -65,10 +72,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _expect_head(self) -> None:
-        self._head_is_there()
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def _head_is_there(self) -> None:
+        self._is_in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -4,7 +4,6 @@ import re
 import secrets
 import time
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.log import get_logger, request_context
@@ -41,13 +40,14 @@ class RequestScope:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        id_header = (b"x-request-id", request_id.encode())
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message.get("headers", ()), id_header]
             await send(message)
 
         started = time.monotonic()
