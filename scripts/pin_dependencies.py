@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 # Extras that the image has (see deploy/Dockerfile), and what builds epserve itself.
-EXTRAS = ("kubernetes",)
+EXTRAS = ("kubernetes", "tracing")
 BUILD = ("setuptools",)
 IMAGE_PYTHON = "3.12"
 # A CUDA build of torch asks for one version of it; a CPU build for none.

@@ -122,7 +122,7 @@ def test_pods_have_longer_than_their_drain(path: Path) -> None:
             pause = hook["sleep"]["seconds"] if "sleep" in hook else 0
             assert pod.template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 15
             if "exec" in hook:
-                assert f"--wait --timeout={drain:g} " in hook["exec"]["command"][-1]
+                assert f"--wait --timeout={drain + 10:g} " in hook["exec"]["command"][-1]
         assert texts or pod.component not in ("gateway", "prefill", "decode")
 
 

@@ -27,7 +27,7 @@ spec:
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
-  terminationGracePeriodSeconds: {{ add $worker.drainSeconds 30 }}
+  terminationGracePeriodSeconds: {{ add $worker.drainSeconds 45 }}
   {{- with include "epserve.modelDownload" . | trim }}{{ . | nindent 2 }}{{ end }}
   containers:
     - name: worker
@@ -98,7 +98,7 @@ spec:
               - sh
               - -c
               - >-
-                exec ctl drain "$POD_NAME" --wait --timeout={{ $worker.drainSeconds }}
+                exec ctl drain "$POD_NAME" --wait --timeout={{ add $worker.drainSeconds 10 }}
                 --router={{ include "epserve.name" (dict "root" .root "component" "router") }}:8001
                 {{- if $token }} --token-file=/etc/epserve/admin-token/admin-token{{ end }}
       securityContext:
