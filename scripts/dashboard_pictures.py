@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -63,6 +63,12 @@ class Drawer:
         self._begin = end - seconds
         workers = self._ask("query", query="epserve_worker_requests_total{role='decode'}", time=end)
         self._worker = workers[0]["metric"]["instance"] if workers else ".*"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.close()
 
     def page(self, board: dict[str, Any]) -> tuple[str, int]:
         """The page, and its height in pixels."""
@@ -164,16 +170,16 @@ def main() -> int:
     parser.add_argument("--keep-pages", action="store_true", help="leave the HTML pages there")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    drawer = Drawer(options.prometheus, options.seconds, options.end)
-    for path in sorted(DASHBOARDS.glob("*.json")):
-        name = f"dashboard-{path.stem.removeprefix('epserve-')}"
-        text, height = drawer.page(json.loads(path.read_text()))
-        page = (options.folder / f"{name}.html").absolute()
-        page.write_text(text)
-        take(page, (options.folder / f"{name}.png").absolute(), height)
-        if not options.keep_pages:
-            page.unlink()
-        print(options.folder / f"{name}.png")
+    with Drawer(options.prometheus, options.seconds, options.end) as drawer:
+        for path in sorted(DASHBOARDS.glob("*.json")):
+            name = f"dashboard-{path.stem.removeprefix('epserve-')}"
+            text, height = drawer.page(json.loads(path.read_text()))
+            page = (options.folder / f"{name}.html").absolute()
+            page.write_text(text)
+            take(page, (options.folder / f"{name}.png").absolute(), height)
+            if not options.keep_pages:
+                page.unlink()
+            print(options.folder / f"{name}.png")
     return 0
 
 
