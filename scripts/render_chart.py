@@ -33,7 +33,7 @@ API_VERSIONS = ("monitoring.coreos.com/v1",)
 # Flags that the chart decides, or has values of its own for.
 TAKEN = {
     "name", "listen", "advertise", "metrics_port", "log_level", "log_format", "model",
-    "served_model_name",
+    "served_model_name", "otlp_endpoint", "trace_sample_ratio",
 }  # fmt: skip
 PROCESSES: dict[str, tuple[type[ProcessSettings], set[str]]] = {
     "gatewaySettings": (

@@ -70,8 +70,11 @@ def test_every_flag_exists_and_takes_its_value(path: Path, parse: Parse) -> None
     assert [type(found[name]) for name in ("gateway", "router", "prefill", "decode")] == [
         GatewaySettings, RouterSettings, WorkerSettings, WorkerSettings
     ]  # fmt: skip
+    traced = path.stem == "everything-values"
     for settings in found.values():
         assert settings.advertise == "10.1.2.3"
+        assert settings.otlp_endpoint == ("collector.monitoring:4317" if traced else "")
+        assert settings.trace_sample_ratio == (0.05 if traced else 1)
 
 
 @FILES

@@ -20,6 +20,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("model", {"source": "objectStore", "path": "/m"}, "must be STORE:BUCKET/FOLDER"),
     ("model", {"source": "pvc", "claim": "c", "path": "/m"}, "must be relative"),
     ("log.level", "loud", "at '/log/level'"),
+    ("tracing.sampleRatio", 2, "at '/tracing/sampleRatio': maximum: got 2, want 1"),
     ("gateway.replicas", -1, "at '/gateway/replicas': minimum: got -1, want 0"),
     ("gateway.replicas", "2", "at '/gateway/replicas': got string, want integer"),
     ("gateway.settings.max-infligth", 1, "additional properties 'max-infligth' not allowed"),

@@ -75,6 +75,17 @@ labels:
 {{- end }}
 {{- end -}}
 
+{{/* Flags of every process: what it tells of itself. */}}
+{{- define "epserve.observed" -}}
+- --metrics-port=9100
+- --log-level={{ .Values.log.level }}
+- --log-format={{ .Values.log.format }}
+{{- with .Values.tracing.otlpEndpoint }}
+- --otlp-endpoint={{ . }}
+- --trace-sample-ratio={{ $.Values.tracing.sampleRatio }}
+{{- end }}
+{{- end -}}
+
 {{/* Environment of a process: what only the cluster knows, then a map by name. */}}
 {{- define "epserve.env" -}}
 - name: POD_NAME

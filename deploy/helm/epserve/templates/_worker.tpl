@@ -38,9 +38,7 @@ spec:
         - --name=$(POD_NAME)
         - --listen=0.0.0.0:9000
         - --advertise=$(POD_IP)
-        - --metrics-port=9100
-        - --log-level={{ $values.log.level }}
-        - --log-format={{ $values.log.format }}
+        {{- include "epserve.observed" .root | nindent 8 }}
         - --model={{ include "epserve.modelPath" .root }}
         - --served-model-name={{ $values.model.servedName }}
         - --device={{ $worker.device }}
