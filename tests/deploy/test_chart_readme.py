@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import promql_parser
 import yaml
 
 from tests.deploy.chart import CHART, case, values_files
@@ -65,3 +66,19 @@ def test_adapter_rules_serve_what_the_autoscaler_asks_for() -> None:
     queries = {rule["metricsQuery"].replace("<<.LabelMatchers>>", mine) for rule in rules.values()}
     assert queries == set(triggers)
     assert all("app_kubernetes_io_instance" in each["matchLabels"] for each in asked.values())
+
+
+def test_queries_ask_for_metrics_and_labels_that_exist() -> None:
+    page = (CHART.parents[2] / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(epserve_\w+)` \| \w+ \| (.*?) \|", page, re.MULTILINE)
+    scraped = {"namespace", "app_kubernetes_io_instance"}
+    known = {name: {*re.findall(r"`(\w+)`", labels), *scraped} for name, labels in rows}
+    queries = [
+        trigger["metadata"]["query"] for path in values_files() for each in case(path)
+        if each["kind"] == "ScaledObject" for trigger in each["spec"]["triggers"]
+    ]  # fmt: skip
+    assert len(queries) >= 3
+    for query in queries:
+        promql_parser.parse(query)
+        for name, labels in re.findall(r"(epserve_\w+?)(?:_bucket)?\{(.*?)\}", query):
+            assert set(re.findall(r"(\w+)=", labels)) <= known[name]

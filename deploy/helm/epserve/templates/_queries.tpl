@@ -5,7 +5,7 @@ namespace="{{ .Release.Namespace }}",app_kubernetes_io_instance="{{ .Release.Nam
 {{- end -}}
 
 {{- define "epserve.query.queueSeconds" -}}
-histogram_quantile(0.9, sum by (le) (rate(epserve_worker_queue_time_seconds_bucket{ {{- include "epserve.mine" . }},epserve_io_role="prefill"}[2m]))) >= 0 or vector(0)
+histogram_quantile(0.9, sum by (le) (rate(epserve_worker_queue_time_seconds_bucket{ {{- include "epserve.mine" . }},role="prefill"}[2m]))) >= 0 or vector(0)
 {{- end -}}
 
 {{- define "epserve.query.firstTokenSeconds" -}}
@@ -14,5 +14,5 @@ histogram_quantile(0.9, sum by (le) (rate(epserve_time_to_first_token_seconds_bu
 
 {{/* 1: no page is left. */}}
 {{- define "epserve.query.kvUse" -}}
-avg(epserve_kv_usage_ratio{ {{- include "epserve.mine" . }},epserve_io_role="decode"}) or vector(0)
+avg(epserve_kv_usage_ratio{ {{- include "epserve.mine" . }},role="decode"}) or vector(0)
 {{- end -}}
