@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,31 +195,31 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
     """Requests at random times; each is answered by the stub as soon as it is there."""
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     count = int(arguments.request_rate * arguments.seconds) + WARM_UP_REQUESTS
-    bodies = [
-        body_of(cut(tokenizer, text, arguments.prompt_tokens), 2)
+    streams = [
+        RawStream(CHAT, body_of(cut(tokenizer, text, arguments.prompt_tokens), 2), kept=True)
         for text in chat_prompts(7, count, arguments.prompt_tokens)
     ]
-    streams: list[RawStream | None] = [None] * count
     connections = KeptConnections(gateway.address)
 
     async def request(number: int) -> None:
-        stream = streams[number] = await connections.open_stream(CHAT, bodies[number])
-        await stream.ended
+        await connections.send(streams[number])
+        await streams[number].ended
 
     for number in range(WARM_UP_REQUESTS):
         await request(number)
     without_pauses()
-    cpu_before, began_at = gateway.cpu_seconds(), time.monotonic()
-    tasks = []
-    for number, at in enumerate(arrival_times(7, count - WARM_UP_REQUESTS, arguments.request_rate)):
-        await asyncio.sleep(began_at + at - time.monotonic())
-        tasks.append(asyncio.create_task(request(WARM_UP_REQUESTS + number)))
+    cpu_before = gateway.cpu_seconds()
+    times = arrival_times(7, count - WARM_UP_REQUESTS, arguments.request_rate)
+    tasks: list[asyncio.Task[None]] = []
+    await on_time(
+        times,
+        lambda number: tasks.append(asyncio.create_task(request(WARM_UP_REQUESTS + number))),
+    )
     await asyncio.gather(*tasks)
     cpu_seconds = gateway.cpu_seconds() - cpu_before
     connections.close()
     ttfts = []
     for stream in streams[WARM_UP_REQUESTS:]:
-        assert stream is not None
         _, times = stream.arrivals()
         if not times:
             raise RuntimeError(f"a request without tokens: {stream.tail()}")
@@ -228,6 +228,23 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
         *(Figure(f"added_ttft_p{at}", "s", percentile(ttfts, at)) for at in (50, 99)),
         Figure("cpu_per_request", "s", cpu_seconds / len(ttfts)),
     ]
+
+
+async def on_time(times: Sequence[float], begin: Callable[[int], None]) -> None:
+    """Calls `begin` with the number of each of `times`, in seconds from now, when it has come.
+
+    From a thread: timers of event loops go by whole milliseconds, and would turn requests that
+    follow each other into ones that come together.
+    """
+    loop = asyncio.get_running_loop()
+    began_at = time.monotonic()
+
+    def pace() -> None:
+        for number, at in enumerate(times):
+            time.sleep(max(0.0, began_at + at - time.monotonic()))
+            loop.call_soon_threadsafe(begin, number)
+
+    await asyncio.to_thread(pace)
 
 
 def cut(tokenizer: tokenizers.Tokenizer, text: str, num_tokens: int) -> str:

@@ -86,15 +86,13 @@ class KeptConnections:
         self._address = address
         self._idle: list[_Kept] = []
 
-    async def open_stream(self, path: str, body: Mapping[str, Any]) -> RawStream:
-        """Sends on an idle connection, or on a new one. Raises OSError."""
-        stream = RawStream(path, body, kept=True)
+    async def send(self, stream: RawStream) -> None:
+        """On an idle connection, or on a new one. Raises OSError."""
         kept = self._idle.pop() if self._idle else None
         if kept is None:
             loop = asyncio.get_running_loop()
             _, kept = await loop.create_connection(lambda: _Kept(self._idle), *self._address)
         kept.begin(stream)
-        return stream
 
     def close(self) -> None:
         for kept in self._idle:
