@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.connection import AdminConnection, NoAnswer, Output, admin_command, print_json
 from ctl.names import complete_worker
 from ctl.status import get_status
 from ctl.terminal import make_console
@@ -15,6 +15,8 @@ from proto.router_pb2 import DrainWorkerRequest
 from proto.worker_pb2 import ProcessIdentity, WorkerStatus
 
 _ASK_AGAIN_SECONDS = 0.25
+# A router that was restarted needs a moment to hear of its workers.
+_GONE_SECONDS = 5.0
 
 _Worker = Annotated[
     str,
@@ -80,23 +82,34 @@ async def _until_drained(
     """drained, gone (ended meanwhile), or draining when the time is over."""
     words = make_console(stderr=True)
     last_open = -1
+    last_seen = time.monotonic()
     while True:
-        status = await _find(admin, identity.epoch)
-        if status is None:
+        status = await _find(admin, identity)
+        now = time.monotonic()
+        if status is not None:
+            if status.identity.epoch != identity.epoch:
+                return "gone"  # another one listens there by now
+            last_seen = now
+            if status.drained:
+                return "drained"
+            if status.num_open != last_open:
+                last_open = status.num_open
+                _note(words, identity.name, last_open)
+        elif now - last_seen >= _GONE_SECONDS:
             return "gone"
-        if status.drained:
-            return "drained"
-        if status.num_open != last_open:
-            last_open = status.num_open
-            _note(words, identity.name, last_open)
-        if time.monotonic() >= deadline:
+        if now >= deadline:
             return "draining"
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
 
 
-async def _find(admin: AdminConnection, epoch: str) -> WorkerStatus | None:
-    reply = await get_status(admin)
-    return next((one for one in reply.workers if one.identity.epoch == epoch), None)
+async def _find(admin: AdminConnection, identity: ProcessIdentity) -> WorkerStatus | None:
+    """Who is at the worker's address; None also while the router does not answer."""
+    try:
+        reply = await get_status(admin)
+    except NoAnswer:
+        return None
+    found = (one for one in reply.workers if one.identity.address == identity.address)
+    return next(found, None)
 
 
 def _note(words: Console, name: str, num_open: int) -> None:

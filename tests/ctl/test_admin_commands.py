@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import ctl.drain
 from core.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from ctl.main import app
 from ctl.tables import format_duration
@@ -118,7 +119,7 @@ def test_draining(cluster: Cluster) -> None:
     assert cluster.admin.requests("DrainWorker")[-1].undo
 
 
-def test_waiting_until_drained(cluster: Cluster) -> None:
+def test_waiting_until_drained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [worker(draining=True), worker(draining=True, num_open=1)]
     done = worker(draining=True, num_open=0, drained=True)
     cluster.admin.replies["GetStatus"] = [status(each) for each in (*steps, done)]
@@ -130,6 +131,12 @@ def test_waiting_until_drained(cluster: Cluster) -> None:
     other = worker()
     other.identity.epoch = "d-1"
     cluster.admin.replies["GetStatus"] = [status(steps[0]), status(other)]
+    assert cluster.json("drain decode-0 --wait")["state"] == "gone"
+    # A router that has just been started knows nobody yet.
+    cluster.admin.replies["GetStatus"] = [status(), status(), status(done)]
+    assert cluster.json("drain decode-0 --wait")["state"] == "drained"
+    monkeypatch.setattr(ctl.drain, "_GONE_SECONDS", 0.3)
+    cluster.admin.replies["GetStatus"] = status()
     assert cluster.json("drain decode-0 --wait")["state"] == "gone"
     cluster.admin.replies["GetStatus"] = status(steps[0])
     result = cluster.ctl("drain decode-0 --wait --timeout 0")
