@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ctl.port_forward import INSTANCE_LABEL, SELECTOR
 from tests.deploy.chart import (
     CHART,
     EXAMPLES,
@@ -325,6 +326,12 @@ class TestNetworkPolicy:
                 (sysctl,) = pod.template["spec"]["securityContext"]["sysctls"]
                 assert sysctl["name"] == "net.ipv4.ip_local_port_range"
                 assert sysctl["value"] == "32768 60999"
+
+
+def test_ctl_finds_the_routers_of_a_release() -> None:
+    wanted = dict(part.split("=") for part in SELECTOR.split(",")) | {INSTANCE_LABEL: "epserve"}
+    pods = _pods(EXAMPLES / "values-96-gpu.yaml")
+    assert {n for n, pod in pods.items() if wanted.items() <= pod.labels.items()} == {"router"}
 
 
 def test_rbac_is_for_reading_pods_alone() -> None:
