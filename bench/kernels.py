@@ -22,6 +22,7 @@ from bench.records import RESULTS, Record, Run, append
 from kernels import fp8_gemm_triton, gate_triton
 from kernels.combine import combine
 from kernels.fp8_gemm import fp8_gemm
+from kernels.fused_moe import Experts, fused_moe
 from kernels.merge_states import merge_states
 from kernels.mla_decode import mla_decode_paged
 from kernels.permute import permute
@@ -166,6 +167,29 @@ def large(tokens: int) -> Iterator[Case]:
         )  # fmt: skip
 
 
+def routed(tokens: int) -> Iterator[Case]:
+    """All experts of a rank that has 32 of 256, and the tokens of 8 ranks."""
+    num_experts, width = 32, 2048
+    choices = torch.rand(8 * tokens, EXPERTS, device="cuda").topk(CHOICES).indices
+    local = torch.where(choices < num_experts, choices, -1)
+    hidden, weights = rows(8 * tokens, HIDDEN), torch.rand(local.shape, device="cuda")
+    num_weights = 3 * num_experts * HIDDEN * width
+    num_bytes = (1 + CHOICES / EXPERTS * num_experts) * hidden.numel() * BF16
+    scales = [torch.rand(num_experts, n // 128, k // 128, device="cuda") * 1e-3
+              for n, k in ((2 * width, HIDDEN), (HIDDEN, width))]  # fmt: skip
+    quantised = Experts(
+        gate_up=fp8(num_experts, 2 * width, HIDDEN), down=fp8(num_experts, HIDDEN, width),
+        gate_up_scale=scales[0], down_scale=scales[1],
+    )  # fmt: skip
+    plain = Experts(gate_up=quantised.gate_up.bfloat16(), down=quantised.down.bfloat16())
+    for name, experts, size in (("fp8", quantised, FP8), ("bf16", plain, BF16)):
+        yield Case(
+            bench="fused_moe", name=f"{name} m{tokens} x 8 e{num_experts} of {EXPERTS}",
+            call=partial(fused_moe, hidden, local, weights, experts, scaling=2.5),
+            num_bytes=num_bytes + size * num_weights,
+        )  # fmt: skip
+
+
 def attention() -> Iterator[Case]:
     for num_rows, length in ((128, 4096), (1, 4096)):
         query = rows(num_rows * HEADS, LATENT + ROPE).view(num_rows, HEADS, LATENT + ROPE)
@@ -186,6 +210,8 @@ def cases() -> Iterator[Case]:
         yield from small(tokens)
     for tokens in (64, 4096):
         yield from large(tokens)
+    for tokens in (16, 128):
+        yield from routed(tokens)
     yield from attention()
 
 

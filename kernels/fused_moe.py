@@ -40,7 +40,7 @@ class Experts:
 
     @property
     def is_fp8(self) -> bool:
-        return self.gate_up.dtype == torch.float8_e4m3fn
+        return bool(self.gate_up.dtype == torch.float8_e4m3fn)
 
     def __post_init__(self) -> None:
         num_experts, double_width, hidden = self.gate_up.shape

@@ -24,6 +24,7 @@ import os
 import torch
 
 from kernels import w4a8_grouped_gemm_cuda
+from kernels.linear import linear
 from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, unpack_weights
 
 TOLERANCE = 2e-3
@@ -109,8 +110,9 @@ def w4a8_grouped_gemm_masked_reference(
     """What the masked product is; waits for the counts."""
     out = _checked(activations, activation_scales, weights, counts, out)
     for expert, count in enumerate(counts.clamp(0, activations.shape[1]).tolist()):
-        rows = _rows(activations[expert], activation_scales, expert, slice(0, count))
-        out[expert, :count] = rows @ _matrix(weights, expert).T
+        if count:
+            rows = _rows(activations[expert], activation_scales, expert, slice(0, count))
+            out[expert, :count] = linear(rows, _matrix(weights, expert))
     return out
 
 
@@ -126,9 +128,11 @@ def w4a8_grouped_gemm_contiguous_reference(
     out = _checked(activations, activation_scales, weights, counts, out)
     start = 0
     for expert, count in enumerate(counts.clamp(0).tolist()):
-        where = slice(start, start + count)
-        out[where] = _rows(activations, activation_scales, None, where) @ _matrix(weights, expert).T
-        start += count
+        if count:
+            where = slice(start, start + count)
+            rows = _rows(activations, activation_scales, None, where)
+            out[where] = linear(rows, _matrix(weights, expert))
+            start += count
     return out
 
 
