@@ -1,9 +1,9 @@
 """What answers feel of experts that move: `python -m bench.rebalance --record`.
 
 A cluster on this machine with four decode ranks and redundant experts, under constant load. The
-time between tokens is taken without anything else, while one rebalance follows the other (each to
-a placement that has nothing to do with the one before), and afterwards. Every stream is compared
-with its first, undisturbed answer.
+time between tokens is taken without anything else and while one rebalance follows the other, each to
+a placement that has nothing to do with the one before; several times in turn, so that whatever else
+the machine does falls on both alike. Every stream is compared with its first, undisturbed answer.
 """
 
 import argparse
@@ -30,9 +30,11 @@ SETTLE_SECONDS = 2.0
 
 @dataclass
 class Phase:
-    """Seconds between tokens of all streams, as they came; what moved meanwhile."""
+    """Seconds between tokens of all streams, as they came; when it was (`time.perf_counter`), and
+    what moved meanwhile."""
 
     gaps: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
     num_rebalances: int = 0
     num_bytes: int = 0
     moving_seconds: float = 0.0
@@ -122,45 +124,44 @@ async def measure(
     """Phases by name, and how many answers were not what they should have been."""
     clients = Clients(Target.parse(url), model, arguments.streams, arguments.tokens)
     await clients.learn()
-    spans: dict[str, tuple[float, float]] = {}
-    phases = {name: Phase() for name in ("before", "during", "after")}
+    phases = {name: Phase() for name in ("quiet", "moving")}
     async with grpc.aio.insecure_channel(router) as channel:
         rebalancer = Rebalancer(router_pb2_grpc.AdminStub(channel))
         clients.begin()
-        await asyncio.sleep(SETTLE_SECONDS)
-        for name, phase in phases.items():
-            began = time.perf_counter()
-            if name == "during":
-                while phase.num_rebalances < arguments.rebalances:
-                    await rebalancer.once(phase)
-            else:
-                await asyncio.sleep(arguments.seconds)
-            spans[name] = (began, time.perf_counter())
-            await asyncio.sleep(SETTLE_SECONDS)
+        for _ in range(arguments.rounds):
+            for name, phase in phases.items():
+                await asyncio.sleep(SETTLE_SECONDS)
+                began = time.perf_counter()
+                if name == "quiet":
+                    await asyncio.sleep(arguments.seconds)
+                else:
+                    for _ in range(arguments.rebalances):
+                        await rebalancer.once(phase)
+                phase.spans.append((began, time.perf_counter()))
         await clients.end()
-    for name, span in spans.items():
-        phases[name].gaps = clients.gaps(*span)
+    for phase in phases.values():
+        phase.gaps = [gap for span in phase.spans for gap in clients.gaps(*span)]
     return phases, clients.num_different
 
 
 def records(run: Run, phases: dict[str, Phase], case: str) -> list[Record]:
     found = []
-    before = phases["before"].gaps
+    quiet = phases["quiet"].gaps
     for name, phase in phases.items():
         for at in (50, 99):
-            peer = None if name == "before" else "the same before"
+            peer = None if name == "quiet" else "the same without rebalances"
             found.append(
                 run.record(
                     f"{case}, {name}", f"inter_token_latency_p{at}", "s",
                     percentile(phase.gaps, at), peer=peer,
-                    peer_value=percentile(before, at) if peer else None,
+                    peer_value=percentile(quiet, at) if peer else None,
                 )
             )
-    during = phases["during"]
-    seconds = during.moving_seconds / during.num_rebalances
-    found.append(run.record(f"{case}, during", "rebalance_mean", "s", seconds))
-    rate = during.num_bytes / during.moving_seconds / 1e9
-    found.append(run.record(f"{case}, during", "moved", "GB/s", rate))
+    moving = phases["moving"]
+    seconds = moving.moving_seconds / moving.num_rebalances
+    found.append(run.record(f"{case}, moving", "rebalance_mean", "s", seconds))
+    rate = moving.num_bytes / moving.moving_seconds / 1e9
+    found.append(run.record(f"{case}, moving", "moved", "GB/s", rate))
     return found
 
 
@@ -170,8 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--redundant", type=int, default=8, help="redundant experts a layer")
     parser.add_argument("--streams", type=int, default=8, help="at any time")
     parser.add_argument("--tokens", type=int, default=400, help="of each answer")
-    parser.add_argument("--seconds", type=float, default=20.0, help="before, and again after")
-    parser.add_argument("--rebalances", type=int, default=10, help="in a row")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of quiet in each round")
+    parser.add_argument("--rebalances", type=int, default=10, help="in a row, in each round")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args(argv)
     options = ["--decode-ranks", str(arguments.ranks)]
@@ -184,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     case = f"{arguments.ranks} ranks, {arguments.streams} streams, {arguments.rebalances} in a row"
     found = records(Run.begin(BENCH), phases, case)
     for one in found:
-        against = "" if one.peer_value is None else f"   {one.value / one.peer_value:.2f} x before"
+        against = "" if one.peer_value is None else f"   {one.value / one.peer_value:.2f} x"
         sys.stdout.write(f"{one.case:45} {one.metric:25} {one.value:10.4g} {one.unit}{against}\n")
     sys.stdout.write(f"answers that differ: {num_different}\n")
     if arguments.record:
