@@ -66,7 +66,7 @@ def _print_assignment(assignment: dict[str, Any], console: Console) -> None:
     table = make_table("", "role", "worker", "score", "because")
     for each in assignment["candidates"]:
         if each["rejected_by"]:
-            score, because = "-", f"left out: {each['rejected_by']}"
+            score, because = "-", f"left out by filter {each['rejected_by']}"
         else:
             score, because = f"{each['score']:.3f}", _because(each["parts"])
         mark = "*" if each["chosen"] else ""

@@ -242,7 +242,7 @@ def test_explanations(cluster: Cluster) -> None:
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert any("after 12.3 ms in line; 130 prompt tokens, 2 pages" in line for line in lines)
     assert "* prefill prefill-0 0.750 load 0.750 (weight 1)" in lines
-    assert "decode decode-1 - left out: has_room" in lines
+    assert "decode decode-1 - left out by filter has_room" in lines
     assert any("not assigned (UNAVAILABLE)" in line for line in lines)
     for line in ("KV moved 3.1 MB", "moving KV 4.2 ms", "decode steps 6", "finish stop"):
         assert line in lines
