@@ -12,7 +12,8 @@ with e the expert of row i, summed in float32.
                `kernels.permute` leaves them; -1: padding, what is written there means nothing
     out        [E, C, N] or [M, N]  bfloat16
 
-K is a multiple of 128. DeepGEMM where it is installed, else Triton; both within TOLERANCE of the
+K is a multiple of 128. DeepGEMM where it is installed (masked: and C is a multiple of ALIGNMENT),
+else Triton; both within TOLERANCE of the
 reference, relative by norm.
 """
 
@@ -44,11 +45,12 @@ def fp8_grouped_gemm_masked(
     check_counts(x, counts)
     expected_rows = x.shape[1] if expected_rows is None else expected_rows
     path = path_of("fp8_grouped_gemm", x.device)
-    if path == "deep_gemm" and x.numel():
+    # NOTE: DeepGEMM writes whole blocks: with another capacity, over the next expert's rows.
+    if path == "deep_gemm" and x.numel() and x.shape[1] % ALIGNMENT == 0:
         from kernels.fp8_gemm_deep_gemm import masked
 
         return masked(x, x_scale, weight, w_scale, counts, expected_rows)
-    if path == "triton":
+    if path != "reference":
         from kernels.fp8_gemm_triton import masked
 
         return masked(x, x_scale, weight, w_scale, counts, expected_rows)

@@ -90,8 +90,11 @@ def fused_moe_reference(
     for expert in range(experts.gate_up.shape[0]):
         chosen = (topk_idx.reshape(-1) == expert).nonzero().squeeze(1)
         x = hidden[chosen // topk_idx.shape[1]]
-        activated = silu_mul_reference(_product(x, experts.gate_up, experts.gate_up_scale, expert))
-        rows[chosen] = _product(activated, experts.down, experts.down_scale, expert)
+        both = _product(x, experts.gate_up, experts.gate_up_scale, expert).to(x.dtype)
+        # What is quantised next is not rounded to bfloat16 before.
+        inner = silu_mul_reference(both.float() if experts.is_fp8 else both)
+        down = _product(inner, experts.down, experts.down_scale, expert)
+        rows[chosen] = down.to(rows.dtype)
     numbers = torch.arange(topk_idx.numel(), device=hidden.device).view(topk_idx.shape)
     row_of = torch.where(topk_idx < 0, -1, numbers).t()
     return combine(rows, row_of, topk_weights, scaling=scaling)
@@ -100,11 +103,11 @@ def fused_moe_reference(
 def _product(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, expert: int
 ) -> torch.Tensor:
-    """[N, K] @ [M, K] -> [N, M] in float32, rounded to the dtype of x."""
+    """[N, K] @ [M, K] -> [N, M] float32."""
     wide = x.float()
     matrix = weight[expert].float()
     if scale is not None:
         values, factors = quantise_reference(x)
         wide = (values.float().unflatten(1, (-1, GROUP)) * factors.unsqueeze(-1)).flatten(1)
         matrix = block_dequantise(weight[expert], scale[expert], torch.float32)
-    return (wide @ matrix.t()).to(x.dtype)
+    return wide @ matrix.t()

@@ -127,7 +127,8 @@ def launch(
         query.contiguous(), cache, block_table, kv_lengths, part, part_lse, num_queries, num_heads,
         block_table.stride(0), cache.shape[1], width, value_dim, width - value_dim, num_splits,
         scale, lines=lines, tokens=TOKENS, padded_value=max(16, padded_value),
-        padded_rope=max(16, triton.next_power_of_2(width - value_dim)), num_warps=8, num_stages=2,
+        padded_rope=max(16, triton.next_power_of_2(width - value_dim)), num_warps=8,
+        num_stages=2 if query.element_size() == 2 else 1,  # float32 fills the shared memory
     )  # fmt: skip
     _join[(num_tokens * num_heads,)](
         part, part_lse, out, out_lse, value_dim, num_splits,

@@ -44,10 +44,12 @@ def quantise_masked(x: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor
 
 def quantise_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = x.float().unflatten(-1, (-1, GROUP))
-    largest = groups.abs().amax(dim=-1).clamp_min_(SMALLEST)
-    out = (groups * (LARGEST / largest).unsqueeze(-1)).to(torch.float8_e4m3fn)
+    peak = groups.abs().amax(dim=-1).clamp_min_(SMALLEST)
+    # NOTE: a tensor, because on a GPU torch divides by a number with its rounded reciprocal.
+    largest = torch.full_like(peak, LARGEST)
+    out = (groups * (largest / peak).unsqueeze(-1)).to(torch.float8_e4m3fn)
     scale = empty_scales(x)
-    scale.copy_(largest / LARGEST)
+    scale.copy_(peak / largest)
     return out.flatten(-2), scale
 
 

@@ -25,7 +25,7 @@ import torch
 
 from kernels import w4a8_grouped_gemm_cuda
 from kernels.linear import linear
-from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, unpack_weights
+from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
 
 TOLERANCE = 2e-3
 
@@ -149,8 +149,7 @@ def _rows(
 
 def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
     """[N, K] float32 weights of an expert."""
-    values, scales = unpack_weights(PackedWeights(weights.blocks[expert : expert + 1]))
-    return values[0].float() * scales[0].repeat_interleave(GROUP, dim=-1)
+    return dequantise_weights(PackedWeights(weights.blocks[expert : expert + 1]))[0]
 
 
 def _has_kernel(activations: torch.Tensor) -> bool:
