@@ -130,7 +130,7 @@ def test_the_life_of_a_cluster(start: Callable[..., Up]) -> None:
     began = time.monotonic()
     up = start()
     up.wait_for(r"ready in [\d.]+ s", 60)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     up.wait_for("Ctrl-C stops everything", 5)
     assert f"curl {up.url}/v1/chat/completions" in up.output()
 
