@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -50,19 +51,22 @@ async def drain(
     """Has a worker take no new requests, hand over what is open, and let go of its KV pages.
 
     The worker keeps running: stop it when it is drained, or take it back with `ctl undrain`.
+    The other nodes of its EP group do the same with it, in both ways.
     With --wait, exit status 1 says that it was not drained in time.
     """
     began = time.monotonic()
     request = DrainWorkerRequest(worker=worker)
     if grace is not None:
         request.grace_seconds = grace
-    identity = (await admin.call(admin.stub.DrainWorker, request)).worker
-    state = "draining"
+    reply = await admin.call(admin.stub.DrainWorker, request)
+    nodes = [reply.worker, *reply.others]
+    states = ["draining"] * len(nodes)
     if wait:
-        state = await _until_drained(admin, identity, began + timeout)
+        deadline = began + timeout
+        states = await asyncio.gather(*(_until_drained(admin, node, deadline) for node in nodes))
     seconds = time.monotonic() - began
-    _tell(identity, state, seconds if wait else None, output)
-    if wait and state == "draining":
+    _tell(nodes, states, seconds if wait else None, output)
+    if wait and "draining" in states:
         words = make_console(stderr=True)
         words.print(f"error: not drained within {timeout:g} s", markup=False, soft_wrap=True)
         raise typer.Exit(1)
@@ -73,7 +77,8 @@ async def undrain(admin: AdminConnection, worker: _Worker, output: Output = "tab
     """Has a draining or drained worker take requests again."""
     request = DrainWorkerRequest(worker=worker, undo=True)
     reply = await admin.call(admin.stub.DrainWorker, request)
-    _tell(reply.worker, "ready", None, output)
+    nodes = [reply.worker, *reply.others]
+    _tell(nodes, ["ready"] * len(nodes), None, output)
 
 
 async def _until_drained(
@@ -117,18 +122,21 @@ def _note(words: Console, name: str, num_open: int) -> None:
 
 
 def _tell(
-    identity: ProcessIdentity, state: str, seconds: float | None, output: str
+    nodes: Sequence[ProcessIdentity], states: Sequence[str], seconds: float | None, output: str
 ) -> None:
+    """The first of `nodes` is the worker that was named."""
     if output == "json":
-        report: dict[str, Any] = {
-            "name": identity.name,
-            "address": identity.address,
-            "epoch": identity.epoch,
-            "state": state,
-        }
+        report, *others = map(_report, nodes, states)
+        if others:
+            report["others"] = others
         if seconds is not None:
             report["seconds"] = round(seconds, 3)
         print_json(report)
-    else:
-        after = "" if seconds is None else f" after {seconds:.1f} s"
-        typer.echo(f"{identity.name} ({identity.address}) is {state}{after}")
+        return
+    after = "" if seconds is None else f" after {seconds:.1f} s"
+    for node, state in zip(nodes, states, strict=True):
+        typer.echo(f"{node.name} ({node.address}) is {state}{after}")
+
+
+def _report(node: ProcessIdentity, state: str) -> dict[str, Any]:
+    return {"name": node.name, "address": node.address, "epoch": node.epoch, "state": state}

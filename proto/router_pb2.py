@@ -26,7 +26,7 @@ from proto import experts_pb2 as proto_dot_experts__pb2
 from proto import worker_pb2 as proto_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/router.proto\x12\x11\x65pserve.router.v1\x1a\x13proto/experts.proto\x1a\x12proto/worker.proto\"\xa6\x01\n\rAssignRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x15\n\rprefix_hashes\x18\x05 \x03(\x06\x12\x16\n\x0e\x65xclude_epochs\x18\x06 \x03(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\"9\n\tWorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x84\x01\n\x0e\x41ssignResponse\x12-\n\x07prefill\x18\x01 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12,\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\"\x80\x01\n\x0f\x41nnounceRequest\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x11\n\tlog_level\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\"\x81\x01\n\x10\x41nnounceResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x11\n\tlog_level\x18\x05 \x01(\t\x12\x10\n\x08kv_usage\x18\x06 \x01(\x01\"\x12\n\x10GetStatusRequest\"\xc6\x01\n\x11GetStatusResponse\x12\x35\n\tprocesses\x18\x01 \x03(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x30\n\x07workers\x18\x02 \x03(\x0b\x32\x1f.epserve.worker.v1.WorkerStatus\x12\x33\n\x08rejected\x18\x03 \x03(\x0b\x32!.epserve.router.v1.RejectedWorker\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\"V\n\x0eRejectedWorker\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\t\"`\n\x12\x44rainWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x1a\n\rgrace_seconds\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"I\n\x13\x44rainWorkerResponse\x12\x32\n\x06worker\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\"*\n\x17GetProcessConfigRequest\x12\x0f\n\x07process\x18\x01 \x01(\t\"O\n\x18GetProcessConfigResponse\x12\x33\n\tprocesses\x18\x01 \x03(\x0b\x32 .epserve.router.v1.ProcessConfig\"z\n\rProcessConfig\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\";\n\x19SetProcessLogLevelRequest\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\"S\n\x1aSetProcessLogLevelResponse\x12\x35\n\tprocesses\x18\x01 \x03(\x0b\x32\".epserve.router.v1.ProcessLogLevel\"h\n\x0fProcessLogLevel\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x10\n\x08previous\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\t\")\n\x13\x41\x64minExplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x92\x01\n\x14\x41\x64minExplainResponse\x12\x38\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32#.epserve.router.v1.AssignmentRecord\x12+\n\x04legs\x18\x02 \x03(\x0b\x32\x1d.epserve.worker.v1.RequestLeg\x12\x13\n\x0bunreachable\x18\x03 \x03(\t\"\xbe\x01\n\x10\x41ssignmentRecord\x12\x0e\n\x06leg_id\x18\x01 \x01(\t\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_matched_pages\x18\x05 \x01(\r\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x30\n\ncandidates\x18\x07 \x03(\x0b\x32\x1c.epserve.router.v1.Candidate\"\xc1\x01\n\tCandidate\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.epserve.worker.v1.Role\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\x08\x12\x13\n\x0brejected_by\x18\x04 \x01(\t\x12\r\n\x05total\x18\x05 \x01(\x01\x12+\n\x05parts\x18\x06 \x03(\x0b\x32\x1c.epserve.router.v1.ScorePart\":\n\tScorePart\x12\x0e\n\x06scorer\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"Y\n\x16GroupExpertLoadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x30\n\x04load\x18\x02 \x01(\x0b\x32\".epserve.experts.v1.GetLoadRequest\"P\n\x10GroupPlanRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12-\n\x04plan\x18\x02 \x01(\x0b\x32\x1f.epserve.experts.v1.PlanRequest\"S\n\x11GroupApplyRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12/\n\x05\x61pply\x18\x02 \x01(\x0b\x32 .epserve.experts.v1.ApplyRequest\"%\n\x14GroupRollBackRequest\x12\r\n\x05group\x18\x01 \x01(\t2\xac\x01\n\x06Router\x12M\n\x06\x41ssign\x12 .epserve.router.v1.AssignRequest\x1a!.epserve.router.v1.AssignResponse\x12S\n\x08\x41nnounce\x12\".epserve.router.v1.AnnounceRequest\x1a#.epserve.router.v1.AnnounceResponse2\xef\x06\n\x05\x41\x64min\x12V\n\tGetStatus\x12#.epserve.router.v1.GetStatusRequest\x1a$.epserve.router.v1.GetStatusResponse\x12\\\n\x0b\x44rainWorker\x12%.epserve.router.v1.DrainWorkerRequest\x1a&.epserve.router.v1.DrainWorkerResponse\x12\x64\n\tGetConfig\x12*.epserve.router.v1.GetProcessConfigRequest\x1a+.epserve.router.v1.GetProcessConfigResponse\x12j\n\x0bSetLogLevel\x12,.epserve.router.v1.SetProcessLogLevelRequest\x1a-.epserve.router.v1.SetProcessLogLevelResponse\x12\x61\n\x0e\x45xplainRequest\x12&.epserve.router.v1.AdminExplainRequest\x1a\'.epserve.router.v1.AdminExplainResponse\x12Z\n\rGetExpertLoad\x12).epserve.router.v1.GroupExpertLoadRequest\x1a\x1e.epserve.experts.v1.ExpertLoad\x12W\n\rPlanRebalance\x12#.epserve.router.v1.GroupPlanRequest\x1a!.epserve.experts.v1.RebalancePlan\x12_\n\x0e\x41pplyRebalance\x12$.epserve.router.v1.GroupApplyRequest\x1a%.epserve.experts.v1.RebalanceProgress0\x01\x12\x65\n\x11RollBackRebalance\x12\'.epserve.router.v1.GroupRollBackRequest\x1a%.epserve.experts.v1.RebalanceProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/router.proto\x12\x11\x65pserve.router.v1\x1a\x13proto/experts.proto\x1a\x12proto/worker.proto\"\xa6\x01\n\rAssignRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x15\n\rprefix_hashes\x18\x05 \x03(\x06\x12\x16\n\x0e\x65xclude_epochs\x18\x06 \x03(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\"9\n\tWorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x84\x01\n\x0e\x41ssignResponse\x12-\n\x07prefill\x18\x01 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12,\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\"\x80\x01\n\x0f\x41nnounceRequest\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x11\n\tlog_level\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\"\x81\x01\n\x10\x41nnounceResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x11\n\tlog_level\x18\x05 \x01(\t\x12\x10\n\x08kv_usage\x18\x06 \x01(\x01\"\x12\n\x10GetStatusRequest\"\xc6\x01\n\x11GetStatusResponse\x12\x35\n\tprocesses\x18\x01 \x03(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x30\n\x07workers\x18\x02 \x03(\x0b\x32\x1f.epserve.worker.v1.WorkerStatus\x12\x33\n\x08rejected\x18\x03 \x03(\x0b\x32!.epserve.router.v1.RejectedWorker\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\"V\n\x0eRejectedWorker\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\t\"`\n\x12\x44rainWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x1a\n\rgrace_seconds\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"}\n\x13\x44rainWorkerResponse\x12\x32\n\x06worker\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x32\n\x06others\x18\x02 \x03(\x0b\x32\".epserve.worker.v1.ProcessIdentity\"*\n\x17GetProcessConfigRequest\x12\x0f\n\x07process\x18\x01 \x01(\t\"O\n\x18GetProcessConfigResponse\x12\x33\n\tprocesses\x18\x01 \x03(\x0b\x32 .epserve.router.v1.ProcessConfig\"z\n\rProcessConfig\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\";\n\x19SetProcessLogLevelRequest\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\"S\n\x1aSetProcessLogLevelResponse\x12\x35\n\tprocesses\x18\x01 \x03(\x0b\x32\".epserve.router.v1.ProcessLogLevel\"h\n\x0fProcessLogLevel\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x10\n\x08previous\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\t\")\n\x13\x41\x64minExplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x92\x01\n\x14\x41\x64minExplainResponse\x12\x38\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32#.epserve.router.v1.AssignmentRecord\x12+\n\x04legs\x18\x02 \x03(\x0b\x32\x1d.epserve.worker.v1.RequestLeg\x12\x13\n\x0bunreachable\x18\x03 \x03(\t\"\xbe\x01\n\x10\x41ssignmentRecord\x12\x0e\n\x06leg_id\x18\x01 \x01(\t\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_matched_pages\x18\x05 \x01(\r\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x30\n\ncandidates\x18\x07 \x03(\x0b\x32\x1c.epserve.router.v1.Candidate\"\xc1\x01\n\tCandidate\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.epserve.worker.v1.Role\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\x08\x12\x13\n\x0brejected_by\x18\x04 \x01(\t\x12\r\n\x05total\x18\x05 \x01(\x01\x12+\n\x05parts\x18\x06 \x03(\x0b\x32\x1c.epserve.router.v1.ScorePart\":\n\tScorePart\x12\x0e\n\x06scorer\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"Y\n\x16GroupExpertLoadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x30\n\x04load\x18\x02 \x01(\x0b\x32\".epserve.experts.v1.GetLoadRequest\"P\n\x10GroupPlanRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12-\n\x04plan\x18\x02 \x01(\x0b\x32\x1f.epserve.experts.v1.PlanRequest\"S\n\x11GroupApplyRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12/\n\x05\x61pply\x18\x02 \x01(\x0b\x32 .epserve.experts.v1.ApplyRequest\"%\n\x14GroupRollBackRequest\x12\r\n\x05group\x18\x01 \x01(\t2\xac\x01\n\x06Router\x12M\n\x06\x41ssign\x12 .epserve.router.v1.AssignRequest\x1a!.epserve.router.v1.AssignResponse\x12S\n\x08\x41nnounce\x12\".epserve.router.v1.AnnounceRequest\x1a#.epserve.router.v1.AnnounceResponse2\xef\x06\n\x05\x41\x64min\x12V\n\tGetStatus\x12#.epserve.router.v1.GetStatusRequest\x1a$.epserve.router.v1.GetStatusResponse\x12\\\n\x0b\x44rainWorker\x12%.epserve.router.v1.DrainWorkerRequest\x1a&.epserve.router.v1.DrainWorkerResponse\x12\x64\n\tGetConfig\x12*.epserve.router.v1.GetProcessConfigRequest\x1a+.epserve.router.v1.GetProcessConfigResponse\x12j\n\x0bSetLogLevel\x12,.epserve.router.v1.SetProcessLogLevelRequest\x1a-.epserve.router.v1.SetProcessLogLevelResponse\x12\x61\n\x0e\x45xplainRequest\x12&.epserve.router.v1.AdminExplainRequest\x1a\'.epserve.router.v1.AdminExplainResponse\x12Z\n\rGetExpertLoad\x12).epserve.router.v1.GroupExpertLoadRequest\x1a\x1e.epserve.experts.v1.ExpertLoad\x12W\n\rPlanRebalance\x12#.epserve.router.v1.GroupPlanRequest\x1a!.epserve.experts.v1.RebalancePlan\x12_\n\x0e\x41pplyRebalance\x12$.epserve.router.v1.GroupApplyRequest\x1a%.epserve.experts.v1.RebalanceProgress0\x01\x12\x65\n\x11RollBackRebalance\x12\'.epserve.router.v1.GroupRollBackRequest\x1a%.epserve.experts.v1.RebalanceProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,39 +52,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINWORKERREQUEST']._serialized_start=1017
   _globals['_DRAINWORKERREQUEST']._serialized_end=1113
   _globals['_DRAINWORKERRESPONSE']._serialized_start=1115
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1188
-  _globals['_GETPROCESSCONFIGREQUEST']._serialized_start=1190
-  _globals['_GETPROCESSCONFIGREQUEST']._serialized_end=1232
-  _globals['_GETPROCESSCONFIGRESPONSE']._serialized_start=1234
-  _globals['_GETPROCESSCONFIGRESPONSE']._serialized_end=1313
-  _globals['_PROCESSCONFIG']._serialized_start=1315
-  _globals['_PROCESSCONFIG']._serialized_end=1437
-  _globals['_SETPROCESSLOGLEVELREQUEST']._serialized_start=1439
-  _globals['_SETPROCESSLOGLEVELREQUEST']._serialized_end=1498
-  _globals['_SETPROCESSLOGLEVELRESPONSE']._serialized_start=1500
-  _globals['_SETPROCESSLOGLEVELRESPONSE']._serialized_end=1583
-  _globals['_PROCESSLOGLEVEL']._serialized_start=1585
-  _globals['_PROCESSLOGLEVEL']._serialized_end=1689
-  _globals['_ADMINEXPLAINREQUEST']._serialized_start=1691
-  _globals['_ADMINEXPLAINREQUEST']._serialized_end=1732
-  _globals['_ADMINEXPLAINRESPONSE']._serialized_start=1735
-  _globals['_ADMINEXPLAINRESPONSE']._serialized_end=1881
-  _globals['_ASSIGNMENTRECORD']._serialized_start=1884
-  _globals['_ASSIGNMENTRECORD']._serialized_end=2074
-  _globals['_CANDIDATE']._serialized_start=2077
-  _globals['_CANDIDATE']._serialized_end=2270
-  _globals['_SCOREPART']._serialized_start=2272
-  _globals['_SCOREPART']._serialized_end=2330
-  _globals['_GROUPEXPERTLOADREQUEST']._serialized_start=2332
-  _globals['_GROUPEXPERTLOADREQUEST']._serialized_end=2421
-  _globals['_GROUPPLANREQUEST']._serialized_start=2423
-  _globals['_GROUPPLANREQUEST']._serialized_end=2503
-  _globals['_GROUPAPPLYREQUEST']._serialized_start=2505
-  _globals['_GROUPAPPLYREQUEST']._serialized_end=2588
-  _globals['_GROUPROLLBACKREQUEST']._serialized_start=2590
-  _globals['_GROUPROLLBACKREQUEST']._serialized_end=2627
-  _globals['_ROUTER']._serialized_start=2630
-  _globals['_ROUTER']._serialized_end=2802
-  _globals['_ADMIN']._serialized_start=2805
-  _globals['_ADMIN']._serialized_end=3684
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1240
+  _globals['_GETPROCESSCONFIGREQUEST']._serialized_start=1242
+  _globals['_GETPROCESSCONFIGREQUEST']._serialized_end=1284
+  _globals['_GETPROCESSCONFIGRESPONSE']._serialized_start=1286
+  _globals['_GETPROCESSCONFIGRESPONSE']._serialized_end=1365
+  _globals['_PROCESSCONFIG']._serialized_start=1367
+  _globals['_PROCESSCONFIG']._serialized_end=1489
+  _globals['_SETPROCESSLOGLEVELREQUEST']._serialized_start=1491
+  _globals['_SETPROCESSLOGLEVELREQUEST']._serialized_end=1550
+  _globals['_SETPROCESSLOGLEVELRESPONSE']._serialized_start=1552
+  _globals['_SETPROCESSLOGLEVELRESPONSE']._serialized_end=1635
+  _globals['_PROCESSLOGLEVEL']._serialized_start=1637
+  _globals['_PROCESSLOGLEVEL']._serialized_end=1741
+  _globals['_ADMINEXPLAINREQUEST']._serialized_start=1743
+  _globals['_ADMINEXPLAINREQUEST']._serialized_end=1784
+  _globals['_ADMINEXPLAINRESPONSE']._serialized_start=1787
+  _globals['_ADMINEXPLAINRESPONSE']._serialized_end=1933
+  _globals['_ASSIGNMENTRECORD']._serialized_start=1936
+  _globals['_ASSIGNMENTRECORD']._serialized_end=2126
+  _globals['_CANDIDATE']._serialized_start=2129
+  _globals['_CANDIDATE']._serialized_end=2322
+  _globals['_SCOREPART']._serialized_start=2324
+  _globals['_SCOREPART']._serialized_end=2382
+  _globals['_GROUPEXPERTLOADREQUEST']._serialized_start=2384
+  _globals['_GROUPEXPERTLOADREQUEST']._serialized_end=2473
+  _globals['_GROUPPLANREQUEST']._serialized_start=2475
+  _globals['_GROUPPLANREQUEST']._serialized_end=2555
+  _globals['_GROUPAPPLYREQUEST']._serialized_start=2557
+  _globals['_GROUPAPPLYREQUEST']._serialized_end=2640
+  _globals['_GROUPROLLBACKREQUEST']._serialized_start=2642
+  _globals['_GROUPROLLBACKREQUEST']._serialized_end=2679
+  _globals['_ROUTER']._serialized_start=2682
+  _globals['_ROUTER']._serialized_end=2854
+  _globals['_ADMIN']._serialized_start=2857
+  _globals['_ADMIN']._serialized_end=3736
 # @@protoc_insertion_point(module_scope)

@@ -289,16 +289,24 @@ class DrainWorkerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def worker(self) -> _worker_pb2.ProcessIdentity: ...
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ProcessIdentity]:
+        """The other nodes of its EP group, which have been told the same: no node of a group can go
+        before all of them have nothing left to do.
+        """
+
     def __init__(
         self,
         *,
         worker: _worker_pb2.ProcessIdentity | None = ...,
+        others: _abc.Iterable[_worker_pb2.ProcessIdentity] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["others", b"others", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

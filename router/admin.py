@@ -64,14 +64,20 @@ class AdminService(ExpertsAdmin):
     ) -> router_pb2.DrainWorkerResponse:
         self._token.check(context)
         worker = self._processes.find_worker(request.worker)
+        others = self._processes.other_nodes(worker)
         drain = DrainRequest(undo=request.undo)
         if request.HasField("grace_seconds"):
             drain.grace_seconds = request.grace_seconds
-        async with dial(worker) as peer:
-            metadata = passed_on(context)
-            await WorkerStub(peer).Drain(drain, timeout=ANSWER_SECONDS, metadata=metadata)
-        log.info("operator drains worker", worker=worker.name, undo=request.undo)
-        return router_pb2.DrainWorkerResponse(worker=worker.status.identity)
+        metadata = passed_on(context)
+        # All are told before any failure is: the rest of a group is of no use alone.
+        told = (_drain(one, drain, metadata) for one in (worker, *others))
+        failures = await asyncio.gather(*told)
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        return router_pb2.DrainWorkerResponse(
+            worker=worker.status.identity, others=[one.status.identity for one in others]
+        )
 
     async def GetConfig(
         self, request: router_pb2.GetProcessConfigRequest, context: Context
@@ -127,6 +133,17 @@ class AdminService(ExpertsAdmin):
                 config.config_json = self._settings.public_json()
                 config.version = software_version()
         return config
+
+
+async def _drain(worker: Worker, drain: DrainRequest, metadata: Metadata) -> EpserveError | None:
+    """Why it could not be told, if it could not."""
+    try:
+        async with dial(worker) as peer:
+            await WorkerStub(peer).Drain(drain, timeout=ANSWER_SECONDS, metadata=metadata)
+    except EpserveError as error:
+        return error
+    log.info("operator drains worker", worker=worker.name, undo=drain.undo)
+    return None
 
 
 async def _set_level(

@@ -64,6 +64,20 @@ class Processes:
             raise Unavailable(f"worker {worker.name} at {worker.address} is lost")
         return worker
 
+    def other_nodes(self, worker: Worker) -> list[Worker]:
+        """Those that are there of an EP group that spans nodes."""
+        group = worker.status.expert_group
+        if group.num_nodes < 2:
+            return []
+        return [
+            one
+            for one in self.workers()
+            if one.role == worker.role
+            and one.epoch != worker.epoch
+            and one.status.expert_group.name == group.name
+            and one.status.expert_group.num_nodes > 1
+        ]
+
 
 @asynccontextmanager
 async def dial(worker: Worker) -> AsyncGenerator[grpc.aio.Channel]:

@@ -145,6 +145,30 @@ def test_waiting_until_drained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     assert "not drained within 0 s" in result.stderr
 
 
+def test_nodes_of_a_group_are_drained_together(cluster: Cluster) -> None:
+    other = ProcessIdentity(role=ROLE_DECODE, name="decode-1", address="10.0.0.2:7000", epoch="d-1")
+    cluster.admin.replies["DrainWorker"] = router_pb2.DrainWorkerResponse(
+        worker=DECODE, others=[other]
+    )
+    assert cluster.ctl("undrain decode-0").stdout.splitlines() == [
+        "decode-0 (10.0.0.1:7000) is ready",
+        "decode-1 (10.0.0.2:7000) is ready",
+    ]
+    first, second = (worker(draining=True, drained=True, num_open=0) for _ in range(2))
+    second.identity.CopyFrom(other)
+    late = worker(draining=True)
+    late.identity.CopyFrom(other)
+    replies = [status(first, late), status(first, late), status(first, second)]
+    cluster.admin.replies["GetStatus"] = replies
+    told = cluster.json("drain decode-0 --wait")
+    assert (told["name"], told["state"]) == ("decode-0", "drained")
+    assert [(one["name"], one["state"]) for one in told["others"]] == [("decode-1", "drained")]
+    cluster.admin.replies["GetStatus"] = status(first, late)
+    result = cluster.ctl("drain decode-0 --wait --timeout 0")
+    assert result.exit_code == 1
+    assert "decode-1 (10.0.0.2:7000) is draining after" in result.stdout
+
+
 def test_log_levels(cluster: Cluster) -> None:
     told = router_pb2.ProcessLogLevel(identity=GATEWAY, previous="info")
     cluster.admin.replies["SetLogLevel"] = router_pb2.SetProcessLogLevelResponse(processes=[told])

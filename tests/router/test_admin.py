@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ class OperatedWorker(FakeWorker):
         self.level = "info"
         self.legs: list[RequestLeg] = []
         self.asked_for: list[str] = []
+        self.refusal: EpserveError | None = None
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: Any) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
         self.drains.append(request)
         metadata = dict(context.invocation_metadata())
         self.tokens.append(metadata.get("authorization", ""))
@@ -159,6 +163,41 @@ async def test_draining_reaches_the_worker_that_is_meant(
     error = await refusal(router.admin.DrainWorker(request, timeout=5))
     assert type(error) is Unavailable
     assert "decode-0" in error.message
+
+
+def node(role: str, group: str, number: int, num_nodes: int = 2) -> OperatedWorker:
+    told = worker_pb2.ExpertGroup(name=group, node_rank=number, num_nodes=num_nodes)
+    name = f"{role}-{group}-{number}-of-{num_nodes}"
+    return OperatedWorker(role, f"e-{name}", name=name, expert_group=told)
+
+
+async def test_nodes_of_an_expert_group_are_drained_together(
+    start: Callable[..., RunningRouter],
+) -> None:
+    async with AsyncExitStack() as stack:
+        group = [node("decode", "a", 0), node("decode", "a", 1)]
+        # Another group, another role, and one that has only the name in common.
+        strangers = [node("decode", "b", 0), node("decode", "a", 0, 1), node("prefill", "a", 0)]
+        for one in (*group, *strangers):
+            await stack.enter_async_context(one)
+        decodes = [one.address for one in (*group, *strangers[:2])]
+        router = start(prefill=[strangers[2].address], decode=decodes)
+        await router.until_ready(*group, *strangers)
+        for number, undo in ((0, False), (1, True)):
+            request = DrainWorkerRequest(worker=group[number].address, undo=undo)
+            reply = await router.admin.DrainWorker(request, timeout=5)
+            assert reply.worker.address == group[number].address
+            assert [one.address for one in reply.others] == [group[1 - number].address]
+            assert [one.drains.pop().undo for one in group] == [undo, undo]
+        request = DrainWorkerRequest(worker=strangers[1].address)
+        assert not (await router.admin.DrainWorker(request, timeout=5)).others
+        assert [len(one.drains) for one in (*group, *strangers)] == [0, 0, 0, 1, 0]
+        # The rest is told although one cannot be.
+        group[0].refusal = Unavailable("not now")
+        request = DrainWorkerRequest(worker=group[0].address)
+        error = await refusal(router.admin.DrainWorker(request, timeout=5))
+        assert "not now" in error.message
+        assert len(group[1].drains) == 1
 
 
 async def test_a_name_that_several_have_is_refused(
