@@ -41,6 +41,7 @@ MODEL = "bench"
 LETTERS = "abcd"
 READY_SECONDS = 30.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# What the gateway starts beside its first requests is there by then.
 SETTLE_SECONDS = 3.0
 WARM_UP_REQUESTS = 20
 
@@ -207,6 +208,7 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
 
     for number in range(WARM_UP_REQUESTS):
         await request(number)
+    await asyncio.sleep(SETTLE_SECONDS)
     without_pauses()
     cpu_before = gateway.cpu_seconds()
     times = arrival_times(7, count - WARM_UP_REQUESTS, arguments.request_rate)

@@ -33,6 +33,8 @@ from gateway.tokenizer import Tokenizer
 
 MAX_MEMORY_BYTES = 4 * 2**30
 MAX_ERROR_CHARACTERS = 500
+# Streams in progress go before grammars, and before this process's own start.
+NICENESS = 10
 # A weak model that must call, and may again, would do so until its context is full.
 MAX_CALLS = 16
 # Whether only one of several schemas fits is not looked at; unions are told apart by a constant.
@@ -143,6 +145,7 @@ def _shown(error: Exception) -> str:
 
 def main(arguments: list[str]) -> None:
     die_with_parent()
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     compiler = Compiler(Path(arguments[0]), [int(text) for text in arguments[1:]])
     warnings = _Warnings()
