@@ -205,15 +205,11 @@ class _Session:
             self._changed.clear()
             if self.is_over:
                 return
-            # Calls may be cancelled that this frame does not open yet: they go first.
-            cancelled, self._cancelled = set(self._cancelled), []
+            cancelled = self._take_cancelled()
             opening: list[OpenCall] = []
             num_bytes = 0
             while self._opening and num_bytes < FRAME_BYTES:
                 opened = self._opening.popleft()
-                if opened.call in cancelled:
-                    cancelled.discard(opened.call)
-                    continue
                 num_bytes += len(opened.request)
                 opening.append(opened)
             if self._opening:
@@ -221,6 +217,16 @@ class _Session:
             num_read, self._num_read = self._num_read, 0
             self._num_pieces_read = 0
             yield ClientFrame(open=opening, cancel=cancelled, num_read=num_read)
+
+    def _take_cancelled(self) -> set[int]:
+        """Calls that the server is to end. Those that it has never heard of are dropped here: a
+        later frame would open what an earlier one has cancelled."""
+        cancelled, self._cancelled = set(self._cancelled), []
+        if cancelled and self._opening:
+            waiting = self._opening
+            self._opening = deque(opened for opened in waiting if opened.call not in cancelled)
+            cancelled.difference_update(opened.call for opened in waiting)
+        return cancelled
 
     async def _read(self) -> None:
         error: EpserveError = Unavailable("the connection is closing")

@@ -163,6 +163,19 @@ async def test_leaving_ends_the_call_on_the_server() -> None:
         await eventually(lambda: served.server.num_running_calls == 0)
 
 
+async def test_a_call_left_before_its_frame_is_never_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rpc.multiplex_client.FRAME_BYTES", 1)  # one call a frame
+    async with serving() as served:
+        with served.call(1, "hang", name="first") as first:
+            left = served.call(1, "hang", name="left")
+            left.__exit__(None, None, None)
+            assert await first.take()
+            await tokens_of(served.call(1, name="behind"))
+            assert set(served.servicer.request_ids) == {"first", "behind"}
+
+
 async def test_deadlines_and_ids_are_passed_on() -> None:
     async with serving() as served:
         with pytest.raises(DeadlineExceeded):
