@@ -28,6 +28,11 @@ class TraceContext(NamedTuple):
         """32 hexadecimal digits."""
         return self.traceparent[3:35]
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether who began the trace wants it recorded."""
+        return bool(int(self.traceparent[53:55], 16) & 1)
+
 
 # Of the call or request that the running task serves.
 TRACE: ContextVar[TraceContext | None] = ContextVar("trace", default=None)

@@ -219,8 +219,11 @@ def begin(
     nor that of the task, it begins a trace."""
     recorder = _recorder
     parent = parent or TRACE.get()
-    if recorder is None:
-        return NOTHING if parent is None else Span(parent)
+    if parent is None:
+        if recorder is None:
+            return NOTHING
+    elif recorder is None or not parent.is_sampled:
+        return Span(parent)
     inner = recorder.start(name, kind, parent, attributes, None)
     return _RecordedSpan(recorder, inner, parent.tracestate if parent else "")
 
@@ -234,7 +237,7 @@ def record(
 ) -> None:
     """A span of the past, in unix nanoseconds; none without a parent."""
     recorder = _recorder
-    if recorder is None or parent is None:
+    if recorder is None or parent is None or not parent.is_sampled:
         return
     inner = recorder.start(name, Kind.INTERNAL, parent, attributes, start_ns)
     inner.end(max(start_ns, end_ns))
@@ -247,7 +250,7 @@ def record_last(
     attributes: Attributes | None = None,
 ) -> None:
     """The same for what has taken so long and is over now."""
-    if _recorder is not None and parent is not None:
+    if _recorder is not None and parent is not None and parent.is_sampled:
         now_ns = time.time_ns()
         record(name, parent, now_ns - round(seconds * 1e9), now_ns, attributes)
 

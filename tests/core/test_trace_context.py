@@ -16,6 +16,7 @@ def test_what_is_passed_on(text: str) -> None:
     context = parse_trace(text, "vendor=a, other=b")
     assert context == TraceContext(text, "vendor=a, other=b")
     assert context.trace_id == TRACE_ID
+    assert context.is_sampled == (text[53:55] != "00")
 
 
 @pytest.mark.parametrize(
