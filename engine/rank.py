@@ -30,6 +30,7 @@ from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
 from ep.expert_shard import ExpertShard, make_dispatcher
 from ep.group import EpGroup
+from kernels.paths import paths
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
@@ -108,6 +109,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
         link.send([failure], RankStats())
         link.close()
         sys.exit(1)
+    log.info("kernels", rank=start.rank, **paths(context.kv_cache.device))
     link.send([context.ready], RankStats(pages_total=context.kv_plan.num_pages))
     loop(context)
     context.close()
