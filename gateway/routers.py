@@ -69,7 +69,7 @@ class Routers:
         self._found = {address: [address] for address in addresses}
         self._routers = {address: _Router(address) for address in self._found}
         self._turns = itertools.count()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], _Router] = {}
         self._following = [
             asyncio.create_task(self._follow(address))
             for address in self._found
@@ -129,10 +129,11 @@ class Routers:
 
     async def close(self) -> None:
         tasks = [*self._following, *self._retiring]
+        routers = [*self._routers.values(), *self._retiring.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for router in self._routers.values():
+        for router in routers:
             await router.close()
 
     def _in_order(self, first_page: int | None) -> list[_Router]:
@@ -171,8 +172,8 @@ class Routers:
         for address, router in before.items():
             if address not in self._routers:
                 retiring = asyncio.create_task(router.retire())
-                self._retiring.add(retiring)
-                retiring.add_done_callback(self._retiring.discard)
+                self._retiring[retiring] = router
+                retiring.add_done_callback(self._retiring.pop)
 
 
 async def _announce(

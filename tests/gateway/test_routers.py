@@ -1,6 +1,7 @@
 """Several routers: all are told, any will do, and a name may have many addresses."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -144,6 +145,21 @@ async def test_the_addresses_of_a_name_come_and_go(cluster: FakeCluster, other: 
         await assign(routers)
     finally:
         await routers.close()
+
+
+async def test_closing_ends_connections_to_addresses_that_have_gone(cluster: FakeCluster) -> None:
+    known = threading.Event()
+
+    def lookup(host: str, port: int) -> list[str]:
+        known.wait(PATIENCE_SECONDS)
+        return [f"127.0.0.1:{port}"]
+
+    routers = Routers([f"localhost:{cluster.router.server.bound_port}"], lookup=lookup)
+    await assign(routers)  # by its name
+    known.set()
+    await until(lambda: "localhost" not in routers.addresses[0])
+    await routers.close()
+    await until(lambda: not any("_Session" in repr(task) for task in asyncio.all_tasks()))
 
 
 async def test_a_gateway_outlives_one_of_two_routers(
