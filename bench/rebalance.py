@@ -1,8 +1,8 @@
 """What answers feel of experts that move: `python -m bench.rebalance --record`.
 
 A cluster on this machine with four decode ranks and redundant experts, under constant load. The
-time between tokens is taken without anything else and while one rebalance follows the other, each to
-a placement that has nothing to do with the one before; several times in turn, so that whatever else
+time between tokens is taken without anything else and while one rebalance follows the other, each
+to a placement that has nothing to do with the last; several times in turn, so that whatever else
 the machine does falls on both alike. Every stream is compared with its first, undisturbed answer.
 """
 
