@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from core.errors import STATUS
 from core.metrics import (
     BATCH_BUCKETS,
     INTER_TOKEN_BUCKETS,
@@ -23,6 +24,7 @@ from core.metrics import (
 from engine.messages import RankStats, Ready
 from engine.process_usage import usage_of
 
+OUTCOMES = ("ok", *sorted({status.grpc.lower() for status in STATUS.values()}))
 PAGE_STATES = ("free", "owned", "cached", "quarantined")
 # Name, meaning, field of RankStats; one sample a rank.
 RANK_GAUGES = (
@@ -68,7 +70,8 @@ class WorkerMetrics:
             "epserve_worker_requests", "Requests that are over, by outcome", ["outcome"],
             registry=registry,
         )  # fmt: skip
-        self.requests.labels("ok")  # from the start, so that rates begin at 0
+        for outcome in OUTCOMES:  # from the start, so that rates begin at 0
+            self.requests.labels(outcome)
         self.time_to_first_token = self._histogram(
             "epserve_worker_time_to_first_token_seconds",
             "From accepting a request to its first token",

@@ -8,6 +8,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from core.errors import STATUS, Cancelled, Draining, Mismatch, Overloaded, Unavailable
 from core.metrics import (
     INTER_TOKEN_BUCKETS,
     QUEUE_BUCKETS,
@@ -18,6 +19,10 @@ from core.metrics import (
     add_build_info,
 )
 
+# How a request can end: well, by its client, or by an error.
+OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
+# Those for which a choice looks for another pair.
+MOVING_ERRORS = (Unavailable, Draining, Mismatch, Cancelled, Overloaded)
 # Read by the library itself when it is imported.
 SHARED_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -43,7 +48,9 @@ class GatewayMetrics:
             "Generation requests by outcome: ok, disconnected, or the error's code",
             "outcome",
         )
-        self.requests.labels(outcome="ok")  # from the start, so that rates begin at 0
+        # From the start, so that rates begin at 0.
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome=outcome)
         self.http_responses = self._counter(
             "epserve_gateway_http_responses_total",
             "HTTP responses by path (known ones only) and status",
@@ -71,6 +78,8 @@ class GatewayMetrics:
             "Choices that had to look for another pair of workers, by the failure's code",
             "reason",
         )
+        for error in MOVING_ERRORS:
+            self.moves.labels(reason=STATUS[error].code)
         self.prompt_tokens = self._counter(
             "epserve_gateway_prompt_tokens_total",
             "Prompt tokens of accepted requests, each prompt once",

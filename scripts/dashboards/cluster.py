@@ -7,6 +7,7 @@ from scripts.dashboards.panel import (
     Lines,
     Query,
     Section,
+    active,
     dashboard,
     quantile,
     quantiles,
@@ -65,9 +66,9 @@ def _now() -> list[Figure]:
 def _clients() -> list[Lines]:
     return [
         Lines(title="Requests by outcome", unit="reqps", is_stacked=True,
-              queries=[Query(rate("epserve_requests_total", "outcome"), "{{outcome}}")]),
+              queries=[Query(active("epserve_requests_total", "outcome"), "{{outcome}}")]),
         Lines(title="HTTP responses by status", unit="reqps", is_stacked=True,
-              queries=[Query(rate("epserve_gateway_http_responses_total", "code"), "{{code}}")]),
+              queries=[Query(active("epserve_gateway_http_responses_total", "code"), "{{code}}")]),
         Lines(
             title="Tokens a second",
             queries=[
@@ -106,7 +107,7 @@ def _load() -> list[Lines]:
         Lines(
             title="Moves and preemptions",
             queries=[
-                Query(rate("epserve_gateway_moves_total", "reason"), "moved: {{reason}}"),
+                Query(active("epserve_gateway_moves_total", "reason"), "moved: {{reason}}"),
                 Query(rate("epserve_preemptions_total"), "preempted"),
             ],
             text="A choice moves when a worker fails it or hands it over; a request is preempted "

@@ -7,10 +7,10 @@ from scripts.dashboards.panel import (
     Lines,
     Query,
     Section,
+    active,
     dashboard,
     quantile,
     quantiles,
-    rate,
 )
 
 PREFILL, DECODE = 'role="prefill"', 'role="decode"'
@@ -76,12 +76,12 @@ def _sizes() -> list[Heat]:
 def _ends() -> list[Lines]:
     return [
         Lines(title="At the gateway", unit="reqps", is_stacked=True,
-              queries=[Query(rate("epserve_requests_total", "outcome"), "{{outcome}}")]),
+              queries=[Query(active("epserve_requests_total", "outcome"), "{{outcome}}")]),
         Lines(title="At the router", unit="reqps", is_stacked=True,
-              queries=[Query(rate("epserve_router_assign_total", "outcome"), "{{outcome}}")]),
+              queries=[Query(active("epserve_router_assign_total", "outcome"), "{{outcome}}")]),
         Lines(
             title="At the workers", unit="reqps", is_stacked=True,
-            queries=[Query(rate("epserve_worker_requests_total", "role, outcome"),
+            queries=[Query(active("epserve_worker_requests_total", "role, outcome"),
                            "{{role}}: {{outcome}}")],
         ),
     ]  # fmt: skip

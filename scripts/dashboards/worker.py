@@ -12,6 +12,7 @@ from scripts.dashboards.panel import (
     Lines,
     Query,
     Section,
+    active,
     dashboard,
     quantiles,
     rate,
@@ -56,7 +57,7 @@ def _now() -> list[Figure]:
 def _requests() -> list[Lines | Heat]:
     return [
         Lines(title="Requests by outcome", unit="reqps", is_stacked=True,
-              queries=[Query(rate("epserve_worker_requests_total", "outcome", ONE),
+              queries=[Query(active("epserve_worker_requests_total", "outcome", ONE),
                              "{{outcome}}")]),
         Lines(
             title="Requests of each rank",

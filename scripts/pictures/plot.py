@@ -51,6 +51,8 @@ def lines_svg(
     parts = [_axes(frame, unit, top)]
     for index, path in enumerate(paths):
         colour = COLOURS[index % len(COLOURS)]
+        if is_stacked and not any(value > 0 for _, value in lines[index].points):
+            continue  # it would hide the line that it lies on
         if is_stacked and path:
             floor = frame.height - BOTTOM
             below = paths[index - 1] if index else [(path[0][0], floor), (path[-1][0], floor)]

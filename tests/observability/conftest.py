@@ -26,7 +26,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     with Cluster(folder / "logs", *OPTIONS) as cluster:
         targets = metrics_targets(cluster)
         with Prometheus(folder / "prometheus", targets) as prometheus:
-            asyncio.run(play(cluster))
+            asyncio.run(play(cluster, prometheus))
             # What happened last has been scraped when a later scrape says so.
             ended = 'sum(epserve_gateway_num_running_requests) == 0 and sum(up{job="gateway"}) == 1'
             wait_until(lambda: prometheus.now(ended), 10, "a scrape behind the last request")

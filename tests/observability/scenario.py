@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -9,11 +11,12 @@ import httpx
 
 from proto import worker_pb2, worker_pb2_grpc
 from tests.cluster.harness import Cluster, wait_until
+from tests.observability.prometheus import Prometheus
 
 # Few places and few pages: what is scarce in a large cluster under load is scarce here at once.
 OPTIONS = (
     "--decode-workers", "2", "--decode-ranks", "2", "--max-running", "2",
-    "--set", "decode.kv-pages=6",
+    "--set", "decode.kv-pages=5",
     "--set", "decode.num-redundant-experts=2",
     "--set", "decode.expert-load-window-seconds=4",
     "--set", "decode.rebalance-interval-seconds=2",
@@ -41,24 +44,64 @@ def metrics_targets(cluster: Cluster) -> dict[str, str]:
     return told()
 
 
-async def play(cluster: Cluster) -> None:
-    """All of it; returns when every request has ended."""
+# Above 0 for moments only, which a scrape may miss: what brings them about is done again then.
+OF_OVERLOAD = (
+    "epserve_gateway_num_waiting_requests",
+    "epserve_router_num_waiting_requests",
+    "epserve_num_waiting_requests",
+    "epserve_num_waiting_tokens",
+    "epserve_num_transferring_requests",
+    "epserve_preemptions_total",
+)
+OF_A_DRAIN = ("epserve_worker_draining",)
+OF_A_DEATH = ('epserve_gateway_moves_total{reason="unavailable"}',)
+OF_BALANCING = (
+    "epserve_expert_moved_bytes_total",
+    "epserve_expert_placement_version",
+    'epserve_expert_rebalances_total{outcome="done"}',
+)
+SCENE_SECONDS = 40.0
+
+
+async def play(cluster: Cluster, prometheus: Prometheus) -> None:
+    """All of it; returns when every request has ended and Prometheus has seen it."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60, limits=limits) as client:
-        scenes = Scenes(cluster, client)
+        scenes = Scenes(cluster, client, prometheus)
         await scenes.ordinary_requests()
         await scenes.wrong_requests()
         await scenes.client_leaves()
-        await scenes.too_many_at_once()
-        await scenes.drained_worker()
-        await scenes.killed_worker()
-        await scenes.ordinary_requests()
+        for scene, metrics in (
+            (scenes.too_many_at_once, OF_OVERLOAD),
+            (scenes.drained_worker, OF_A_DRAIN),
+            (scenes.killed_worker, OF_A_DEATH),
+            (scenes.ordinary_requests, OF_BALANCING),
+        ):
+            await until_seen(scene, prometheus, metrics)
+
+
+async def until_seen(
+    scene: Callable[[], Awaitable[None]], prometheus: Prometheus, metrics: Sequence[str]
+) -> None:
+    """Plays the scene, again and again until each metric has been above 0."""
+    until = time.monotonic() + SCENE_SECONDS
+    while True:
+        await scene()
+        missing = [name for name in metrics if not await seen(prometheus, name)]
+        if not missing:
+            return
+        assert time.monotonic() < until, f"not seen within {SCENE_SECONDS} s: {missing}"
+
+
+async def seen(prometheus: Prometheus, name: str) -> bool:
+    return await asyncio.to_thread(prometheus.largest, name) > 0
 
 
 class Scenes:
-    def __init__(self, cluster: Cluster, client: httpx.AsyncClient) -> None:
+    def __init__(self, cluster: Cluster, client: httpx.AsyncClient, prometheus: Prometheus) -> None:
         self._cluster = cluster
         self._client = client
+        self._prometheus = prometheus
 
     async def ordinary_requests(self) -> None:
         """Streamed and not, of both endpoints, with a common prefix, a schema, several choices."""
@@ -99,21 +142,38 @@ class Scenes:
         assert set(statuses) == {200, 429}, statuses
 
     async def drained_worker(self) -> None:
-        """One that has work, for two scrapes at least."""
+        """One that has work."""
         streams = [asyncio.create_task(self._stream(**self._long())) for _ in range(4)]
-        await asyncio.sleep(0.3)
-        worker = self._cluster.workers(worker_pb2.ROLE_DECODE)[1]
+        worker = await self._busy_worker()
         await self._drain(worker, grace_seconds=60.0)
-        await asyncio.sleep(2.5)
+        for _ in range(40):
+            if await seen(self._prometheus, *OF_A_DRAIN):
+                break
+            await asyncio.sleep(0.2)
         await self._drain(worker, undo=True)
         await asyncio.gather(*streams)
 
     async def killed_worker(self) -> None:
-        """Its streams go on elsewhere."""
+        """One that has streams: they go on elsewhere."""
+        while len(await self._ready_workers()) < 2:  # the one killed last is back
+            await asyncio.sleep(0.1)
         streams = [asyncio.create_task(self._stream(**self._long())) for _ in range(6)]
-        await asyncio.sleep(0.7)
-        self._cluster.kill(self._cluster.workers(worker_pb2.ROLE_DECODE)[0])
+        self._cluster.kill(await self._busy_worker())
         await asyncio.gather(*streams)
+
+    async def _ready_workers(self) -> list[worker_pb2.WorkerStatus]:
+        workers = await asyncio.to_thread(self._cluster.workers, worker_pb2.ROLE_DECODE)
+        return [worker for worker in workers if worker.ready and not worker.draining]
+
+    async def _busy_worker(self) -> worker_pb2.WorkerStatus:
+        """A decode worker that generates tokens."""
+        until = time.monotonic() + SCENE_SECONDS
+        while time.monotonic() < until:
+            for worker in await self._ready_workers():
+                if any(rank.num_running for rank in worker.ranks):
+                    return worker
+            await asyncio.sleep(0.02)
+        raise AssertionError("no decode worker has begun to work")
 
     async def _complete(self, **fields: Any) -> None:
         body = {"model": self._cluster.model, "prompt": LONG_TEXT} | fields

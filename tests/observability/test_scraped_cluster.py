@@ -18,14 +18,11 @@ from tests.observability.tools import tool
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 # What a healthy cluster on one machine, with its list of workers, does not do.
-CANNOT_MOVE = {
-    "epserve_kv_transfer_failures_total": "no peer dies between two layers of a push",
+NEED_NOT_MOVE = {
+    "epserve_kv_transfer_failures_total": "the killed worker may not be receiving pages just then",
     "epserve_router_discovery_failures_total": "the list of workers is in its flags",
     "epserve_router_rejected_workers": "all workers have the same model and KV layout",
 }
-
-# Alerts that look for what has not happened.
-NOTHING_TO_FIND = {"EpserveRequestsFail"}
 
 
 def test_every_metric_moves(played: Played) -> None:
@@ -35,7 +32,7 @@ def test_every_metric_moves(played: Played) -> None:
         for family in families()
         if not all(played.prometheus.largest(series) > 0 for series in family.series)
     }
-    assert still == set(CANNOT_MOVE)
+    assert still <= set(NEED_NOT_MOVE)
 
 
 def test_what_is_scraped_is_what_is_documented(played: Played) -> None:
@@ -86,7 +83,7 @@ def test_alerts_can_be_evaluated_and_are_silent(played: Played) -> None:
     the time that they ask for; without thresholds, they find what they look at."""
     for rule in alerts():
         played.prometheus.now(rule["expr"])
-        if "absent(" in rule["expr"] or rule["alert"] in NOTHING_TO_FIND:
+        if "absent(" in rule["expr"]:
             continue
         watched, _, threshold = rule["expr"].rstrip().rpartition(" ")
         watched = watched.rstrip().removesuffix(">").removesuffix("<").removesuffix("==")
