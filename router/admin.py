@@ -1,6 +1,6 @@
 """The Admin gRPC service: what operators see of the cluster, and what they change."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,7 +16,14 @@ from proto.worker_pb2 import (
 )
 from proto.worker_pb2_grpc import WorkerStub
 from router.admin_experts import ExpertsAdmin
-from router.admin_processes import ANSWER_SECONDS, Process, Processes, dial, identity_of
+from router.admin_processes import (
+    ANSWER_SECONDS,
+    Process,
+    Processes,
+    ask_all,
+    dial,
+    identity_of,
+)
 from router.admin_requests import explain
 from router.cluster import Cluster
 from router.gateways import Gateway
@@ -70,8 +77,7 @@ class AdminService(ExpertsAdmin):
             drain.grace_seconds = request.grace_seconds
         metadata = passed_on(context)
         # All are told before any failure is: the rest of a group is of no use alone.
-        told = (_drain(one, drain, metadata) for one in (worker, *others))
-        failures = await asyncio.gather(*told)
+        failures = await ask_all(partial(_drain, drain, metadata), [worker, *others])
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -85,7 +91,7 @@ class AdminService(ExpertsAdmin):
         self._token.check(context)
         metadata = passed_on(context)
         processes = self._meant(request.process)
-        configs = await asyncio.gather(*(self._config(one, metadata) for one in processes))
+        configs = await ask_all(partial(self._config, metadata), processes)
         return router_pb2.GetProcessConfigResponse(processes=configs)
 
     async def SetLogLevel(
@@ -99,7 +105,7 @@ class AdminService(ExpertsAdmin):
             )
         metadata = passed_on(context)
         processes = self._meant(request.process)
-        levels = await asyncio.gather(*(_set_level(one, level, metadata) for one in processes))
+        levels = await ask_all(partial(_set_level, level, metadata), processes)
         return router_pb2.SetProcessLogLevelResponse(processes=levels)
 
     async def ExplainRequest(
@@ -115,7 +121,7 @@ class AdminService(ExpertsAdmin):
     def _meant(self, name: str) -> list[Process]:
         return [self._processes.find(name)] if name else self._processes.all()
 
-    async def _config(self, process: Process, metadata: Metadata) -> router_pb2.ProcessConfig:
+    async def _config(self, metadata: Metadata, process: Process) -> router_pb2.ProcessConfig:
         config = router_pb2.ProcessConfig(identity=identity_of(process))
         match process:
             case Gateway():
@@ -135,7 +141,7 @@ class AdminService(ExpertsAdmin):
         return config
 
 
-async def _drain(worker: Worker, drain: DrainRequest, metadata: Metadata) -> EpserveError | None:
+async def _drain(drain: DrainRequest, metadata: Metadata, worker: Worker) -> EpserveError | None:
     """Why it could not be told, if it could not."""
     try:
         async with dial(worker) as peer:
@@ -147,7 +153,7 @@ async def _drain(worker: Worker, drain: DrainRequest, metadata: Metadata) -> Eps
 
 
 async def _set_level(
-    process: Process, level: str, metadata: Metadata
+    level: str, metadata: Metadata, process: Process
 ) -> router_pb2.ProcessLogLevel:
     answer = router_pb2.ProcessLogLevel(identity=identity_of(process))
     match process:

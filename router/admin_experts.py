@@ -87,7 +87,7 @@ class ExpertsAdmin(AdminServicer):
 
 
 def group_name(worker: Worker) -> str:
-    """"" for a worker that tells of none."""
+    """Empty for a worker that tells of none."""
     return worker.status.expert_group.name
 
 

@@ -1,22 +1,28 @@
 """Which process an operator means, and the way to it."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import grpc
 
 from core.clock import Clock
-from core.errors import InvalidRequest, NotFound, Unavailable
+from core.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from proto.worker_pb2 import ProcessIdentity
 from router.gateways import Gateway, GatewayTable
 from router.table import WorkerTable
 from router.worker import Worker, WorkerState
 from rpc.client import channel, to_error
+from rpc.status import ERROR_CODE_KEY
 
 # Operators' calls to a worker; it answers them from memory.
 ANSWER_SECONDS = 5.0
+MAX_CALLS = 32
 
 Process = ProcessIdentity | Gateway | Worker  # the first one: this router
+Asked = TypeVar("Asked", bound=Process)
+Answer = TypeVar("Answer")
 
 
 def identity_of(process: Process) -> ProcessIdentity:
@@ -57,12 +63,12 @@ class Processes:
         return _only(name, self.all())
 
     def find_worker(self, name: str) -> Worker:
-        """As `find`, and Unavailable for one that was lost."""
-        worker = _only(name, self._table.workers)
-        assert isinstance(worker, Worker)
-        if worker.lost:
-            raise Unavailable(f"worker {worker.name} at {worker.address} is lost")
-        return worker
+        """As `find`, and Unavailable for one that was lost, unless another has its name by now."""
+        try:
+            return _only(name, self.workers())
+        except NotFound:
+            worker = _only(name, self._table.workers)
+            raise Unavailable(f"worker {worker.name} at {worker.address} is lost") from None
 
     def other_nodes(self, worker: Worker) -> list[Worker]:
         """Those that are there of an EP group that spans nodes."""
@@ -81,19 +87,38 @@ class Processes:
 
 @asynccontextmanager
 async def dial(worker: Worker) -> AsyncGenerator[grpc.aio.Channel]:
-    """A channel for calls within the block; where they fail, an EpserveError names the worker."""
+    """A channel for calls within the block; an EpserveError says why one failed, and names the
+    worker where that did not answer or is about to leave."""
     async with channel(worker.address) as peer:
         try:
             yield peer
         except grpc.aio.AioRpcError as error:
             meant = to_error(error, peer_epoch=worker.epoch)
-            if isinstance(meant, Unavailable):
+            if isinstance(meant, Unavailable | DeadlineExceeded):
+                trailers = error.trailing_metadata() or ()
+                has_spoken = any(key == ERROR_CODE_KEY for key, _value in trailers)
+                verdict = "says" if has_spoken else "does not answer"
                 where = f"worker {worker.name} at {worker.address}"
-                meant.message = f"{where} does not answer: {meant.message}"
+                meant.message = f"{where} {verdict}: {meant.message}"
             raise meant from error
 
 
-def _only(name: str, processes: Sequence[Process]) -> Process:
+async def ask_all(
+    ask: Callable[[Asked], Awaitable[Answer]], processes: Sequence[Asked]
+) -> list[Answer]:
+    """The answers in the order of `processes`, so many of which are asked at once."""
+    room = asyncio.Semaphore(MAX_CALLS)
+
+    async def ask_one(process: Asked) -> Answer:
+        async with room:
+            return await ask(process)
+
+    return await asyncio.gather(*map(ask_one, processes))
+
+
+def _only(name: str, processes: Sequence[Asked]) -> Asked:
+    if not name:
+        raise InvalidRequest("which process? Its name is empty")
     found = []
     for process in processes:
         identity = identity_of(process)

@@ -1,20 +1,17 @@
 """What became of a request, put together from the router's records and those of all workers."""
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from core.errors import EpserveError, NotFound
 from core.log import get_logger
 from proto.router_pb2 import AdminExplainResponse, AssignmentRecord
 from proto.worker_pb2 import ExplainRequestRequest, RequestLeg
 from proto.worker_pb2_grpc import WorkerStub
-from router.admin_processes import ANSWER_SECONDS, dial
+from router.admin_processes import ANSWER_SECONDS, ask_all, dial
 from router.worker import Worker
 
 log = get_logger("router.admin")
-
-# Workers asked at once.
-MAX_CALLS = 32
 
 
 async def explain(
@@ -24,13 +21,7 @@ async def explain(
 
     Raises NotFound when nobody remembers it.
     """
-    room = asyncio.Semaphore(MAX_CALLS)
-
-    async def legs_of(worker: Worker) -> list[RequestLeg] | EpserveError:
-        async with room:
-            return await _legs(worker, request_id)
-
-    answers = await asyncio.gather(*map(legs_of, workers))
+    answers = await ask_all(partial(_legs, request_id), workers)
     legs: list[RequestLeg] = []
     silent: dict[str, str] = {}  # names of workers that do not answer, by epoch
     for worker, answer in zip(workers, answers, strict=True):
@@ -47,7 +38,7 @@ async def explain(
     )
 
 
-async def _legs(worker: Worker, request_id: str) -> list[RequestLeg] | EpserveError:
+async def _legs(request_id: str, worker: Worker) -> list[RequestLeg] | EpserveError:
     request = ExplainRequestRequest(request_id=request_id)
     try:
         async with dial(worker) as peer:

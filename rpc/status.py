@@ -22,6 +22,9 @@ from core.errors import EpserveError, InvalidRequest
 MAX_MESSAGE_CHARACTERS = 500
 
 
+ERROR_CODE_KEY = "error-code"
+
+
 class Status(NamedTuple):
     """The arguments of `ServicerContext.abort`, in its order."""
 
@@ -34,7 +37,7 @@ def to_status(error: EpserveError) -> Status:
     """What a server aborts a call with because of `error`."""
     code = grpc.StatusCode[error.status.grpc]
     message = short_message(error)
-    trailers: list[tuple[str, str | bytes]] = [("error-code", error.status.code)]
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_CODE_KEY, error.status.code)]
     if error.param is not None:
         trailers.append(("error-param", header_text(error.param)))
     if error.failed_epoch:
@@ -56,7 +59,7 @@ def to_error(error: grpc.aio.AioRpcError, *, peer_epoch: str = "") -> EpserveErr
     trailers: dict[str, str | bytes] = dict(pairs)
     code_name = error.code().name
     message = error.details() or code_name
-    code = _text(trailers.get("error-code"))
+    code = _text(trailers.get(ERROR_CODE_KEY))
     if not code and code_name == "RESOURCE_EXHAUSTED" and "larger than max" in message:
         # gRPC's own refusal of a message: coming back later would not help.
         return InvalidRequest(f"request is too large: {message}")
