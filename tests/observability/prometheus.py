@@ -120,7 +120,8 @@ class Prometheus:
     def _all_up(self) -> bool:
         assert self._process.poll() is None, self._log_path.read_text()
         try:
-            up = self.now("up == 1")
+            if self._client.get("/-/ready").status_code != 200:
+                return False
         except httpx.TransportError:
             return False
-        return len(up) == self._num_targets
+        return len(self.now("up == 1")) == self._num_targets
