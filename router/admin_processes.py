@@ -14,7 +14,7 @@ from router.gateways import Gateway, GatewayTable
 from router.table import WorkerTable
 from router.worker import Worker, WorkerState
 from rpc.client import channel, to_error
-from rpc.status import ERROR_CODE_KEY
+from rpc.status import is_servers_word
 
 # Operators' calls to a worker; it answers them from memory.
 ANSWER_SECONDS = 5.0
@@ -95,9 +95,7 @@ async def dial(worker: Worker) -> AsyncGenerator[grpc.aio.Channel]:
         except grpc.aio.AioRpcError as error:
             meant = to_error(error, peer_epoch=worker.epoch)
             if isinstance(meant, Unavailable | DeadlineExceeded):
-                trailers = error.trailing_metadata() or ()
-                has_spoken = any(key == ERROR_CODE_KEY for key, _value in trailers)
-                verdict = "says" if has_spoken else "does not answer"
+                verdict = "says" if is_servers_word(error) else "does not answer"
                 where = f"worker {worker.name} at {worker.address}"
                 meant.message = f"{where} {verdict}: {meant.message}"
             raise meant from error

@@ -22,7 +22,7 @@ from core.errors import EpserveError, InvalidRequest
 MAX_MESSAGE_CHARACTERS = 500
 
 
-ERROR_CODE_KEY = "error-code"
+_ERROR_CODE_KEY = "error-code"
 
 
 class Status(NamedTuple):
@@ -37,7 +37,7 @@ def to_status(error: EpserveError) -> Status:
     """What a server aborts a call with because of `error`."""
     code = grpc.StatusCode[error.status.grpc]
     message = short_message(error)
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_CODE_KEY, error.status.code)]
+    trailers: list[tuple[str, str | bytes]] = [(_ERROR_CODE_KEY, error.status.code)]
     if error.param is not None:
         trailers.append(("error-param", header_text(error.param)))
     if error.failed_epoch:
@@ -55,11 +55,10 @@ def to_error(error: grpc.aio.AioRpcError, *, peer_epoch: str = "") -> EpserveErr
     `peer_epoch` is the epoch of the worker that was called: it becomes `failed_epoch` when
     the call broke without that worker having said so itself (connection lost, ...).
     """
-    pairs = cast("list[tuple[str, str | bytes]]", error.trailing_metadata() or [])
-    trailers: dict[str, str | bytes] = dict(pairs)
+    trailers = _trailers(error)
     code_name = error.code().name
     message = error.details() or code_name
-    code = _text(trailers.get(ERROR_CODE_KEY))
+    code = _text(trailers.get(_ERROR_CODE_KEY))
     if not code and code_name == "RESOURCE_EXHAUSTED" and "larger than max" in message:
         # gRPC's own refusal of a message: coming back later would not help.
         return InvalidRequest(f"request is too large: {message}")
@@ -76,6 +75,11 @@ def to_error(error: grpc.aio.AioRpcError, *, peer_epoch: str = "") -> EpserveErr
     )
 
 
+def is_servers_word(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the server of a failed call refused it itself; else the call broke."""
+    return _ERROR_CODE_KEY in _trailers(error)
+
+
 def short_message(error: EpserveError) -> str:
     """The error's message, cut where it is too long for trailers."""
     message = error.message
@@ -90,6 +94,10 @@ def header_text(text: str) -> str:
     if not (text.isascii() and text.isprintable()):
         text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
     return text.strip()
+
+
+def _trailers(error: grpc.aio.AioRpcError) -> dict[str, str | bytes]:
+    return dict(cast("list[tuple[str, str | bytes]]", error.trailing_metadata() or []))
 
 
 def _retry_details(code: grpc.StatusCode, message: str, seconds: float) -> bytes:
