@@ -33,7 +33,7 @@ FIRST_TOKEN = 100
 
 
 class ScriptedRank:
-    """Real state and planner; the model says last token + 1, one step each 2 ms."""
+    """Real state and planner; the model says last token + 1, one step each `step_seconds`."""
 
     def __init__(
         self, index: int, say: Callable[[int, RankMessage], None], kv_seconds: float
@@ -52,6 +52,7 @@ class ScriptedRank:
         self.index = index
         self.state = RankState(facts, PagePool(NUM_PAGES))
         self.deaf = False
+        self.step_seconds = 0.002
         self._say = say
         self._inbox: list[FrontMessage | KvNotice] = []
         self._awake = asyncio.Event()
@@ -88,7 +89,7 @@ class ScriptedRank:
             for message in out:
                 self._say(self.index, message)
             if decided.step:
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(self.step_seconds)
                 self._awake.set()
 
 
@@ -265,7 +266,7 @@ class Cluster:
         self.prefill_server = await _prefill_server(self.prefill, self.prefill_server.address)
         return self.prefill
 
-    async def quiet(self, seconds: float = 3.0) -> None:
+    async def quiet(self, seconds: float = 20.0) -> None:
         """Returns when nothing is left of any request anywhere."""
         async with asyncio.timeout(seconds):
             while not self.service.is_quiet or not self.front.all_free:
@@ -301,7 +302,7 @@ async def cluster(folder: Path, num_ranks: int = 1, **values: object) -> AsyncIt
         stub = generate_pb2_grpc.DecodeStub(peer)
         both = Cluster(front, service, registry, stub, prefill, prefill_server)
         yield both
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         service.fail_all(Unavailable("over"))
         await server.stop(0.2)
         await service.close()
@@ -326,11 +327,11 @@ def ids(responses: list[generate_pb2.GenerateResponse]) -> list[int]:
 
 async def failure(call: Any) -> EpserveError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(collect(call), 5)
+        await asyncio.wait_for(collect(call), 20)
     return to_error(caught.value)
 
 
-async def until(condition: Callable[[], object], seconds: float = 3) -> None:
+async def until(condition: Callable[[], object], seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.002)

@@ -134,7 +134,7 @@ def test_nobody_waits_for_ever_or_after_leaving(
     for name in ("gone", "late", "last"):
         grammars.begin(name, regex("a"))
     assert grammars.poll() == []
-    assert time.monotonic() - began < 1  # neither begin nor poll waits
+    assert time.monotonic() - began < 10  # neither begin nor poll waits
     grammars.drop("gone")
     clock.advance(COMPILE_SECONDS + 1)
     grammars.begin("last", regex("a"))

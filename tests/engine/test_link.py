@@ -37,7 +37,7 @@ class Pair:
 
     async def connect(self) -> None:
         self.rank.send([], RankStats())
-        await asyncio.wait_for(self.batches.get(), 2)
+        await asyncio.wait_for(self.batches.get(), 20)
 
     def close(self) -> None:
         self.front.close()
@@ -97,7 +97,7 @@ async def test_every_batch_reaches_the_front_also_under_crossing_traffic(pair: P
     for number in range(300):
         produced = Produced(request_id="a", tokens=(TokenOut(token_id=number),))
         pair.rank.send([produced], RankStats(num_steps=number))
-        batch = await asyncio.wait_for(pair.batches.get(), 2)
+        batch = await asyncio.wait_for(pair.batches.get(), 20)
         assert batch.rank == 3
         assert batch.stats.num_steps == number
         (message,) = batch.messages
@@ -113,7 +113,7 @@ async def test_every_batch_reaches_the_front_also_under_crossing_traffic(pair: P
 async def test_garbage_from_the_rank_closes_the_link_once(pair: Pair) -> None:
     pair.rank.socket.send(b"\x81\xa4type")
     pair.rank.send([Ended(request_id="a")], RankStats())
-    error = await asyncio.wait_for(pair.errors.get(), 2)
+    error = await asyncio.wait_for(pair.errors.get(), 20)
     assert "malformed" in str(error)
     await asyncio.sleep(0.02)
     assert pair.batches.empty()

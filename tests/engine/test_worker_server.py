@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import EpserveError
+from engine import status_service
 from engine.front import WorkerFront
 from engine.messages import RankMessage, Sampling, Submit
 from engine.request_records import RequestRecords
@@ -83,7 +84,7 @@ async def running(
     async with channel(server.server.address) as peer:
         yield server, run, peer
     server.stop_asked.set()
-    await asyncio.wait_for(run, 10)
+    await asyncio.wait_for(run, 20)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not any(Path(f"/proc/{pid}").exists() for pid in server.front.pids if pid)
 
@@ -96,7 +97,7 @@ def python_path(monkeypatch: pytest.MonkeyPatch) -> None:
 async def ready(peer: grpc.aio.Channel) -> worker_pb2.WorkerStatus:
     """The first status that says ready; the stream is then ended."""
     stub = worker_pb2_grpc.WorkerStub(peer)
-    stream = stub.WatchStatus(worker_pb2.WatchStatusRequest(), timeout=10)
+    stream = stub.WatchStatus(worker_pb2.WatchStatusRequest(), timeout=30)
     async for status in stream:
         if status.ready:
             stream.cancel()
@@ -106,12 +107,15 @@ async def ready(peer: grpc.aio.Channel) -> worker_pb2.WorkerStatus:
 
 async def health(peer: grpc.aio.Channel, service: str) -> int:
     stub = health_pb2_grpc.HealthStub(peer)
-    reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
+    reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
     status: int = reply.status
     return status
 
 
-async def test_status_is_streamed_on_change_and_at_least_each_second(tmp_path: Path) -> None:
+async def test_status_is_streamed_on_change_and_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert status_service.LONGEST_SILENCE_SECONDS == 1
     names = {"served_model_name": "m", "advertise": "node-7"}
     async with running(tmp_path, "serve", ranks=2, **names) as (server, _, peer):
         status = await ready(peer)
@@ -122,22 +126,21 @@ async def test_status_is_streamed_on_change_and_at_least_each_second(tmp_path: P
         assert [rank.pages_total for rank in status.ranks] == [100, 100]
         assert [rank.pid for rank in status.ranks] == list(server.front.pids)
 
-        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(status_service, "LONGEST_SILENCE_SECONDS", 1000)
         stub = worker_pb2_grpc.WorkerStub(peer)
-        stream = stub.WatchStatus(worker_pb2.WatchStatusRequest(min_interval_ms=20))
+        stream = stub.WatchStatus(worker_pb2.WatchStatusRequest(min_interval_ms=20), timeout=30)
         await anext(aiter(stream))
         server.service.num_open = 5
         server.front.send(1, SUBMIT)
-        before = loop.time()
         status = await anext(aiter(stream))
-        assert loop.time() - before < 0.5
         assert status.ranks[1].num_running == 1
         assert status.ranks[1].num_waiting == 4
-        # Nothing changes any more, but the fake ranks' idle batches count steps.
-        for _ in range(2):
-            before = loop.time()
+        stream.cancel()
+        # Nothing changes any more.
+        monkeypatch.setattr(status_service, "LONGEST_SILENCE_SECONDS", 0.2)
+        stream = stub.WatchStatus(worker_pb2.WatchStatusRequest(min_interval_ms=20), timeout=30)
+        for _ in range(3):
             await anext(aiter(stream))
-            assert loop.time() - before < 1.3
         stream.cancel()
 
 
@@ -145,12 +148,12 @@ async def test_health_follows_readiness_and_draining(tmp_path: Path) -> None:
     async with running(tmp_path, "serve", stop_grace_seconds=9) as (server, run, peer):
         assert await health(peer, "") == health_pb2.HealthCheckResponse.NOT_SERVING
         await ready(peer)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while await health(peer, "epserve.generate.v1.Decode") != 1:
                 await asyncio.sleep(0.01)
         server.service.num_open = 1
         server.stop_asked.set()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while await health(peer, "") == 1:
                 await asyncio.sleep(0.005)
         status = await ready(peer)
@@ -158,7 +161,7 @@ async def test_health_follows_readiness_and_draining(tmp_path: Path) -> None:
         assert (status.num_open, status.drained) == (1, False)
         assert not run.done()  # a request is open: the grace runs
         server.service.end_all()
-        assert await asyncio.wait_for(run, 3) == 0
+        assert await asyncio.wait_for(run, 20) == 0
         assert server.service.handed_over == []
         assert server.service.closed
 
@@ -167,7 +170,7 @@ async def test_a_dead_rank_fails_what_is_open_and_ends_the_worker(tmp_path: Path
     async with running(tmp_path, "die") as (server, run, peer):
         await ready(peer)
         server.front.send(0, SUBMIT)
-        assert await asyncio.wait_for(run, 5) == 1
+        assert await asyncio.wait_for(run, 20) == 1
         (error,) = server.service.failed
         assert error.failed_epoch == server.front.epoch
         assert "signal 9" in error.message
@@ -175,21 +178,21 @@ async def test_a_dead_rank_fails_what_is_open_and_ends_the_worker(tmp_path: Path
 
 async def test_a_start_that_fails_ends_the_worker(tmp_path: Path) -> None:
     async with running(tmp_path, "fail") as (_, run, _peer):
-        assert await asyncio.wait_for(run, 5) == 1
+        assert await asyncio.wait_for(run, 20) == 1
 
 
 async def test_a_stop_during_the_start_is_obeyed(tmp_path: Path) -> None:
     async with running(tmp_path, "hang") as (server, run, _peer):
         await asyncio.sleep(0.3)
         server.stop_asked.set()
-        assert await asyncio.wait_for(run, 3) == 0
+        assert await asyncio.wait_for(run, 20) == 0
 
 
 async def test_rank_statistics_become_metrics(tmp_path: Path) -> None:
     async with running(tmp_path, "serve", ranks=2, metrics_port=0) as (server, _, peer):
         await ready(peer)
         server.front.send(0, SUBMIT)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not server.service.heard:
                 await asyncio.sleep(0.01)
         port = server._metrics_server.port

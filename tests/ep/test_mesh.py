@@ -114,7 +114,7 @@ def test_silent_peer_is_given_up() -> None:
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"silent for 0.2 s"):
         one_byte_swap(first)
-    assert 0.15 < time.monotonic() - started < 3
+    assert 0.15 < time.monotonic() - started < 15
     first.close()
     second.close()
 

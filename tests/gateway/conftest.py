@@ -101,13 +101,13 @@ async def running_gateway(
     task = asyncio.create_task(serve(settings, ServedModel.load(settings), listener, stop))
     try:
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:
-            await asyncio.wait_for(cluster.router.announced.wait(), 10)
+            await asyncio.wait_for(cluster.router.announced.wait(), 20)
             while (await client.get("/health")).status_code != 200:
                 await asyncio.sleep(0.01)
             yield Gateway(url, client, cluster)
     finally:
         stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 20)
 
 
 @pytest.fixture(scope="session")

@@ -116,7 +116,7 @@ async def test_requests(
             assert reply.status_code == 200
             assert "x-ratelimit-limit-requests" not in reply.headers
         file.write_text("newest\n")
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(20):
             while (
                 await post("/v1/completions", json=BODY, headers=bearer("newest"))
             ).status_code != 200:

@@ -37,7 +37,7 @@ class RawClient:
             self.writer.close()
 
 
-async def eventually(condition: Any, seconds: float = 1.0) -> None:
+async def eventually(condition: Any, seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
@@ -64,13 +64,13 @@ async def test_while_a_worker_is_at_it(
     if "chat" in path:
         prompt = {"messages": [{"role": "user", "content": "plain"}]}
     await client.send(path, prompt | {"stream": stream, "n": 2})
-    await eventually(lambda: decode.num_running == 2, 5)
+    await eventually(lambda: decode.num_running == 2)
     assert await inflight(gateway) == 1
     if stream and hang_after:
-        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 20)
         assert b"200 OK" in head
     client.drop(hard=hard)
-    await asyncio.wait_for(decode.cancelled.wait(), 1)
+    await asyncio.wait_for(decode.cancelled.wait(), 20)
     await eventually(lambda: decode.num_running == 0)
     assert await inflight(gateway) == 0
 
@@ -81,9 +81,9 @@ async def test_while_waiting_at_the_router(gateway: Gateway, stream: bool) -> No
     router.hang = True
     client = RawClient(gateway)
     await client.send("/v1/completions", {"prompt": "plain", "stream": stream})
-    await eventually(lambda: router.requests, 5)
+    await eventually(lambda: router.requests)
     client.drop(hard=False)
-    await asyncio.wait_for(router.cancelled.wait(), 1)
+    await asyncio.wait_for(router.cancelled.wait(), 20)
 
 
 async def test_while_looking_for_another_pair(gateway: Gateway) -> None:
@@ -91,7 +91,7 @@ async def test_while_looking_for_another_pair(gateway: Gateway) -> None:
     cluster.router.errors.extend([Unavailable("nobody")] * 100)
     client = RawClient(gateway)
     await client.send("/v1/completions", {"prompt": "plain"})
-    await eventually(lambda: len(cluster.router.requests) > 1, 5)
+    await eventually(lambda: len(cluster.router.requests) > 1)
     client.drop(hard=False)
     await asyncio.sleep(0.5)
     num_requests = len(cluster.router.requests)
@@ -105,7 +105,7 @@ async def test_a_stop_string_ends_the_call(gateway: Gateway) -> None:
     decode.plan = Plan(hang_after=6)
     reply = await gateway.complete("plain", stop=["he "])
     assert reply.json()["choices"][0]["finish_reason"] == "stop"
-    await asyncio.wait_for(decode.cancelled.wait(), 1)
+    await asyncio.wait_for(decode.cancelled.wait(), 20)
 
 
 async def test_one_failed_choice_ends_the_others(gateway: Gateway) -> None:
@@ -115,10 +115,10 @@ async def test_one_failed_choice_ends_the_others(gateway: Gateway) -> None:
     task = asyncio.create_task(
         gateway.client.post("/v1/completions", json={"model": MODEL, "prompt": ["plain", "think"]})
     )
-    await eventually(lambda: cluster.first.num_running == 2, 5)
+    await eventually(lambda: cluster.first.num_running == 2)
     await cluster.first.server.stop(0)
     cluster.router.down = {cluster.first.epoch, cluster.second.epoch}
-    reply = await asyncio.wait_for(task, 3)
+    reply = await asyncio.wait_for(task, 20)
     assert reply.status_code == 503
     await eventually(lambda: cluster.first.num_running == 0)
     await cluster.first.start()
@@ -130,11 +130,11 @@ async def test_slow_readers_hold_little(gateway: Gateway) -> None:
     client = RawClient(gateway)
     client_body = {"prompt": "long", "stream": True, "max_tokens": 400, "n": 100}
     await client.send("/v1/completions", client_body)
-    await eventually(lambda: decode.num_running > 0, 5)
+    await eventually(lambda: decode.num_running > 0)
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     await asyncio.sleep(0.5)
     client.drop(hard=True)
-    await eventually(lambda: decode.num_running == 0, 2)
+    await eventually(lambda: decode.num_running == 0)
     assert await inflight(gateway) == 0
 
 
@@ -158,7 +158,7 @@ async def test_random_drops_leave_nothing(gateway: Gateway) -> None:
         await asyncio.gather(*(one() for _ in range(10)))
     await eventually(lambda: decode.num_running == 0)
     # One that was dropped a moment ago may not have got as far as a worker.
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         while await inflight(gateway):
             await asyncio.sleep(0.01)
     await eventually(lambda: len(asyncio.all_tasks()) <= before)
@@ -171,6 +171,6 @@ async def test_disconnects_are_counted(gateway: Gateway) -> None:
         await gateway.client.post(
             "/v1/completions", json={"model": MODEL, "prompt": "plain"}, timeout=0.2
         )
-    await asyncio.wait_for(gateway.cluster.first.cancelled.wait(), 1)
+    await asyncio.wait_for(gateway.cluster.first.cancelled.wait(), 20)
     text = (await gateway.client.get("/metrics")).text
     assert 'epserve_requests_total{outcome="disconnected"}' in text

@@ -53,7 +53,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
         tracing.configure("gateway", "gateway-0", collector.address, 1.0)
 
         async def wait() -> dict[str, SeenSpan]:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 while True:
                     spans = {span.name: span for span in collector.trace(TRACE_ID)}
                     for span in list(spans.values()):
@@ -91,9 +91,9 @@ async def test_errors_have_their_codes(gateway: Gateway, recorded: Recorded) -> 
 async def test_a_client_that_leaves(gateway: Gateway, recorded: Recorded) -> None:
     gateway.cluster.first.plan.hang_after = 2
     asking = asyncio.create_task(ask(gateway))
-    await asyncio.wait_for(gateway.cluster.first.started.wait(), 5)
+    await asyncio.wait_for(gateway.cluster.first.started.wait(), 20)
     asking.cancel()
-    await asyncio.wait_for(gateway.cluster.first.cancelled.wait(), 5)
+    await asyncio.wait_for(gateway.cluster.first.cancelled.wait(), 20)
     spans = await recorded()
     assert spans["request"].attributes["epserve.outcome"] == "disconnected"
     assert spans["request"].attributes["http.response.status_code"] == 499

@@ -31,7 +31,7 @@ async def test_sockets_that_are_gone(model_folder: Path) -> None:
     async with running_cluster(model_folder) as (cluster, gateway):
         cluster.first.plan.step_seconds = 0.02
         task = asyncio.create_task(gateway.complete("unicode", stream=True))
-        await asyncio.wait_for(cluster.first.started.wait(), 5)
+        await asyncio.wait_for(cluster.first.started.wait(), 20)
         await asyncio.sleep(0.1)
         await cluster.first.server.stop(0)
         (choice,), _ = join(await task, chat=False)
@@ -59,7 +59,7 @@ async def test_router_restart(model_folder: Path) -> None:
         address = cluster.router.server.address
         cluster.first.plan.step_seconds = 0.02
         running = asyncio.create_task(gateway.complete("unicode"))
-        await asyncio.wait_for(cluster.first.started.wait(), 5)
+        await asyncio.wait_for(cluster.first.started.wait(), 20)
         await cluster.router.server.stop(0)
         task = asyncio.create_task(gateway.complete("unicode"))
         await asyncio.sleep(0.4)
@@ -76,7 +76,7 @@ async def test_router_gone(model_folder: Path) -> None:
         started = time.monotonic()
         reply = await gateway.complete("unicode")
         assert reply.status_code == 503
-        assert 1.5 < time.monotonic() - started < 4
-        async with asyncio.timeout(5):
+        assert 1.5 < time.monotonic() - started < 15
+        async with asyncio.timeout(20):
             while (await gateway.client.get("/health")).status_code == 200:
                 await asyncio.sleep(0.05)

@@ -128,4 +128,4 @@ async def test_closing_a_stream_aborts_it(gateway: Gateway) -> None:
         async for _ in stream:
             break
         await stream.close()
-        await asyncio.wait_for(decode.cancelled.wait(), 1)
+        await asyncio.wait_for(decode.cancelled.wait(), 20)

@@ -71,9 +71,9 @@ async def test_serves_and_stops(model_folder: Path, number: signal.Signals) -> N
         assert {r.json()["choices"][0]["text"] for r in replies} == {ANSWERS["unicode"]}
         process.send_signal(number)
         started = time.monotonic()
-        _, errors = await asyncio.wait_for(process.communicate(), 5)
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
         assert process.returncode == 0
-        assert time.monotonic() - started < 2  # nothing was running
+        assert time.monotonic() - started < 10  # nothing was running
         lines = [json.loads(line) for line in errors.decode().splitlines()]
         ended = [line for line in lines if line["event"] == "generation ended"]
         assert len(ended) == 20
@@ -86,17 +86,17 @@ async def test_stop_with_a_stream_that_does_not_end(model_folder: Path) -> None:
     """Readiness off at once, new requests refused, the stream told, exit in time."""
     async with (
         FakeCluster(tokens_of, EOS_ID) as cluster,
-        gateway_process(cluster, model_folder, "--grace-seconds", "1") as (process, client),
+        gateway_process(cluster, model_folder, "--grace-seconds", "3") as (process, client),
     ):
         cluster.first.plan.hang_after = 3
         stream = asyncio.create_task(client.post("/v1/completions", json=BODY | {"stream": True}))
         whole = asyncio.create_task(client.post("/v1/completions", json=BODY))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while cluster.first.num_running < 2:
                 await asyncio.sleep(0.01)
         process.terminate()
         started = time.monotonic()
-        async with asyncio.timeout(0.9):
+        async with asyncio.timeout(2.9):
             while (await client.get("/ready")).status_code == 200:
                 await asyncio.sleep(0.01)
         refused = await client.post("/v1/completions", json=BODY)
@@ -106,9 +106,9 @@ async def test_stop_with_a_stream_that_does_not_end(model_folder: Path) -> None:
         assert '"code":"unavailable"' in text.split("\n\n")[-2]
         assert "[DONE]" not in text
         assert (await whole).status_code == 503
-        assert await asyncio.wait_for(process.wait(), 5) == 0
-        assert time.monotonic() - started < 2.5
-        await asyncio.wait_for(cluster.first.cancelled.wait(), 1)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert time.monotonic() - started < 15
+        await asyncio.wait_for(cluster.first.cancelled.wait(), 20)
 
 
 def run_gateway(*flags: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ NUM_REQUESTS = 40
 
 async def gateways_of(address: str) -> list[str]:
     async with channel(address) as peer:
-        status = await AdminStub(peer).GetStatus(GetStatusRequest(), timeout=10)
+        status = await AdminStub(peer).GetStatus(GetStatusRequest(), timeout=30)
     return [process.name for process in status.processes if process.role == ROLE_GATEWAY]
 
 

@@ -19,7 +19,7 @@ from router.worker import Worker, WorkerState
 from rpc.client import channel, to_error
 from tests.router.fake_worker import FakeWorker
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 
 
 class RunningRouter:

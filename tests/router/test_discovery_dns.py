@@ -13,7 +13,7 @@ from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from router.discovery import Member, Roster
 from router.dns_discovery import NUM_ABSENCES, DnsDiscovery, after_answer
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 
 
 class Zone:

@@ -13,13 +13,13 @@ from kubernetes import client, watch
 from structlog.testing import capture_logs
 
 from proto.worker_pb2 import ROLE_DECODE
-from router import kubernetes_api, kubernetes_discovery
+from router import kubernetes_api, kubernetes_discovery, kubernetes_follower
 from router.discovery import DiscoveryError, Join, Leave, Member, Roster, Standing
 from router.kubernetes_discovery import KubernetesDiscovery
 from tests.router.fake_kubernetes import FakeKubernetes, Refusal
 
 SELECTOR = "epserve.io/role=decode"
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 30.0
 
 
 class View:
@@ -164,19 +164,29 @@ async def test_gone_leads_to_a_list_at_once(api: FakeKubernetes) -> None:
         assert api.num_lists == 2
 
 
-async def test_a_dropped_connection_goes_on_where_it_was(api: FakeKubernetes) -> None:
+async def test_a_dropped_connection_goes_on_where_it_was(
+    api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, heard = kubernetes_follower._version, []
+
+    def version_of(item: dict[str, object]) -> str:
+        heard.append(real(item))
+        return heard[-1]
+
+    monkeypatch.setattr(kubernetes_follower, "_version", version_of)
     async with following(api) as view:
         await view.until(lambda: api.num_watches == 1)
         # Of another role: only bookmarks tell how far this watch is.
         api.create("other", ip="10.0.0.9", role="prefill")
-        await asyncio.sleep(0.05)
+        newest = api.pods["other"]["metadata"]["resourceVersion"]
+        await view.until(lambda: newest in heard)
         api.drop_connections()
         await view.until(lambda: api.num_watches == 2)
         api.create("w", ip="10.0.0.1", ready=True)
         await view.until_addresses(ip_10_0_0_1=Standing.OPEN)
         assert api.num_lists == 1
         versions = [asked["resourceVersion"] for asked in api.requests if "watch" in asked]
-        assert versions[1] == api.pods["other"]["metadata"]["resourceVersion"] != versions[0]
+        assert versions[1] == newest != versions[0]
 
 
 async def test_a_restart_of_the_server_loses_nobody(api: FakeKubernetes) -> None:
@@ -219,11 +229,10 @@ async def test_a_refusal_is_told_once_and_with_advice(api: FakeKubernetes, statu
 
 async def test_retry_after_is_obeyed(api: FakeKubernetes) -> None:
     api.refusal = Refusal(429, "too many requests", {"Retry-After": "1"})
+    began = time.monotonic()
     async with following(api) as view:
-        await view.until(lambda: view.num_failures == 1)
-        began = time.monotonic()
-        await view.until(lambda: view.num_failures == 2)
-        assert time.monotonic() - began > 0.9
+        await view.until(lambda: view.num_failures >= 2)
+        assert time.monotonic() - began > 0.95
 
 
 async def test_a_server_that_hangs_is_left_and_asked_again(
@@ -234,25 +243,25 @@ async def test_a_server_that_hangs_is_left_and_asked_again(
     api.create("w", ip="10.0.0.1", ready=True)
     api.hangs = True
     async with following(api, reconcile_seconds=1) as view:
-        await view.until(lambda: view.num_failures == 2)
+        await view.until(lambda: view.num_failures >= 2)
         api.hangs = False
         await view.until_addresses(ip_10_0_0_1=Standing.OPEN)
         await view.until(lambda: api.num_watches >= 1)
-        api.hangs = True
-        await view.until(lambda: view.num_failures == 3)
+        api.hangs, num_failures = True, view.num_failures
+        await view.until(lambda: view.num_failures > num_failures)
         api.create("w2", ip="10.0.0.2", ready=True)
         api.hangs = False
         await view.until(lambda: len(view.addresses) == 2)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_it_stops_within_two_seconds(api: FakeKubernetes, hangs: bool) -> None:
+async def test_it_stops_without_waiting_for_the_server(api: FakeKubernetes, hangs: bool) -> None:
     api.hangs = hangs
     async with following(api) as view:
         await view.until(lambda: len(api.requests) == (1 if hangs else 2))
         began = time.monotonic()
         await view.close()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < kubernetes_api.LIST_SECONDS / 2
         api.hangs = False
 
 
@@ -311,14 +320,18 @@ async def test_the_official_watch_understands_the_server_of_these_tests(
         listed = pods.list_namespaced_pod("default", label_selector=SELECTOR)
         assert [pod.status.pod_ip for pod in listed.items] == ["10.0.0.1"]
         api_loop.call_soon_threadsafe(change)
-        stream = watch.Watch().stream(
+        official = watch.Watch()
+        stream = official.stream(
             pods.list_namespaced_pod, "default", label_selector=SELECTOR,
-            resource_version=listed.metadata.resource_version, timeout_seconds=1,
+            resource_version=listed.metadata.resource_version, timeout_seconds=60,
         )  # fmt: skip
-        return [
-            (event["type"], event["object"].metadata.name, event["object"].metadata.uid)
-            for event in stream
-        ]
+        seen = []
+        for event in stream:
+            pod = event["object"].metadata
+            seen.append((event["type"], pod.name, pod.uid))
+            if len(seen) == 3:
+                official.stop()
+        return seen
 
     def change() -> None:
         uids.append(api.create("w2")["metadata"]["uid"])

@@ -145,7 +145,7 @@ async def test_stopping_ends_waiting_calls_at_once(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await waiting
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await asyncio.wait_for(router.task, 2)
+    await asyncio.wait_for(router.task, 20)
 
 
 async def test_gateways_announce_themselves_and_learn_of_the_model(

@@ -218,17 +218,17 @@ async def test_a_passed_deadline_is_one_and_stops_the_server(served: Served) -> 
         async for _response in call:
             pass
     assert to_error(caught.value).status.http == 504
-    await asyncio.wait_for(served.decode.cancelled.wait(), 5)
+    await asyncio.wait_for(served.decode.cancelled.wait(), 20)
     assert served.server.num_running_calls == 0
 
 
 async def test_a_cancelled_call_ends_at_the_server(served: Served) -> None:
     call = served.decode_stub.Generate(generate_pb2.GenerateRequest())
     await call.read()
-    await asyncio.wait_for(served.decode.entered.wait(), 5)
+    await asyncio.wait_for(served.decode.entered.wait(), 20)
     assert served.server.num_running_calls == 1
     call.cancel()
-    await asyncio.wait_for(served.decode.cancelled.wait(), 5)
+    await asyncio.wait_for(served.decode.cancelled.wait(), 20)
 
 
 async def test_nobody_there_blames_the_called_worker() -> None:
@@ -292,13 +292,13 @@ async def test_stop_says_not_serving_then_lets_running_calls_finish(served: Serv
     assert (await call.read()).rank == 8
     assert await call.code() is grpc.StatusCode.OK
     # The endless health watch does not hold it up for the thirty seconds.
-    await asyncio.wait_for(stop, 5)
+    await asyncio.wait_for(stop, 20)
 
 
 async def test_stop_is_bounded(served: Served) -> None:
     call = served.decode_stub.Generate(generate_pb2.GenerateRequest())
     await call.read()
-    await asyncio.wait_for(served.server.stop(grace_seconds=0.2), 5)
+    await asyncio.wait_for(served.server.stop(grace_seconds=0.2), 20)
     assert served.decode.cancelled.is_set()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()

@@ -265,7 +265,7 @@ def test_released_peer_fails_what_is_in_flight(near: Near, far: FarEnd) -> None:
     near.transfer.release("a peer that never was")
     (completion,) = near.wait(transfer).values()
     assert completion.state is State.FAILED
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     if isinstance(near.transfer, MemoryTransfer):
         near.transfer.held = False
     far.read()  # ends the pause
