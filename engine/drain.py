@@ -35,18 +35,22 @@ class Drain:
 
     def begin(self, grace_seconds: float, *, final: bool = False) -> None:
         """Takes nothing new, and hands over what is open `grace_seconds` from now; a later call
-        replaces the grace of an earlier one. Behind a `final` one there is no undoing."""
+        replaces the grace of an earlier one. Behind a `final` one there is no undoing, and no
+        longer grace: the process ends with it."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_seconds
+        if self._is_final and self._timer is not None:
+            until = min(until, self._timer.when())
         log.info(
             "draining",
-            grace_seconds=grace_seconds,
+            grace_seconds=round(until - loop.time(), 3),
             num_open=self._service.num_open,
             final=final or self._is_final,
         )
         self._is_final |= final
         self._front.draining = True
         self._stop_timer()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(grace_seconds, self._hand_over)
+        self._timer = loop.call_at(until, self._hand_over)
         self._front.on_change()
 
     def undo(self) -> None:
