@@ -118,14 +118,14 @@ class GrammarCompiler:
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self._end_process()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_ANSWER_BYTES
-        )
         try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_ANSWER_BYTES
+            )
             await asyncio.wait_for(_read(self._process), START_SECONDS)
-        except (TimeoutError, EOFError, ConnectionError) as failure:
+        except (OSError, EOFError) as failure:  # late, broken off, or no room for a process
             await self._end_process()
-            log.error("the grammar compiler does not start")
+            log.error("the grammar compiler does not start", reason=repr(failure))
             raise Unavailable("structured output is not available") from failure
         return self._process
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, Unavailable
 from gateway.constraint_fields import ebnf_literal
 from gateway.grammar_compiler import GrammarCompiler
 from gateway.tool_call_parser import CALLS_BEGIN, CALLS_END
@@ -102,6 +102,15 @@ async def test_a_warm_compiler_waits_for_its_first_request(folder: Path) -> None
         assert compiler._process.pid == pid
     finally:
         await compiler.close()
+
+
+async def test_a_compiler_that_cannot_be_started_is_unavailable(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    compiler._command = ["/no/such/program"]
+    await compiler.warm()  # nobody asked for it yet
+    with pytest.raises(Unavailable):
+        await compiler.compile(REGEX, param="guided_regex")
+    await compiler.close()
 
 
 async def test_forced_calls_are_bounded(folder: Path) -> None:
