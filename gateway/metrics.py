@@ -21,6 +21,8 @@ from core.metrics import (
 
 # How a request can end: well, by its client, or by an error.
 OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+GENERATION_CODES = ("200", "400", "429", "500", "503")
 # Those for which a choice looks for another pair.
 MOVING_ERRORS = (Unavailable, Draining, Mismatch, Cancelled, Overloaded)
 # Read by the library itself when it is imported.
@@ -57,6 +59,9 @@ class GatewayMetrics:
             "path",
             "code",
         )
+        for path in GENERATION_PATHS:
+            for code in GENERATION_CODES:
+                self.http_responses.labels(path=path, code=code)
         self.inflight = self._gauge(
             "epserve_gateway_num_running_requests", "Generation requests in progress"
         )
