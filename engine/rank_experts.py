@@ -32,7 +32,7 @@ from ep.migration import ExpertMigration
 from ep.migration_state import Outcome, Report
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.experts import ExpertWeights
+from model.experts import load_experts
 from model.tensor_names import layer_prefix
 from model.weights import Weights
 
@@ -201,5 +201,5 @@ class CheckpointExperts:
         if self._checkpoint is None:
             self._checkpoint = Checkpoint(self._folder)
         weights = Weights(checkpoint=self._checkpoint, device=self._device, dtype=self._dtype)
-        loaded = ExpertWeights.load(weights, self._config, self._prefixes[layer], [expert])
+        loaded = load_experts(weights, self._config, self._prefixes[layer], [expert])
         ExpertSlots(loaded.slot_tensors).read(0, row)

@@ -17,6 +17,7 @@ from core.errors import CheckpointError
 from kernels.block_dequantise import BLOCK, block_dequantise
 from model.config import ModelConfig
 from model.tensor_names import SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
+from model.w4afp8 import INT4_TYPES, int4_problem, is_routed_weight, weight_of_input_scale
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -34,6 +35,7 @@ class Stored:
     file: Path
     dtype: str  # as safetensors names it
     shape: tuple[int, ...]
+    offsets: tuple[int, int]  # in the file, counted from behind its header
 
 
 class Checkpoint:
@@ -60,12 +62,29 @@ class Checkpoint:
         """A tensor on the CPU, from FP8 blocks where it is stored so."""
         if name not in self.stored:
             raise CheckpointError(f"{self.folder}: missing tensor {name}")
-        value = self._raw(name)
+        value = self.raw(name)
         if self.stored[name].dtype == FP8_TYPE:
-            return block_dequantise(value, self._raw(name + SCALE_SUFFIX), dtype)
+            return block_dequantise(value, self.raw(name + SCALE_SUFFIX), dtype)
+        if self.is_int4(name):
+            raise CheckpointError(f"{self.folder}: {name} is int4, unlike others of its layer")
         return value.to(dtype)
 
-    def _raw(self, name: str) -> torch.Tensor:
+    def num_bytes(self, name: str) -> int:
+        """As stored."""
+        begin, end = self.stored[name].offsets
+        return end - begin
+
+    def is_int4(self, name: str) -> bool:
+        return is_routed_weight(name) and self.stored[name].dtype in INT4_TYPES
+
+    def read_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, K / 2] int8 and [N, K / 128] scales of a routed expert's matrix, as stored."""
+        if not self.is_int4(name):
+            raise CheckpointError(f"{self.folder}: {name} is not int4, unlike others of its layer")
+        return self.raw(name), self.raw(name + SCALE_SUFFIX)
+
+    def raw(self, name: str) -> torch.Tensor:
+        """As it is stored."""
         path = self.stored[name].file
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt").__enter__()
@@ -86,7 +105,8 @@ class Checkpoint:
         unexpected = [
             name
             for name in self.stored
-            if name.removesuffix(SCALE_SUFFIX) not in known and not name.endswith(IGNORED_SUFFIX)
+            if weight_of_input_scale(name.removesuffix(SCALE_SUFFIX)) not in known
+            and not name.endswith(IGNORED_SUFFIX)
         ]
         wrong = [
             problem
@@ -107,9 +127,11 @@ class Checkpoint:
     def _problem(self, name: str, shape: tuple[int, ...]) -> str:
         """What is wrong with a stored tensor, or nothing."""
         stored = self.stored[name]
+        scale = self.stored.get(name + SCALE_SUFFIX)
+        if self.is_int4(name) and (scale is None or scale.dtype in FLOAT_TYPES):
+            return int4_problem(name, stored.shape, scale and scale.shape, shape)
         if stored.shape != shape:
             return f"{name} is {list(stored.shape)}, not {list(shape)}"
-        scale = self.stored.get(name + SCALE_SUFFIX)
         if stored.dtype in FLOAT_TYPES and scale is None:
             return ""
         if stored.dtype != FP8_TYPE:
@@ -175,7 +197,9 @@ def read_header(path: Path) -> dict[str, Stored]:
         header.pop("__metadata__", None)
         end = max((fields["data_offsets"][1] for fields in header.values()), default=0)
         stored = {
-            name: Stored(path, fields["dtype"], tuple(fields["shape"]))
+            name: Stored(
+                path, fields["dtype"], tuple(fields["shape"]), tuple(fields["data_offsets"])
+            )
             for name, fields in header.items()
         }
     except OSError as error:

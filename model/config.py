@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import CheckpointError
+from model.w4afp8 import GROUP, QUANT_METHOD, has_static_inputs
 
 MODEL_TYPE = "deepseek_v3"
 FP8_BLOCK = 128  # edge of the square weight blocks that share one scale
@@ -72,6 +73,8 @@ class ModelConfig:
     max_position: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    # Of int4 experts: one scale for all activations of a projection, the checkpoint's own.
+    static_expert_inputs: bool
 
     @property
     def kv_dim(self) -> int:
@@ -143,6 +146,7 @@ class ModelConfig:
             max_position=max_position,
             bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
             eos_token_ids=eos_token_ids,
+            static_expert_inputs=has_static_inputs(fields.values.get("quantization_config") or {}),
         )
         check_sizes(config, fields)
         return config
@@ -218,8 +222,15 @@ def check_architecture(fields: Fields) -> None:
     quantization = fields.values.get("quantization_config")
     if quantization is None:
         return
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
-        raise fields.wrong("quantization_config", "supported (quant_method 'fp8')")
+    methods = ("fp8", QUANT_METHOD)
+    if not isinstance(quantization, dict) or quantization.get("quant_method") not in methods:
+        wanted_methods = " or ".join(map(repr, methods))
+        raise fields.wrong("quantization_config", f"supported (quant_method {wanted_methods})")
+    if quantization["quant_method"] == QUANT_METHOD:
+        # Public writers leave these out.
+        quantization = {"weight_block_size": [FP8_BLOCK] * 2, "group_size": GROUP} | quantization
+        if quantization["group_size"] != GROUP:
+            raise fields.wrong("quantization_config", f"in groups of {GROUP}")
     if quantization.get("weight_block_size") != [FP8_BLOCK, FP8_BLOCK]:
         raise fields.wrong("quantization_config", f"in blocks of {FP8_BLOCK} by {FP8_BLOCK}")
 

@@ -1,4 +1,5 @@
-"""Weights of the routed experts that a rank holds in one layer, slot by slot."""
+"""Weights of the routed experts that a rank holds in one layer, slot by slot: in the type that
+the model computes with, or as int4."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,25 @@ from kernels.grouped_linear import grouped_linear
 from kernels.linear import favoured_layout
 from kernels.silu_mul import silu_mul
 from model.config import ModelConfig
+from model.int4_experts import Int4Experts, are_int4
 from model.weights import Weights
+
+
+def load_experts(
+    weights: Weights,
+    config: ModelConfig,
+    prefix: str,
+    experts: Sequence[int],
+    *,
+    fold_shared: bool = False,
+) -> "ExpertWeights | Int4Experts":
+    """`experts` by slot, as the checkpoint has them. CheckpointError when those of one layer are
+    stored in different ways; ValueError for a shared expert that cannot be folded in."""
+    if not are_int4(weights, prefix):
+        return ExpertWeights.load(weights, config, prefix, experts, fold_shared=fold_shared)
+    if fold_shared:
+        raise ValueError("the shared expert cannot be folded in: the routed ones are int4")
+    return Int4Experts.load(weights, config, prefix, experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

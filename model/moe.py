@@ -10,7 +10,8 @@ from ep.placement_maps import LayerMaps
 from kernels.count_experts import count_experts
 from kernels.gate import gate
 from model.config import ModelConfig
-from model.experts import ExpertWeights
+from model.experts import ExpertWeights, load_experts
+from model.int4_experts import Int4Experts
 from model.mlp import Mlp
 from model.weights import Weights
 
@@ -28,7 +29,7 @@ class Moe:
     counts: torch.Tensor
     gate_weight: torch.Tensor
     gate_bias: torch.Tensor
-    experts: ExpertWeights
+    experts: ExpertWeights | Int4Experts
     shared: Mlp | None
 
     @classmethod
@@ -44,7 +45,7 @@ class Moe:
             counts=shard.counts[layer],
             gate_weight=weights.get(f"{prefix}.gate.weight", torch.float32),
             gate_bias=weights.get(f"{prefix}.gate.e_score_correction_bias", torch.float32),
-            experts=ExpertWeights.load(
+            experts=load_experts(
                 weights,
                 config,
                 prefix,

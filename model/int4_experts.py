@@ -1,0 +1,142 @@
+"""Routed experts of a `w4afp8` checkpoint: int4 weights, FP8 activations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.errors import CheckpointError
+from ep.placement import EMPTY
+from kernels.quantise import quantise
+from kernels.rescale import rescale
+from kernels.silu_mul import silu_mul_quantise
+from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous
+from kernels.w4a8_grouped_gemm_packing import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    GROUP,
+    PackedWeights,
+    pack_weights,
+)
+from model.config import ModelConfig
+from model.w4afp8 import input_scale_name
+from model.weights import Weights
+
+Quantised = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Experts:
+    """gate_up (2 I x H, gate half first) and down (H x I) of S slots; what an empty slot holds is
+    not used.
+
+    Activations have a scale for each 128 values, or, where `input_scales` says so, one in front
+    of gate_up and one in front of down ([] float32 each), the same on all ranks.
+    """
+
+    gate_up: PackedWeights
+    down: PackedWeights
+    input_scales: tuple[torch.Tensor, torch.Tensor] | None
+
+    @classmethod
+    def load(
+        cls, weights: Weights, config: ModelConfig, prefix: str, experts: Sequence[int]
+    ) -> "Int4Experts":
+        """`experts` by slot, EMPTY ones left out, replicas read once. CheckpointError when not
+        all of them are int4."""
+        hidden, width = config.hidden_size, config.moe_intermediate_size
+        gate_up = _no_weights(len(experts), 2 * width, hidden, weights.device)
+        down = _no_weights(len(experts), hidden, width, weights.device)
+        first: dict[int, int] = {}
+        for slot, expert in enumerate(experts):
+            if expert == EMPTY:
+                continue
+            if expert in first:
+                gate_up[slot], down[slot] = gate_up[first[expert]], down[first[expert]]
+                continue
+            first[expert] = slot
+            stem = f"{prefix}.experts.{expert}"
+            half = width // BLOCK_ROWS
+            gate_up[slot, :half] = _packed(weights, f"{stem}.gate_proj.weight")
+            gate_up[slot, half:] = _packed(weights, f"{stem}.up_proj.weight")
+            down[slot] = _packed(weights, f"{stem}.down_proj.weight")
+        return cls(
+            gate_up=PackedWeights(gate_up),
+            down=PackedWeights(down),
+            input_scales=(
+                _input_scales(weights, config, prefix) if config.static_expert_inputs else None
+            ),
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.gate_up.num_experts
+
+    @property
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a routed expert consists of: tensors [num_slots, ...], row s is slot s."""
+        return self.gate_up.blocks, self.down.blocks
+
+    @property
+    def folds_shared(self) -> bool:
+        return False
+
+    def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""
+        on_device = torch.tensor(
+            counts[: self.num_slots], dtype=torch.int32, device=rows.device
+        )
+        inner = w4a8_grouped_gemm_contiguous(
+            *self._static(quantise(rows), 0), self.gate_up, on_device
+        )
+        outer = w4a8_grouped_gemm_contiguous(
+            *self._static(silu_mul_quantise(inner), 1), self.down, on_device
+        )
+        return outer.to(rows.dtype)
+
+    def _static(self, quantised: Quantised, projection: int) -> Quantised:
+        """Activations as the checkpoint wants them, from those with a scale for each 128, which
+        is what other ranks send."""
+        if self.input_scales is None:
+            return quantised
+        values, scales = quantised
+        tensor_scale = self.input_scales[projection]
+        count = torch.full((1,), len(values), dtype=torch.int32, device=values.device)
+        return rescale(values[None], scales[None], tensor_scale, count)[0], tensor_scale
+
+
+def are_int4(weights: Weights, prefix: str) -> bool:
+    """Whether the experts of a layer are; one stands for all."""
+    return weights.checkpoint.is_int4(f"{prefix}.experts.0.gate_proj.weight")
+
+
+def _no_weights(
+    num_slots: int, rows: int, columns: int, device: torch.device
+) -> torch.Tensor:
+    shape = (num_slots, rows // BLOCK_ROWS, columns // GROUP, BLOCK_BYTES)
+    return torch.zeros(shape, dtype=torch.uint8, device=device)
+
+
+def _packed(weights: Weights, name: str) -> torch.Tensor:
+    """[N / 128, K / 128, BLOCK_BYTES]."""
+    values, scales = weights.checkpoint.read_int4(name)
+    return pack_weights([values], [scales.float()], weights.device).blocks[0]
+
+
+def _input_scales(
+    weights: Weights, config: ModelConfig, prefix: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of all experts of the layer, in front of gate_up and of down."""
+
+    def largest(*projections: str) -> torch.Tensor:
+        names = [
+            input_scale_name(f"{prefix}.experts.{expert}.{projection}.weight")
+            for expert in range(config.num_experts)
+            for projection in projections
+        ]
+        value = max(float(weights.checkpoint.read(name, torch.float32)) for name in names)
+        if not 0 < value < float("inf"):
+            raise CheckpointError(f"{weights.checkpoint.folder}: {names[0]} and others are {value}")
+        return torch.tensor(value, dtype=torch.float32, device=weights.device)
+
+    return largest("gate_proj", "up_proj"), largest("down_proj")
