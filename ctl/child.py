@@ -14,17 +14,21 @@ _TETHER = Path(__file__).with_name("tether.py")
 _PACKAGES = Path(__file__).parent.parent
 
 
-def child_environment(spec: ProcessSpec) -> dict[str, str]:
-    """Ours and the process's own. Packages are found whatever the working folder is, and a
-    folder `model` or `core` in the working folder never takes their place."""
+def package_environment() -> dict[str, str]:
+    """Ours, in which packages are found whatever the working folder is, and a folder `model` or
+    `core` in the working folder never takes their place."""
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        **spec.environment,
     }
+
+
+def child_environment(spec: ProcessSpec) -> dict[str, str]:
+    """What all find packages with, and the process's own."""
+    return package_environment() | dict(spec.environment)
 
 
 class Child:

@@ -13,6 +13,7 @@ from ctl.expert_load import expert_load
 from ctl.explain import explain
 from ctl.log_level import logs_level
 from ctl.process_config import config
+from ctl.quantize import quantize
 from ctl.rebalance_experts import rebalance_experts
 from ctl.status import status
 from ctl.up import up
@@ -35,6 +36,7 @@ for command, example in (
     (logs_level, "ctl logs-level debug decode-0"),
     (expert_load, "ctl expert-load --map"),
     (rebalance_experts, "ctl rebalance-experts --apply --max-moves 64"),
+    (quantize, "ctl quantize --model /models/DeepSeek-V3 --output /models/DeepSeek-V3-W4AFP8"),
     (doctor, "ctl doctor --device cuda --model /models/DeepSeek-V3"),
     (bench, "ctl bench --concurrency 16 --num-prompts 128"),
 ):

@@ -1,0 +1,161 @@
+"""`ctl quantize`: a smaller copy of a checkpoint, its routed experts rounded to int4."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from ctl.child import package_environment
+from ctl.tables import format_bytes
+from ctl.terminal import describe_exit, make_console
+
+_STOP_SECONDS = 10.0
+
+
+def quantize(
+    model: Annotated[Path, typer.Option(help="Checkpoint folder, BF16 or block FP8")],
+    output: Annotated[Path, typer.Option(help="Folder to write; new or empty")],
+    format: Annotated[
+        Literal["w4afp8"],
+        typer.Option(help="Routed experts int4 in groups of 128; all else as it is"),
+    ] = "w4afp8",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Carry on what was interrupted in the output folder")
+    ] = False,
+    device: Annotated[str, typer.Option(help="What computes: cpu, cuda or cuda:1")] = "cpu",
+) -> None:
+    """Writes a copy of a checkpoint whose routed experts are int4, file by file. After an
+    interruption of any kind --resume carries on: whole files are verified and kept."""
+    command = [
+        *(sys.executable, "-m", "model.quantize", "--parent", str(os.getpid())),
+        *("--model", str(model), "--output", str(output), "--format", format, "--device", device),
+        *(["--resume"] if resume else []),
+    ]
+    # In a session of its own Ctrl-C reaches only us.
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=package_environment(),
+        start_new_session=True,
+    )
+    try:
+        with _ended_by_sigterm():
+            status = _follow(child, output)
+    except KeyboardInterrupt:
+        make_console(stderr=True).print(
+            "interrupted; --resume carries on", markup=False, soft_wrap=True
+        )
+        raise typer.Exit(1) from None
+    finally:
+        _stop(child)
+    if status:
+        raise typer.Exit(status)
+
+
+def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
+    """Shows what the process tells until it ends; the exit status for ours."""
+    console = make_console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    plan: dict[str, Any] = {}
+    has_ended = False
+    with bar:
+        task = bar.add_task("reading headers", total=None)
+        for event in _events(child):
+            match event["event"]:
+                case "plan":
+                    plan = event
+                    bar.update(task, total=event["num_bytes"])
+                case "progress":
+                    bar.update(task, completed=event["num_bytes"])
+                case "shard" | "kept" as kind:
+                    verb = "keeping" if kind == "kept" else "writing"
+                    bar.update(task, description=f"{verb} {event['shard']}")
+                    if not console.is_terminal:
+                        _say(f"{verb} {event['shard']}")
+                case "done":
+                    has_ended = True
+                    bar.stop()
+                    make_console().print(_summary(event, plan, output), soft_wrap=True)
+                case "error":
+                    has_ended = True
+                    bar.stop()
+                    _say(f"error: {event['message']}")
+    status = child.wait()
+    if not has_ended:
+        _say(f"error: the process that quantizes ended: {describe_exit(status)}; see above, "
+             "--resume carries on")
+        return 1
+    return status
+
+
+def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    assert child.stdout is not None
+    for line in child.stdout:
+        # A process that is killed may leave half a line.
+        with suppress(ValueError):
+            yield json.loads(line)
+
+
+def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
+    if done["complete"]:
+        return f"{output} is complete already"
+    kept = done["num_shards_kept"]
+    return (
+        f"{output}: {plan['num_matrices']} matrices of experts are int4, "
+        f"{format_bytes(plan['num_bytes'])} became {format_bytes(plan['num_bytes_output'])} in "
+        f"{plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
+    )
+
+
+def _say(text: str) -> None:
+    make_console(stderr=True).print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(child: "subprocess.Popen[str]") -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
