@@ -92,7 +92,7 @@ class Cluster:
         self._channel.close()
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         finally:
             self.process.kill()
             self._output.close()
@@ -109,7 +109,7 @@ class Cluster:
             return False
 
     def status(self) -> router_pb2.GetStatusResponse:
-        return self._admin.GetStatus(router_pb2.GetStatusRequest(), timeout=5)
+        return self._admin.GetStatus(router_pb2.GetStatusRequest(), timeout=30)
 
     def workers(self, role: "worker_pb2.Role.ValueType") -> list[worker_pb2.WorkerStatus]:
         return [w for w in self.status().workers if w.identity.role == role]
@@ -133,7 +133,7 @@ class Cluster:
             for rank in worker.ranks
         )
 
-    def assert_nothing_held(self, seconds: float = 5.0) -> None:
+    def assert_nothing_held(self, seconds: float = 30.0) -> None:
         """All pages free and no request open, on every rank of every worker."""
 
         def nothing_held() -> bool:

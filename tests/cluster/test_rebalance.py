@@ -20,7 +20,7 @@ import pytest
 from proto import experts_pb2, router_pb2, worker_pb2
 from tests.cluster.harness import REPOSITORY, Cluster, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NUM_RANKS, NUM_REDUNDANT, NUM_EXPERTS = 4, 8, 16
 NUM_CLIENTS, NUM_TOKENS = 4, 50

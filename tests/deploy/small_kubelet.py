@@ -1,5 +1,5 @@
 """What a kubelet makes of a pod template, on one machine: a process with the pod's own command
-line, environment and probes, at an address of its own (127.0.1.N)."""
+line, environment and probes, at an address of its own (127.x.y.z)."""
 
 import asyncio
 import os

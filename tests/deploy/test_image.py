@@ -104,7 +104,7 @@ def container(*args: str, **environment: str) -> Iterator[subprocess.Popen[str]]
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def is_healthy(process: subprocess.Popen[str]) -> bool:
@@ -113,7 +113,7 @@ def is_healthy(process: subprocess.Popen[str]) -> bool:
     done = subprocess.run(
         [DEPLOY / "bin" / "healthcheck"],
         env=os.environ | {"PATH": path, "MAIN_PID": str(process.pid), "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=30,
+        capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
     return done.returncode == 0
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def becomes_healthy(process: subprocess.Popen[str]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stderr and process.stderr.read()
         if is_healthy(process):

@@ -60,7 +60,7 @@ class Prometheus:
 
     def __enter__(self) -> Self:
         try:
-            wait_until(self._all_up, 20, f"all targets up: {self._log_path}")
+            wait_until(self._all_up, 60, f"all targets up: {self._log_path}")
         except BaseException:
             self.close()
             raise
@@ -78,7 +78,7 @@ class Prometheus:
         self._client.close()
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         finally:
             self._process.kill()
 

@@ -40,7 +40,7 @@ def metrics_targets(cluster: Cluster) -> dict[str, str]:
         row = r"((?:gateway|router|prefill|decode)[\w-]*) .*?http://(\S+?)/metrics"
         return dict(re.findall(row, cluster.output()))
 
-    wait_until(lambda: len(told()) == NUM_PROCESSES, 60, "the table of processes")
+    wait_until(lambda: len(told()) == NUM_PROCESSES, 90, "the table of processes")
     return told()
 
 
@@ -60,7 +60,7 @@ OF_BALANCING = (
     "epserve_expert_placement_version",
     'epserve_expert_rebalances_total{outcome="done"}',
 )
-SCENE_SECONDS = 40.0
+SCENE_SECONDS = 90.0
 
 
 async def play(cluster: Cluster, prometheus: Prometheus) -> None:
@@ -194,7 +194,7 @@ class Scenes:
         """Reads all of it; AssertionError for a stream that ends with an error."""
         async with self._client.stream("POST", "/v1/completions", json=body) as reply:
             content = await reply.aread()
-        assert reply.status_code != 200 or b"error" not in content, content[-500:]
+        assert reply.status_code != 200 or b'"error":' not in content, content[-500:]
         return reply.status_code
 
     def _long(self) -> dict[str, Any]:
@@ -211,4 +211,4 @@ class Scenes:
     async def _drain(self, worker: worker_pb2.WorkerStatus, **fields: Any) -> None:
         async with grpc.aio.insecure_channel(worker.identity.address) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
-            await stub.Drain(worker_pb2.DrainRequest(**fields), timeout=5)
+            await stub.Drain(worker_pb2.DrainRequest(**fields), timeout=30)

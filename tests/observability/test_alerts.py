@@ -13,6 +13,9 @@ from tests.observability.alert_cases import CASES, UP, Case
 from tests.observability.shipped import ALERT_FILES, REPOSITORY, alerts
 from tests.observability.tools import tool
 
+# Whoever is first may have to fetch promtool.
+pytestmark = pytest.mark.timeout(900)
+
 SEVERITIES = {"critical", "warning", "info"}
 RUNBOOK = REPOSITORY / "docs" / "runbook.md"
 

@@ -15,7 +15,7 @@ from tests.observability.promql import substituted
 from tests.observability.shipped import DASHBOARD_FILES, alerts, dashboard_of, panel_queries
 from tests.observability.tools import tool
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 # What a healthy cluster on one machine, with its list of workers, does not do.
 NEED_NOT_MOVE = {

@@ -10,6 +10,7 @@ import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "epserve-tests"
 APT_SECONDS = 240
+RETRIES = ("-o", "Acquire::Retries=3")
 
 
 def tool(name: str) -> Path:
@@ -36,9 +37,11 @@ def _unpack() -> str:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         return "this is no Debian"
     CACHE.mkdir(parents=True, exist_ok=True)
-    said = _run("apt-get", "download", "prometheus")
+    said = _run("apt-get", *RETRIES, "download", "prometheus")
     if said and os.geteuid() == 0:  # most likely nobody has ever fetched the lists
-        said = _run("apt-get", "update", "-q") or _run("apt-get", "download", "prometheus")
+        # Other repositories of the machine may be out of order.
+        told = _run("apt-get", *RETRIES, "update", "-q")
+        said = _run("apt-get", *RETRIES, "download", "prometheus") and f"{told} {said}"
     packages = sorted(CACHE.glob("prometheus_*.deb"))
     if not packages:
         return said or "apt-get download left nothing"
