@@ -75,7 +75,8 @@ class GenerationResponse(Response):
         finally:
             work.cancel()
             gone.cancel()
-            await asyncio.gather(work, gone, sender.close(), return_exceptions=True)
+            await asyncio.gather(work, gone, return_exceptions=True)
+            await sender.close()
             meter.note(is_end=True)
             self._record(outcome, client)
             describe_end(scope, self._run, outcome)
