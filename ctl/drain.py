@@ -89,9 +89,14 @@ async def _until_drained(
     last_open = -1
     last_seen = time.monotonic()
     while True:
-        status = await _find(admin, identity)
+        try:
+            status, answers = await _find(admin, identity), True
+        except NoAnswer:
+            status, answers = None, False
         now = time.monotonic()
-        if status is not None:
+        if not answers:
+            last_seen = now  # nobody says that it is gone
+        elif status is not None:
             if status.identity.epoch != identity.epoch:
                 return "gone"  # another one listens there by now
             last_seen = now
@@ -108,11 +113,8 @@ async def _until_drained(
 
 
 async def _find(admin: AdminConnection, identity: ProcessIdentity) -> WorkerStatus | None:
-    """Who is at the worker's address; None also while the router does not answer."""
-    try:
-        reply = await get_status(admin)
-    except NoAnswer:
-        return None
+    """Who is at the worker's address."""
+    reply = await get_status(admin)
     found = (one for one in reply.workers if one.identity.address == identity.address)
     return next(found, None)
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import ctl.drain
 from core.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
+from ctl.connection import AdminConnection, NoAnswer
 from ctl.main import app
 from ctl.tables import format_duration
 from proto import router_pb2
@@ -143,6 +144,26 @@ def test_waiting_until_drained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 1
     assert "is draining after" in result.stdout
     assert "not drained within 0 s" in result.stderr
+
+
+def test_a_router_that_is_away_does_not_say_who_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, num_calls = ctl.drain.get_status, 0
+
+    async def get_status(admin: AdminConnection) -> router_pb2.GetStatusResponse:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls < 3:
+            raise NoAnswer("it is being restarted")
+        return await real(admin)
+
+    monkeypatch.setattr(ctl.drain, "_GONE_SECONDS", 0)
+    monkeypatch.setattr(ctl.drain, "get_status", get_status)
+    done = status(worker(draining=True, num_open=0, drained=True))
+    cluster.admin.replies["GetStatus"] = done
+    assert cluster.json("drain decode-0 --wait")["state"] == "drained"
+    assert num_calls == 3
 
 
 def test_nodes_of_a_group_are_drained_together(cluster: Cluster) -> None:
