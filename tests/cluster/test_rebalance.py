@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 NUM_RANKS, NUM_REDUNDANT, NUM_EXPERTS = 4, 8, 16
 NUM_CLIENTS, NUM_TOKENS = 4, 50
 # So slow that a rebalance takes several steps, and one can be killed in the middle of it.
-BYTES_PER_SECOND = 30_000_000
+BYTES_PER_SECOND = 10_000_000
 
 
 @pytest.fixture(scope="module")
