@@ -95,13 +95,18 @@ class WorkerServer:
         self.front.on_change = self._changed
         self.server.add(role.register, self.service, role.module, role.name)
         self.server.add(
-            worker_pb2_grpc.add_WorkerServicer_to_server, self.status, worker_pb2, "Worker"
+            worker_pb2_grpc.add_WorkerServicer_to_server,
+            self.status,
+            worker_pb2,
+            "Worker",
+            multiplexed=(),
         )
         self.server.add(
             experts_pb2_grpc.add_ExpertsServicer_to_server,
             ExpertsService(self.experts, AdminToken(settings.admin_token_file)),
             experts_pb2,
             "Experts",
+            multiplexed=(),
         )
 
     def _hear(self, rank: int, message: RankMessage) -> None:

@@ -21,6 +21,7 @@ from proto.worker_pb2 import (
 from proto.worker_pb2_grpc import WorkerStub
 from rpc.admin_token import bearer_metadata
 from rpc.client import to_error
+from rpc.multiplex_client import MultiplexClient
 from tests.engine.test_worker_server import ready, running
 
 Call = "grpc.aio.UnaryUnaryCall[object, object]"
@@ -68,6 +69,21 @@ async def test_the_log_level_of_front_and_ranks(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             while [stats.num_waiting for stats in server.front.stats] != [logging.WARNING] * 2:
                 await asyncio.sleep(0.02)
+
+
+async def test_operators_calls_are_not_multiplexed(tmp_path: Path) -> None:
+    # There, no metadata comes along.
+    async with running(tmp_path, "serve") as (_, _, peer):
+        await ready(peer)
+        client = MultiplexClient(peer)
+        try:
+            for method in ("Apply", "RollBack"):
+                name = f"/epserve.experts.v1.Experts/{method}"
+                call = client.call(name, b"", timeout_seconds=30)
+                with call, pytest.raises(InvalidRequest, match="multiplexed"):
+                    await call.take()
+        finally:
+            await client.close()
 
 
 async def test_requests_are_explained(tmp_path: Path) -> None:
