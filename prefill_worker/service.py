@@ -199,13 +199,13 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
     def _submit_of(self, request: generate_pb2.PrefillRequest) -> Submit:
         """The request, checked as far as the front can."""
         self._check_ready()
-        if self._front.draining:
-            raise Draining("worker is draining", failed_epoch=self._front.epoch)
         if request.prefill_epoch != self._front.epoch:
             raise Mismatch(
                 f"this worker's epoch is {self._front.epoch}, not {request.prefill_epoch!r}",
                 failed_epoch=request.prefill_epoch,
             )
+        if self._front.draining:
+            raise Draining("worker is draining", failed_epoch=self._front.epoch)
         name = self._front.settings.model_name
         if request.model != name:
             raise ModelNotFound(f"model {request.model!r} is not served here, but {name!r} is")

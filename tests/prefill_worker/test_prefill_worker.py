@@ -352,6 +352,10 @@ async def test_what_outlives_the_grace_is_let_go_of_before_its_caller_hears(
         assert num_steps(status) < before + 60
         late, _ = client.request(tokens(20))
         assert await code_of(client.prefill.Prefill(late, timeout=30)) == UNAVAILABLE
+        # Whoever means an earlier process is told so: blaming this one would not help.
+        late.prefill_epoch = "0123456789abcdef"
+        mismatch = grpc.StatusCode.FAILED_PRECONDITION
+        assert await code_of(client.prefill.Prefill(late, timeout=30)) == mismatch
         abort = generate_pb2.AbortRequest(attempt_id=request.attempt_id)
         assert not (await client.prefill.Abort(abort, timeout=30)).was_known
         assert torch.equal(client.receiver.kv(sink, 1000), after)
