@@ -98,7 +98,7 @@ class PrefillLegs:
         call.attempt_id = reserved.attempt_id
         call.prefill_error = None
         name = f"prefill-{reserved.attempt_id}"
-        leg.task = asyncio.create_task(self._run(leg, reserved), name=name)
+        leg.task = asyncio.create_task(self._drive(leg, reserved), name=name)
 
     def end(self, call: Call) -> None:
         """Cancels the call's leg: nobody waits for it. The prefill worker takes a cancelled
@@ -167,6 +167,15 @@ class PrefillLegs:
                 timeout=timeout,
                 metadata=request_metadata(call.traced_id, span.context),
             )
+
+    async def _drive(self, leg: _Leg, reserved: Reserved) -> None:
+        try:
+            await self._run(leg, reserved)
+        except Exception:
+            # A defect, ours or the peer's: nobody else would ever end the request.
+            log.exception("prefill failed unexpectedly", request_id=leg.call.request_id)
+            error = InternalError("internal error; the log of the decode worker has the details")
+            self._fail(leg, reserved.attempt_id, error)
 
     async def _run(self, leg: _Leg, reserved: Reserved) -> None:
         call, attempt_id = leg.call, reserved.attempt_id

@@ -66,6 +66,19 @@ async def test_an_error_of_prefill_ends_the_request_with_it(
     assert len(both.prefill.aborts) == (0 if kv == "all" else 1)
 
 
+async def test_a_defect_ends_the_request_too(
+    both: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a secret of the worker")
+
+    monkeypatch.setattr("decode_worker.prefill_legs.prefilled_of", broken)
+    error = await failure(both.decode.Generate(both.request(), timeout=5))
+    assert type(error) is InternalError
+    assert "secret" not in error.message
+    await both.quiet()
+
+
 async def test_prefill_that_dies_in_the_call_is_named_at_once(both: Cluster) -> None:
     both.script.kv, both.script.hold = "some", asyncio.Event()
     call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=9)))
