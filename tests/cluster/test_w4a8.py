@@ -1,5 +1,6 @@
 """The demo model with int4 experts, quantized as an operator does it, through a whole cluster."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from demo_model.evaluate import evaluate, server_answerer
 from tests.cluster.harness import DEMO_MODEL, REPOSITORY, Cluster
+from tests.cluster.test_rebalance import NUM_REDUNDANT, Clients, Operator, by_rank
 
 pytestmark = pytest.mark.cluster
 
@@ -55,3 +57,18 @@ def test_answers_of_many_over_ranks(model: Path, tmp_path: Path) -> None:
         num_questions=1000,
         num_chatter=100,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_answers_stay_while_experts_move(model: Path, tmp_path: Path) -> None:
+    options = ("--decode-ranks", "4", "--set", f"decode.num-redundant-experts={NUM_REDUNDANT}")
+    with Cluster(tmp_path, *options, model=model) as cluster:
+        operator, rng = Operator(cluster), random.Random(3)
+        with Clients(cluster) as clients:
+            for _ in range(4):
+                plan = operator.shuffled(rng)
+                assert list(operator.apply(plan))[-1].num_bytes_done > 0
+                assert by_rank(operator.load()) == by_rank(plan)
+        assert not clients.refusals
+        cluster.assert_nothing_held(20)

@@ -40,12 +40,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return model, root / "w4afp8"
 
 
-def load_layer(folder: Path, experts: Sequence[int]) -> Int4Experts:
+def load_layer(folder: Path, experts: Sequence[int], device: str = "cpu") -> Int4Experts:
     config = ModelConfig.from_folder(folder)
     with Checkpoint(folder) as checkpoint:
         checkpoint.check(config)
         weights = Weights(
-            checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32
+            checkpoint=checkpoint, device=torch.device(device), dtype=torch.float32
         )
         loaded = load_experts(weights, config, LAYER, experts)
     assert isinstance(loaded, Int4Experts)
@@ -114,6 +114,25 @@ def test_computes_what_the_checkpoint_says(
     )
     assert (got.float() - wanted).norm() < 5e-3 * wanted.norm()
     assert experts.forward(rows[:0], [0] * 5).shape == (0, 256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static", [False, True])
+def test_a_gpu_computes_the_same(
+    folders: tuple[Path, Path], tmp_path: Path, static: bool
+) -> None:
+    folder = folders[1]
+    if static:
+        folder = with_config(folder, tmp_path / "static", moe_activation_scheme="static")
+    slots, counts = (5, EMPTY, 0, 7), (3, 0, 40, 300)
+    torch.manual_seed(7)
+    rows = torch.randn(sum(counts), 256).bfloat16()
+    wanted = load_layer(folder, slots).forward(rows, counts).float()
+    experts = load_layer(folder, slots, "cuda")
+    got = experts.forward(rows.cuda(), counts).float().cpu()
+    # A value on the edge between two of FP8 may be rounded either way.
+    assert (got - wanted).norm() < 1e-2 * wanted.norm()
+    assert experts.forward(rows[:0].cuda(), [0] * 4).shape == (0, 256)
 
 
 def test_a_row_does_not_depend_on_the_others(folders: tuple[Path, Path]) -> None:
