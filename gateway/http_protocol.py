@@ -39,7 +39,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         # Most heads come whole: no timer for those.
-        if self._is_in_head and self._head_timer is None:
+        if self._head_timer is None and (self._is_in_head or self._is_idle()):
             self._expect_head()
 
     def on_message_begin(self) -> None:
@@ -70,6 +70,11 @@ class HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _is_idle(self) -> bool:
+        """Nothing is being answered. Blank lines are no head, but whatever comes has switched
+        uvicorn's own timer off."""
+        return self.cycle is not None and self.cycle.response_complete and not self.pipeline
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)

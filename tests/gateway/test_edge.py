@@ -210,6 +210,14 @@ async def test_connections_that_bring_nothing(
             with suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), 20) == b""
             writer.close()
+        # Nor may blank lines hold a connection that has had its answer.
+        reader, writer = await connect(gateway)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"}"), 20)
+        writer.write(b"\r\n")
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
         # A stream that lasts longer than a head may is not cut.
         cluster.first.plan.step_seconds = 0.03
         reply = await gateway.complete("plain", stream=True)
