@@ -1,8 +1,9 @@
 """What two workers must have in common for KV pages of one to mean something to the other."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,10 +30,22 @@ def kv_fingerprint(folder: Path, config: ModelConfig, *, dtype_name: str, page_t
         "layout": LAYOUT_VERSION,
         "dtype": dtype_name,
         "page_tokens": page_tokens,
-        "config": asdict(config),
+        "config": settings_of(config),
         "revision": checkpoint_revision(folder),
     }
     return hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()[:32]
+
+
+def settings_of(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the configuration's parts
+    """What a configuration says that its defaults do not: a setting that a later version of the
+    software adds, with what was always so as its default, leaves fingerprints as they are, and
+    workers of both versions can be paired while they are replaced one by one."""
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    return {
+        each.name: settings_of(value) if is_dataclass(value) else value
+        for each in fields(config)
+        if (value := getattr(config, each.name)) != each.default
+    }
 
 
 def checkpoint_revision(folder: Path) -> str:

@@ -74,7 +74,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     # Of int4 experts: one scale for all activations of a projection, the checkpoint's own.
-    static_expert_inputs: bool
+    static_expert_inputs: bool = False
 
     @property
     def kv_dim(self) -> int:

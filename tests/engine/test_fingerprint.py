@@ -1,5 +1,6 @@
 """KV fingerprints: equal for equal workers, another one for anything that KV depends on."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,21 @@ def test_whatever_kv_depends_on_changes_it(tmp_path: Path) -> None:
         fingerprint(make_tiny_checkpoint(tmp_path / "d", kv_lora_rank=24)),
     ]
     assert len(set(seen)) == len(seen)
+
+
+def test_a_setting_added_later_leaves_it(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class LaterConfig(ModelConfig):
+        attention_sinks: int = 0
+
+    folder = make_tiny_checkpoint(tmp_path / "a")
+    config = ModelConfig.from_folder(folder)
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    options = {"dtype_name": "float32", "page_tokens": 64}
+    before = kv_fingerprint(folder, config, **options)
+    assert kv_fingerprint(folder, LaterConfig(**values), **options) == before
+    later = LaterConfig(**values, attention_sinks=4)
+    assert kv_fingerprint(folder, later, **options) != before
 
 
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
