@@ -93,7 +93,14 @@ async def running_gateway(
         listen="127.0.0.1:0",
         model=model_folder,
         served_model_name=MODEL,
-        **{"router": cluster.router.server.address, "grace_seconds": 0.5} | fields,
+        **{
+            "router": cluster.router.server.address,
+            "grace_seconds": 0.5,
+            # A server that is stopped may say that it leaves, or just be gone: sooner than the
+            # client below gives up.
+            "replacement_seconds": 8,
+        }
+        | fields,
     )
     listener = listen_on(settings.listen)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
