@@ -40,7 +40,6 @@ def settings_of(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the con
     """What a configuration says that its defaults do not: a setting that a later version of the
     software adds, with what was always so as its default, leaves fingerprints as they are, and
     workers of both versions can be paired while they are replaced one by one."""
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
     return {
         each.name: settings_of(value) if is_dataclass(value) else value
         for each in fields(config)
