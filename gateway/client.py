@@ -237,7 +237,7 @@ class Leg:
             self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
         if token_ids:
             self.output_token_ids += token_ids
-            self._search = Search(self._cluster.bounds)
+            self._search = Search(self._cluster.bounds, has_begun=True)
         return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:

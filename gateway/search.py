@@ -3,7 +3,8 @@
 A pair that fails counts, up to `max_attempts`. A worker that leaves as planned does not count: a
 restart of all workers may move a choice as often as there are workers. While there is no pair the
 search goes on for `failover_seconds`; where somebody is leaving as planned, and so about to be
-replaced, for `replacement_seconds`; where there is no router to ask, for `router_seconds`. The
+replaced, for `replacement_seconds`; where there is no router to ask, for `router_seconds`. Full
+workers turn away what has not begun; a choice whose client has tokens already waits for room. The
 deadline of the request bounds it all.
 """
 
@@ -32,6 +33,7 @@ class Search:
     """A new one with each token. Times are on the caller's clock, in seconds."""
 
     bounds: SearchBounds
+    has_begun: bool = False  # the client has tokens of this choice
     excluded_epochs: list[str] = field(default_factory=list)
     _num_attempts: int = 0
     _refusal: Overloaded | None = None
@@ -43,6 +45,8 @@ class Search:
         """A pair has failed. Raises what the client is to be told when no other is to be
         tried."""
         match error:
+            case Overloaded() if self.has_begun:
+                pass
             case Overloaded():
                 if self._refusal is not None:
                     raise error
@@ -66,6 +70,8 @@ class Search:
         raises what the client is to be told."""
         if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
             raise self._refusal  # nobody else is there: the pair is not gone, it is full
+        if isinstance(error, Overloaded) and self.has_begun:
+            return self._next_wait()
         if not isinstance(error, Unavailable):
             raise error
         if isinstance(error, Draining):
@@ -78,8 +84,11 @@ class Search:
         seconds_left = self._since + self._patience_seconds - now
         if seconds_left <= 0:
             raise _told(error)
-        seconds = min(self._wait_seconds, seconds_left)
-        self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+        return min(self._next_wait(), seconds_left)
+
+    def _next_wait(self) -> float:
+        seconds = self._wait_seconds
+        self._wait_seconds = min(2 * seconds, LONGEST_WAIT_SECONDS)
         # Blame fades: a worker that failed this request may be the only one there is.
         self.excluded_epochs.clear()
         return seconds

@@ -12,7 +12,7 @@ from core.errors import (
     TransferError,
     Unavailable,
 )
-from gateway.search import MAX_EXCLUDED, Search, SearchBounds
+from gateway.search import LONGEST_WAIT_SECONDS, MAX_EXCLUDED, Search, SearchBounds
 
 BOUNDS = SearchBounds(
     max_attempts=4, failover_seconds=1.5, replacement_seconds=30, router_seconds=5
@@ -108,3 +108,12 @@ def test_full_is_said_of_the_only_pair(search: Search, second: EpserveError) -> 
         search.note_no_pair(second, now=0)
     with pytest.raises(Overloaded):
         search.note_failure(Overloaded("full there"), "other", now=0)
+
+
+def test_full_workers_do_not_cut_what_has_begun() -> None:
+    search = Search(BOUNDS, has_begun=True)
+    for turn in range(100):
+        search.note_failure(Overloaded("the queue is full"), f"epoch-{turn}", 10.0 * turn)
+        waited = search.note_no_pair(Overloaded("no room within 10 s"), 10.0 * turn + 5)
+        assert 0 < waited <= LONGEST_WAIT_SECONDS
+    assert search.excluded_epochs == []
