@@ -44,7 +44,7 @@ def check_torch(host: Host, *, cuda: bool) -> list[Finding]:
     """Whether torch is there, of a version that fits, and sees the GPUs."""
     version = host.version("torch")
     if not version:
-        advice = "pip install 'torch>=2.11,<2.14' (CPU builds: --index-url of the CPU wheels)."
+        advice = "pip install 'torch>=2.11,<2.14'."
         detail = "not installed: workers cannot run"
         return [Finding(check="torch", state="missing", detail=detail, advice=advice)]
     fits, answer = host.run_python(_ASK_TORCH)
