@@ -27,7 +27,7 @@ up: $(VENV)/.installed ## start a whole cluster on this machine (options: UP_ARG
 	@exec $(BIN)/ctl up $(UP_ARGS)
 
 test: check ## lint, types, import contracts, then every test that needs no GPU and is not slow
-	$(BIN)/python -m pytest -m "not gpu and not slow" $(TEST_ARGS)
+	@scripts/test $(TEST_ARGS)
 
 test-all: check ## the same with the slow tests (and those for a GPU, where there is one)
 	$(BIN)/python -m pytest $(TEST_ARGS)
