@@ -2,6 +2,7 @@
 
 import sys
 
+import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
 from core.log import configure
 from gateway.server import make_keys, run
 from gateway.settings import GatewaySettings

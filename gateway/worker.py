@@ -3,6 +3,7 @@
 import json
 import sys
 
+import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
 from core.log import configure
 from core.process import die_with_parent
 from gateway.server import run
