@@ -4,17 +4,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from core.byte_level import BYTE_OF_CHARACTER
 from core.errors import CheckpointError
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable bytes stand for themselves, the others for
-    the characters from U+0100 on, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + position): byte for position, byte in enumerate(others)
-    }
 
 
 class TokenBytes(NamedTuple):
@@ -40,11 +31,10 @@ def token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
         raise CheckpointError(f"cannot read {path}: {error!r}") from error
     if decoder != "ByteLevel":
         raise CheckpointError(f"{path}: the decoder is {decoder}, not ByteLevel")
-    alphabet = _byte_of_character()
     entries = [b""] * vocab_size
     added_ids = {token_id for token_id, _, _ in added}
     for text, token_id in vocab.items():
         if token_id < vocab_size and token_id not in added_ids:
-            entries[token_id] = bytes(alphabet[character] for character in text)
+            entries[token_id] = bytes(BYTE_OF_CHARACTER[character] for character in text)
     marks = {i: text for i, text, special in added if i < vocab_size and not special}
     return TokenBytes(entries, marks)

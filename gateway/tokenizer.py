@@ -8,6 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders
 
+from core.byte_level import BYTE_OF_CHARACTER
 from core.errors import CheckpointError
 from model.config import Fields
 
@@ -17,19 +18,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Longer texts are encoded in a thread: the library lets go of the interpreter lock. These take
 # a millisecond or two, about what the way to a thread and back costs a busy process.
 INLINE_CHARACTERS = 4000
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable bytes stand for themselves, the others for
-    the characters from U+0100 on, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + position): byte for position, byte in enumerate(others)
-    }
-
-
-BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class Tokenizer:
