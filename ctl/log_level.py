@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from ctl.connection import AdminConnection, Output, admin_command, print_json
-from ctl.names import complete_process
+from ctl.names import ProcessName
 from ctl.tables import make_table, role_word
 from ctl.terminal import make_console
 from proto.router_pb2 import SetProcessLogLevelRequest
@@ -18,14 +18,7 @@ async def logs_level(
         Literal["debug", "info", "warning", "error"],
         typer.Argument(help="Least level that is logged", show_default=False),
     ],
-    process: Annotated[
-        str,
-        typer.Argument(
-            help="Name or address of one process; default: all of them",
-            autocompletion=complete_process,
-            show_default=False,
-        ),
-    ] = "",
+    process: ProcessName = "",
     output: Output = "table",
 ) -> None:
     """Sets the level that processes log from, until they restart; gateways follow in a second.

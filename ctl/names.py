@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import fields
+from typing import Annotated
 
 import typer
 
@@ -25,6 +26,17 @@ def complete_process(context: typer.Context, incomplete: str) -> list[str]:
     reply = _status(context)
     names = [process.name for process in reply.processes] if reply else []
     return [*complete_worker(context, incomplete), *(n for n in names if n.startswith(incomplete))]
+
+
+# One process, or all of them.
+ProcessName = Annotated[
+    str,
+    typer.Argument(
+        help="Name or address of one process; default: all of them",
+        autocompletion=complete_process,
+        show_default=False,
+    ),
+]
 
 
 def _status(context: typer.Context) -> GetStatusResponse | None:

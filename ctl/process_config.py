@@ -1,13 +1,13 @@
 """`ctl config`: the settings that processes run with."""
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from ctl.connection import AdminConnection, Output, admin_command, print_json
-from ctl.names import complete_process
+from ctl.names import ProcessName
 from ctl.tables import make_table, role_word
 from ctl.terminal import make_console
 from proto.router_pb2 import GetProcessConfigRequest, ProcessConfig
@@ -16,14 +16,7 @@ from proto.router_pb2 import GetProcessConfigRequest, ProcessConfig
 @admin_command
 async def config(
     admin: AdminConnection,
-    process: Annotated[
-        str,
-        typer.Argument(
-            help="Name or address of one process; default: all of them",
-            autocompletion=complete_process,
-            show_default=False,
-        ),
-    ] = "",
+    process: ProcessName = "",
     output: Output = "table",
 ) -> None:
     """Shows version and settings of running processes, as flags and environment made them.
