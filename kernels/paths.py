@@ -18,7 +18,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),
     "fused_moe": ("triton",),
-    "gate": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("triton",),
     "permute": ("triton",),
