@@ -31,7 +31,9 @@ async def metric(client: httpx.AsyncClient, line: str) -> float:
     return sum(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
 
 
-async def admitted(client: httpx.AsyncClient, started: asyncio.Event) -> asyncio.Task[httpx.Response]:
+async def admitted(
+    client: httpx.AsyncClient, started: asyncio.Event
+) -> asyncio.Task[httpx.Response]:
     """A running request. Each process reads the keys again in its own time: one that still counts
     by the old ones refuses, and the next try may meet it again."""
     async with asyncio.timeout(20):
