@@ -40,9 +40,12 @@ class DeepseekV3:
         device: str | torch.device,
         dtype: torch.dtype,
         experts: ExpertShard | None = None,
+        source: Checkpoint | None = None,
+        on_layer: Callable[[int], None] | None = None,
     ) -> "DeepseekV3":
         """Reads a folder; of the routed experts only those that `experts` places here (None: all
-        of them), on the device of its maps.
+        of them), on the device of its maps. The tensors come from `source`, if there is one,
+        which is closed behind it; `on_layer` is called with l once layer l is loaded.
 
         CheckpointError for a folder that does not fit, before any weight is read; ValueError for
         experts of a model of another shape.
@@ -50,16 +53,16 @@ class DeepseekV3:
         config = ModelConfig.from_folder(folder)
         experts = checked_experts(experts, config, config.num_moe_layers, device)
         table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
-        with Checkpoint(folder) as checkpoint:
+        with source or Checkpoint(folder) as checkpoint:
             checkpoint.check(config)
             weights = Weights(checkpoint=checkpoint, device=torch.device(device), dtype=dtype)
             embedding = weights.get(EMBEDDING)
-            layers = [
-                Layer.load(
-                    weights, config, layer_prefix(layer), experts, config.moe_layer(layer)
-                )
-                for layer in range(config.num_layers)
-            ]
+            layers = []
+            for layer in range(config.num_layers):
+                prefix, moe_layer = layer_prefix(layer), config.moe_layer(layer)
+                layers.append(Layer.load(weights, config, prefix, experts, moe_layer))
+                if on_layer is not None:
+                    on_layer(layer)
             return cls(
                 config=config,
                 experts=experts,
