@@ -1,0 +1,68 @@
+"""How a decode step is recorded once and repeated: by a CUDA graph, or by calling it again.
+
+    capture = CudaCapture(device)
+    replay = capture(step)         # runs `step` to warm up, records it
+    replay()                       # the same kernels, with what is in their tensors by then
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Step = Callable[[], None]
+
+# The first call compiles and allocates; the second finds what the first has left behind.
+NUM_WARM_UPS = 2
+
+
+class Capture(Protocol):
+    """Several captures of one object share their memory: only one of their steps may be under
+    way, and what one has left in memory that it allocated is gone with the next."""
+
+    def __call__(self, step: Step) -> Step:
+        """What repeats `step`. All ranks of a group capture the same steps in the same order:
+        `step` is called as often on all of them."""
+
+    def reserved_bytes(self) -> int:
+        """Memory of the device that this process holds."""
+
+
+class RepeatedCall:
+    """Records nothing: the path for devices without graphs, with the same padding and buffers."""
+
+    def __call__(self, step: Step) -> Step:
+        step()
+        return step
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+
+class CudaCapture:
+    """Graphs of one memory pool, on a stream of their own while they are recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, step: Step) -> Step:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(NUM_WARM_UPS):
+                step()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # NOTE: other threads (NCCL's watchdog, NIXL) call CUDA meanwhile, which must not spoil it.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            step()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        replay: Step = graph.replay
+        return replay
+
+    def reserved_bytes(self) -> int:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return total_bytes - free_bytes
