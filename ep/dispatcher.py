@@ -1,9 +1,12 @@
 """The seam between a MoE layer and the ranks that hold its experts.
 
 `dispatch` sends each token to the ranks of its experts, `combine` brings the weighted sums
-back; nothing but the frozen handle passes between the two. There are two forms of it: contiguous
-rows with their counts on the host (`Dispatcher`), and, where the host must not wait and all sizes
-are fixed, a padded block of rows for each slot with the counts on the device (`MaskedDispatcher`).
+back; nothing but the frozen handle passes between the two. There are three forms of it:
+
+    Dispatcher         rows by slot without gaps, their counts on the host
+    AlignedDispatcher  rows by slot, each slot's part aligned, counts on the device: prefill on GPUs
+    MaskedDispatcher   a padded block of rows for each slot, counts on the device, all sizes fixed
+                       and nothing waits for the host: decode steps that are captured
 """
 
 from collections.abc import Callable
@@ -56,20 +59,61 @@ class Payload(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchedAligned:
+    """Tokens for the experts of this rank, grouped by slot; a slot's rows begin at a multiple of
+    the alignment, the slots follow each other in order.
+
+    hidden   [M, H], M at least what is there; float8_e4m3fn if the payload was FP8
+    scales   [M, H / 128] float32, or None if the payload was plain
+    counts   [slots_per_rank] int32, on the device, rows of each slot
+    slot_of  [M] int32, on the device, -1: padding, whose row means nothing
+    handle   what `combine_aligned` of the same dispatcher needs
+    """
+
+    hidden: torch.Tensor
+    scales: torch.Tensor | None
+    counts: torch.Tensor
+    slot_of: torch.Tensor
+    handle: object
+
+
+class AlignedDispatcher(Protocol):
+    """As `Dispatcher`, with the rows' places on the device."""
+
+    def dispatch_aligned(
+        self,
+        hidden: torch.Tensor,  # [T, H]
+        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids
+        topk_weights: torch.Tensor,  # [T, K] float32
+        tokens_per_rank: tuple[int, ...],  # T of every rank
+        payload: Payload,
+        alignment: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedAligned:
+        """Arguments as in `Dispatcher.dispatch`."""
+
+    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[M, H] in the layout of `DispatchedAligned.hidden` -> [T, H], as `Dispatcher.combine`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchedMasked:
     """Tokens for the experts of this rank, a block of C rows a slot (masked layout).
 
-    hidden   [slots_per_rank, C, H], of which row i of slot s means something if i < counts[s];
-             float8_e4m3fn if the payload was FP8
-    scales   [slots_per_rank, C, H / 128] float32, or None if the payload was plain
-    counts   [slots_per_rank] int32, on the device
-    handle   what `combine_masked` of the same dispatcher needs
+    hidden         [slots_per_rank, C, H], of which row i of slot s means something if
+                   i < counts[s]; float8_e4m3fn if the payload was FP8
+    scales         [slots_per_rank, C, H / 128] float32, or None if the payload was plain
+    counts         [slots_per_rank] int32, on the device
+    handle         what `combine_masked` of the same dispatcher needs
+    expected_rows  of a slot when the experts are chosen evenly, 0: unknown; among paths of equal
+                   results a product picks by it
     """
 
     hidden: torch.Tensor
     scales: torch.Tensor | None
     counts: torch.Tensor
     handle: object
+    expected_rows: int = 0
 
 
 class MaskedDispatcher(Protocol):
@@ -78,17 +122,19 @@ class MaskedDispatcher(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The largest T: what buffers were made for. C is at most `max_tokens` times the ranks."""
+        """The largest T: what buffers were made for. C is at most `max_tokens` times the ranks,
+        rounded up to what a grouped product asks for."""
 
     def dispatch_masked(
         self,
         hidden: torch.Tensor,  # [T, H]
-        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids, -1: nobody
+        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids, -1: nobody; else distinct
         topk_weights: torch.Tensor,  # [T, K] float32
         payload: Payload,
         meanwhile: Callable[[], None] | None = None,
     ) -> DispatchedMasked:
-        """`meanwhile` as in `Dispatcher.dispatch`. ValueError for more than `max_tokens`."""
+        """`meanwhile` as in `Dispatcher.dispatch`. ValueError for more than `max_tokens`, before
+        anything is sent."""
 
     def combine_masked(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
         """[slots_per_rank, C, H] in the layout of `DispatchedMasked.hidden` -> [T, H], as
