@@ -13,7 +13,7 @@ def test_a_registry_is_served_until_closed() -> None:
     registry = CollectorRegistry()
     Counter("epserve_test_total", "A test.", registry=registry).inc(3)
     server = metrics.serve(0, registry)
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as reply:
         families = {f.name: f for f in text_string_to_metric_families(reply.read().decode())}
     assert families["epserve_test"].samples[0].value == 3
     with pytest.raises(OSError, match="in use"):

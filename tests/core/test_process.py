@@ -53,7 +53,7 @@ def test_a_child_dies_with_its_killed_parent() -> None:
         child = int(parent.stdout.readline())
         descriptor = os.pidfd_open(child)
         parent.kill()
-        readable, _, _ = select.select([descriptor], [], [], 10)
+        readable, _, _ = select.select([descriptor], [], [], 30)
         os.close(descriptor)
         parent.stdout.close()
     assert readable, "the child outlived its parent"
@@ -61,7 +61,7 @@ def test_a_child_dies_with_its_killed_parent() -> None:
 
 def test_a_child_whose_parent_is_gone_already_leaves_at_once() -> None:
     with start(CHILD, "1") as child:  # not the pid of its parent
-        _, errors = child.communicate(timeout=10)
+        _, errors = child.communicate(timeout=30)
     assert child.returncode == 1
     assert "parent process 1 is gone" in errors
 
@@ -73,7 +73,7 @@ def test_the_first_signal_stops_and_the_second_kills() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
     assert process.returncode == -signal.SIGTERM
 
 

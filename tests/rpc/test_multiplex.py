@@ -124,8 +124,12 @@ async def test_every_token_once_and_in_order() -> None:
 async def test_a_call_that_is_behind_gets_everything_at_once() -> None:
     async with serving() as served:
         with served.call(300, "hang") as call:
-            await eventually(lambda: served.servicer.num_sent == 300)
-            await asyncio.sleep(0.2)
+
+            def waiting() -> list[int]:
+                response = GenerateResponse.FromString(b"".join(call._parts))
+                return [token.token_id for token in response.tokens]
+
+            await eventually(lambda: len(waiting()) == 300)
             response = GenerateResponse.FromString(await call.take())
             assert [token.token_id for token in response.tokens] == list(range(300))
 
@@ -180,8 +184,10 @@ async def test_deadlines_and_ids_are_passed_on() -> None:
     async with serving() as served:
         with pytest.raises(DeadlineExceeded):
             await tokens_of(served.call(1, "hang", timeout_seconds=0.3))
-        assert served.servicer.seconds == pytest.approx(0.3, abs=0.1)
         await eventually(lambda: served.servicer.num_running == 0)
+        await tokens_of(served.call(1, timeout_seconds=500))
+        assert served.servicer.seconds is not None
+        assert 400 < served.servicer.seconds <= 500
         await asyncio.gather(
             *(tokens_of(served.call(1, name=f"r{n}", request_id=f"id-{n}")) for n in range(9))
         )
@@ -191,10 +197,10 @@ async def test_deadlines_and_ids_are_passed_on() -> None:
 
 async def test_a_reader_far_behind_loses_its_call_only() -> None:
     async with serving(max_waiting_bytes=100) as served:
-        slow = served.call(1000, "hang")
+        slow = served.call(100_000, "hang")
         await eventually(lambda: served.servicer.num_sent > 0)
         await eventually(lambda: served.servicer.num_running == 0)
-        assert served.servicer.num_sent < 1000
+        assert served.servicer.num_sent < 100_000
         assert await tokens_of(served.call(3)) == [0, 1, 2]
         with pytest.raises(DeadlineExceeded, match="not read"):
             await tokens_of(slow)
@@ -239,7 +245,7 @@ async def test_a_graceful_stop_lets_calls_finish_and_takes_no_new_ones() -> None
     async with serving() as served:
         with served.call(1, "hang") as call:
             assert await call.take()
-            stopping = asyncio.create_task(served.server.stop(5))
+            stopping = asyncio.create_task(served.server.stop(30))
             await asyncio.wait_for(served.server.stopping.wait(), 20)
             await asyncio.sleep(0.05)
             with pytest.raises(Unavailable):
@@ -290,6 +296,8 @@ async def test_ends_of_requests_are_logged() -> None:
             with pytest.raises(Overloaded):
                 await tokens_of(served.call(1, "full", request_id="id-full"))
             await tokens_of(served.call(1, request_id=""))  # of no request: not worth a line
+            # The client may hear of an end before there is a line of it.
+            await eventually(lambda: served.server.num_running_calls == 0)
     ends = [line for line in lines if line["event"] == "call ended"]
     assert [line["code"] for line in ends] == ["OK", "RESOURCE_EXHAUSTED"]
     assert {line["method"] for line in ends} == {GENERATE}
