@@ -31,7 +31,7 @@ async def test_a_killed_router_fails_no_assignment() -> None:
             await one.until_pair("p", "d")
         routers = Routers([first.address, second.address])
         identity = ProcessIdentity(role=ROLE_GATEWAY, name="g", address="h:1", epoch="e")
-        answer = await routers.announce(AnnounceRequest(identity=identity), timeout_seconds=10)
+        answer = await routers.announce(AnnounceRequest(identity=identity), timeout_seconds=30)
         assert answer.ready
         assert await gateways_of(first.address) == await gateways_of(second.address) == ["g"]
         num_done = 0
@@ -44,7 +44,7 @@ async def test_a_killed_router_fails_no_assignment() -> None:
                     request_id=str(page), model="demo", num_prompt_tokens=64, prefix_hashes=[page]
                 )
                 content = await routers.assign(
-                    request.SerializeToString(), first_page=page, timeout_seconds=10
+                    request.SerializeToString(), first_page=page, timeout_seconds=30
                 )
                 assert AssignResponse.FromString(content).decode.epoch == "d"
                 num_done += 1
@@ -54,7 +54,7 @@ async def test_a_killed_router_fails_no_assignment() -> None:
         try:
             await asyncio.gather(*(client(number) for number in range(NUM_CLIENTS)))
             assert await first.process.wait() != 0
-            answer = await routers.announce(AnnounceRequest(identity=identity), timeout_seconds=10)
+            answer = await routers.announce(AnnounceRequest(identity=identity), timeout_seconds=30)
             assert answer.ready
         finally:
             await routers.close()

@@ -131,14 +131,17 @@ async def test_forced_calls_are_bounded(folder: Path) -> None:
 
 
 async def test_a_stuck_compiler_is_killed_and_replaced(folder: Path) -> None:
-    compiler = GrammarCompiler(folder, (EOS_ID,), compile_seconds=0.5)
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    patient = compiler._compile_seconds
     try:
         await compiler.compile(REGEX, param="guided_regex")
         assert compiler._process is not None
         pid = compiler._process.pid
         os.kill(pid, 19)  # SIGSTOP: it answers no more
+        compiler._compile_seconds = 0.5
         with pytest.raises(InvalidRequest, match=r"more than 0\.5 seconds"):
             await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
+        compiler._compile_seconds = patient
         await compiler.compile(REGEX | {"text": "b"}, param="guided_regex")
         assert compiler._process.pid != pid
     finally:
