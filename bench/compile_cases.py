@@ -1,0 +1,171 @@
+"""Launches at the sizes of DeepSeek-V3, for `bench.compile_offline`: tensors without memory."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels import (
+    combine_triton,
+    fp8_gemm_triton,
+    fused_moe_triton,
+    gate_triton,
+    merge_states_triton,
+    mla_decode_triton,
+    permute_triton,
+    quantise_triton,
+    rescale_triton,
+    rms_norm_triton,
+    rope_write_triton,
+    router_gemm_triton,
+    silu_mul_triton,
+)
+from kernels.fused_moe import Experts
+from kernels.quantise import empty_scales
+
+HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
+LOCAL, WIDTH = 32, 2048  # experts of a rank, and their inner width
+
+Call = Callable[[], object]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.float8_e4m3fn)
+
+
+def f32(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.float32)
+
+
+def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return empty(*shape, dtype=dtype)
+
+
+def _dense(rows: int, n: int, k: int) -> Call:
+    x = fp8(rows, k)
+    operands = (x, empty_scales(x), fp8(n, k), f32(-(-n // 128), k // 128))
+    return partial(fp8_gemm_triton.dense, *operands)
+
+
+def _masked(rows: int, capacity: int, n: int, k: int) -> Call:
+    x = fp8(LOCAL, capacity, k)
+    operands = (x, empty_scales(x), fp8(LOCAL, n, k), f32(LOCAL, n // 128, k // 128))
+    return partial(fp8_gemm_triton.masked, *operands, integers(LOCAL), rows)
+
+
+def _contiguous(rows: int, n: int, k: int) -> Call:
+    x = fp8(rows, k)
+    operands = (x, empty_scales(x), fp8(LOCAL, n, k), f32(LOCAL, n // 128, k // 128))
+    return partial(fp8_gemm_triton.contiguous, *operands, integers(rows))
+
+
+def _fused_moe(tokens: int, dtype: torch.dtype) -> Call:
+    shapes = ((LOCAL, 2 * WIDTH, HIDDEN), (LOCAL, HIDDEN, WIDTH))
+    weights = [empty(*shape, dtype=dtype) for shape in shapes]
+    scales = [f32(e, n // 128, k // 128) for e, n, k in shapes]
+    is_fp8 = dtype == torch.float8_e4m3fn
+    experts = Experts(
+        gate_up=weights[0], down=weights[1], gate_up_scale=scales[0] if is_fp8 else None,
+        down_scale=scales[1] if is_fp8 else None,
+    )  # fmt: skip
+    topk_idx = integers(tokens, CHOICES, dtype=torch.int64)
+    return partial(
+        fused_moe_triton.launch, empty(tokens, HIDDEN), topk_idx, f32(tokens, CHOICES), experts, 2.5
+    )
+
+
+def _gate(tokens: int) -> Call:
+    return partial(
+        gate_triton.launch, f32(tokens, EXPERTS), f32(EXPERTS), num_groups=8, groups_per_token=4,
+        experts_per_token=CHOICES, norm_topk=True, scaling=2.5,
+        physical=integers(EXPERTS, 2, dtype=torch.int64),
+        num_replicas=integers(EXPERTS, dtype=torch.int64),
+        counts=integers(EXPERTS, dtype=torch.int64),
+    )  # fmt: skip
+
+
+def _mla_decode(rows: int, queries: int, pages: int) -> Call:
+    width = LATENT + ROPE
+    return partial(
+        mla_decode_triton.launch, empty(rows * queries, HEADS, width), empty(pages, 64, width),
+        integers(rows, pages), integers(rows), value_dim=LATENT, scale=0.07,
+    )  # fmt: skip
+
+
+def _rope_write(tokens: int) -> Call:
+    projected = empty(tokens, LATENT + ROPE)
+    return partial(
+        rope_write_triton.launch, empty(tokens, HEADS, NOPE + ROPE), projected[:, :LATENT],
+        projected[:, LATENT:], empty(tokens, ROPE // 2, dtype=torch.complex64),
+        integers(tokens, dtype=torch.int64), empty(100, 64, LATENT + ROPE),
+    )  # fmt: skip
+
+
+def _permute(dtype: torch.dtype) -> Call:
+    hidden = empty(128, HIDDEN, dtype=dtype)
+    scale = empty_scales(hidden) if dtype == torch.float8_e4m3fn else None
+    topk_idx = integers(128, CHOICES, dtype=torch.int64)
+    return partial(permute_triton.launch, hidden, topk_idx, LOCAL, 128, scale)
+
+
+def _around_rows() -> dict[str, Call]:
+    x = empty(128, HIDDEN)
+    both = empty(1152, 2 * WIDTH)
+    masked = empty(LOCAL, 512, 2 * WIDTH)
+    states = empty(128, HEADS, NOPE)
+    lse = f32(128, HEADS)
+    rows = fp8(LOCAL, 512, HIDDEN)
+    return {
+        "quantise": partial(quantise_triton.launch, x[None], None, squeeze=True),
+        "quantise masked": partial(
+            quantise_triton.launch, masked, integers(LOCAL), squeeze=False
+        ),
+        "rms_norm": partial(rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6),
+        "rms_norm quantise": partial(rms_norm_triton.launch_quantise, x, x, empty(HIDDEN), 1e-6),
+        "silu_mul": partial(silu_mul_triton.launch, both),
+        "silu_mul quantise": partial(
+            silu_mul_triton.launch_quantise, both[None], None, squeeze=True
+        ),
+        "silu_mul quantise masked": partial(
+            silu_mul_triton.launch_quantise, masked, integers(LOCAL), squeeze=False
+        ),
+        "merge_states": partial(merge_states_triton.launch, states, lse, states, lse),
+        "rope_write": _rope_write(128),
+        "rescale": partial(
+            rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
+        ),
+        "gate": _gate(128),
+        "combine": partial(
+            combine_triton.launch, x, integers(CHOICES, 128), f32(128, CHOICES), 2.5, x
+        ),
+        "permute bf16": _permute(torch.bfloat16),
+        "permute fp8": _permute(torch.float8_e4m3fn),
+    }  # fmt: skip
+
+
+def _products() -> dict[str, Call]:
+    cases: dict[str, Call] = {}
+    for rows in (1, 16, 128, 4096):
+        cases[f"router_gemm m{rows}"] = partial(
+            router_gemm_triton.launch, empty(rows, HIDDEN), empty(EXPERTS, HIDDEN)
+        )
+    for rows in (1, 16, 64, 128, 512, 4096):
+        for n, k in ((7168, 16384), (24576, 1536)):
+            cases[f"fp8_gemm dense m{rows} n{n} k{k}"] = _dense(rows, n, k)
+    for rows in (8, 64, 256):
+        cases[f"fp8_gemm masked m{rows} n4096 k7168"] = _masked(rows, 512, 4096, HIDDEN)
+    cases["fp8_gemm contiguous n4096 k7168"] = _contiguous(4096, 4096, HIDDEN)
+    for tokens in (16, 128, 1024, 8192):
+        cases[f"fused_moe bf16 m{tokens}"] = _fused_moe(tokens, torch.bfloat16)
+        cases[f"fused_moe fp8 m{tokens}"] = _fused_moe(tokens, torch.float8_e4m3fn)
+    cases["mla_decode b1 q1"] = _mla_decode(1, 1, 64)
+    cases["mla_decode b128 q1"] = _mla_decode(128, 1, 64)
+    cases["mla_decode b16 q4"] = _mla_decode(16, 4, 64)
+    return cases
+
+
+CASES = _around_rows() | _products()

@@ -1,0 +1,55 @@
+"""Every Triton kernel compiles for the GPU that it is meant for, and fits on it.
+
+In a process of its own: this one may have Triton's interpreter on, which cannot be turned off.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Those near the limits of shared memory and registers, or with instructions of one target.
+RISKY = ("fp8_gemm dense m64 n7168", "fp8_gemm dense m4096 n7168", "mla_decode b128")
+
+
+def run(cache: Path, *arguments: str) -> str:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.compile_offline", *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    # 1: something compiles and does not fit, which is what the caller wants to see.
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    return done.stdout
+
+
+def check(cache: Path, *names: str) -> set[str]:
+    """The kernels compiled."""
+    kernels = [json.loads(line) for line in run(cache, "--json", *names).splitlines()]
+    too_large = [each for each in kernels if not each["fits"]]
+    assert not too_large, too_large
+    return {each["kernel"] for each in kernels}
+
+
+def test_risky_kernels_fit(tmp_path: Path) -> None:
+    assert len(check(tmp_path, *RISKY)) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_kernels_fit(tmp_path: Path) -> None:
+    compiled = check(tmp_path)
+    written = {
+        line.split("(")[0].removeprefix("def ")
+        for path in sorted((ROOT / "kernels").glob("*_triton.py"))
+        for line in path.read_text(encoding="utf-8").split("@triton.jit\n")[1:]
+    }
+    launched = {name for name in written if name.startswith("_")}
+    # Functions that kernels call are compiled as part of them.
+    inlined = {"_silu", "_rotate"}
+    assert launched - inlined <= compiled, launched - inlined - compiled
