@@ -20,18 +20,26 @@ SAMPLES_A_FILE = 16
 SAMPLE_BYTES = 4096
 
 
-def kv_fingerprint(folder: Path, config: ModelConfig, *, dtype_name: str, page_tokens: int) -> str:
+def kv_fingerprint(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype_name: str,
+    page_tokens: int,
+    revision: str | None = None,
+) -> str:
     """32 hexadecimal digits, equal for workers that may be paired.
 
-    Covers the model's configuration, dtype, page size, layout and the checkpoint's revision.
-    Raises CheckpointError when the folder cannot be read.
+    Covers the model's configuration, dtype, page size, layout and the checkpoint's revision, or
+    `revision` where the weights are not the folder's. Raises CheckpointError when the folder
+    cannot be read.
     """
     shape = {
         "layout": LAYOUT_VERSION,
         "dtype": dtype_name,
         "page_tokens": page_tokens,
         "config": settings_of(config),
-        "revision": checkpoint_revision(folder),
+        "revision": checkpoint_revision(folder) if revision is None else revision,
     }
     return hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()[:32]
 

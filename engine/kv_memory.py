@@ -30,7 +30,7 @@ def plan_kv(
 ) -> KvPlan:
     """As many pages as `max_running` full contexts can use, within the rank's share of memory.
 
-    `memory_bytes` is what this rank may count on; `kv_memory_fraction` of it is used. A context
+    `memory_bytes` is what everything else leaves; `kv_fraction` of it is used. A context
     that was not asked for explicitly shrinks to what the pages hold. ValueError when an explicit
     one does not fit.
     """
@@ -40,7 +40,7 @@ def plan_kv(
     num_pages = settings.kv_pages
     if not num_pages:
         pages_each = -(-max_model_len // page_tokens)
-        affordable = int(memory_bytes * settings.kv_memory_fraction) // page_bytes
+        affordable = int(memory_bytes * settings.kv_fraction) // page_bytes
         if settings.device == "cpu":
             affordable = min(affordable, max(HOST_KV_BYTES // page_bytes, pages_each))
         num_pages = min(max(LEAST_PAGES, settings.max_running * pages_each), affordable)

@@ -7,10 +7,11 @@ settings = WorkerSettings.model_validate(values)    # a rank, from `RankStart.se
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
+from pydantic_settings import NoDecode
 
 from core.address import parse_address
-from core.settings import ProcessSettings
+from core.settings import ProcessSettings, split_commas
 from core.token_file import TokenFile
 
 
@@ -34,6 +35,10 @@ def _check_rendezvous(text: str) -> str:
     return str(parse_address(text)) if text else text
 
 
+# 1,2,4 in flags and variables alike.
+Sizes = Annotated[tuple[PositiveInt, ...], NoDecode, BeforeValidator(split_commas)]
+
+
 class WorkerSettings(ProcessSettings):
     """Everything a worker can be told. Fields of one role only say so."""
 
@@ -42,6 +47,12 @@ class WorkerSettings(ProcessSettings):
     )
     served_model_name: str = Field(
         "", max_length=256, description="Name that requests use; default: name of the folder"
+    )
+
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto",
+        description="dummy: random weights in place of the folder's, of which only config.json "
+        "is read; to measure speed",
     )
 
     # ---- ranks
@@ -109,7 +120,11 @@ class WorkerSettings(ProcessSettings):
     page_tokens: int = Field(64, ge=1, le=1024, description="Tokens a KV page")
     kv_pages: int = Field(0, ge=0, description="KV pages a rank, 0: as many as make sense")
     kv_memory_fraction: float = Field(
-        0.4, gt=0, lt=1, description="Share of memory (GPU or host) for KV when kv-pages is 0"
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share for KV, when kv-pages is 0, of the memory (GPU or host) that weights, "
+        "buffers and scratch leave; 0: 0.4 on cpu, else 0.9",
     )
     max_model_len: int = Field(
         0, ge=0, description="Most tokens of a request, prompt and output; 0: what the model can"
@@ -123,6 +138,26 @@ class WorkerSettings(ProcessSettings):
         10.0,
         gt=0,
         description="Decode: pages of an unreachable prefill worker are held this long",
+    )
+
+    # ---- CUDA graphs
+    cuda_graph: bool = Field(
+        True, description="Decode, on cuda: steps are recorded once and launched as one"
+    )
+    cuda_graph_batch_sizes: Sizes = Field(
+        (), description="Batch sizes that are recorded; default: 1, 2, 4, 8, 16, 24, ..."
+    )
+    cuda_graph_max_batch: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="The largest of them, 0: max-running; larger ones are launched kernel by kernel",
+    )
+    torch_compile: bool = Field(
+        False, description="Decode, on cuda: torch.compile joins what recorded steps do by element"
+    )
+    torch_compile_max_batch: int = Field(
+        32, ge=1, le=4096, description="... in steps of at most so many requests"
     )
 
     # ---- load
@@ -157,6 +192,16 @@ class WorkerSettings(ProcessSettings):
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def kv_fraction(self) -> float:
+        """`kv_memory_fraction` with 0 resolved."""
+        return self.kv_memory_fraction or (0.4 if self.device == "cpu" else 0.9)
+
+    @property
+    def graph_batch(self) -> int:
+        """Requests of the largest recorded step of a decode rank."""
+        return min(self.cuda_graph_max_batch or self.max_running, self.max_running)
 
     @property
     def step_tokens(self) -> int:
