@@ -151,7 +151,7 @@ class WorkerSettings(ProcessSettings):
         0,
         ge=0,
         le=4096,
-        description="The largest of them, 0: max-running; larger ones are launched kernel by kernel",
+        description="The largest of them, 0: max-running; larger steps are not recorded",
     )
     torch_compile: bool = Field(
         False, description="Decode, on cuda: torch.compile joins what recorded steps do by element"
