@@ -12,7 +12,8 @@ All heads share one key (the whole latent) and one value (its first C elements):
 
 `mla_decode_paged` takes rows as they are in a batch, all with the same number of new tokens:
 
-    block_table  [B, P] int32, page ids in token order;  kv_lengths [B] int32, new tokens included
+    block_table  [B, P] int32, page ids in token order
+    kv_lengths   [B] int32, new tokens included; 0: a row without any, whose out is zeros
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
 In bfloat16 the Triton path is within 1e-2 of the float32 reference, relative by norm.
@@ -21,6 +22,7 @@ In bfloat16 the Triton path is within 1e-2 of the float32 reference, relative by
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from kernels.paged_rows import RowGroup, group_rows
 from kernels.paths import path_of
@@ -59,9 +61,13 @@ def mla_decode_paged(
 
         return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
     num_queries = len(query) // max(1, len(kv_lengths))
-    starts = torch.arange(len(kv_lengths) + 1, dtype=torch.int32) * num_queries
+    counts = torch.where(kv_lengths > 0, num_queries, 0)
+    starts = F.pad(counts.cumsum(0), (1, 0))
     groups = group_rows(starts, kv_lengths, block_table, cache.shape[1])
-    return mla_decode(query, cache, groups, value_dim=value_dim, scale=scale)
+    is_used = (kv_lengths > 0).repeat_interleave(num_queries)
+    out = query.new_zeros(*query.shape[:2], value_dim)
+    out[is_used] = mla_decode(query[is_used], cache, groups, value_dim=value_dim, scale=scale)
+    return out
 
 
 def attend(

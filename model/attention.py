@@ -5,15 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from kernels.head_linear import head_linear
-from kernels.linear import linear
-from kernels.mla_decode import mla_decode
+from kernels.mla_decode import mla_decode, mla_decode_paged
 from kernels.mla_prefill import mla_prefill
 from kernels.paged_rows import Row, RowGroup, group_rows, split_rows
-from kernels.rms_norm import rms_norm
-from kernels.rope import rope
-from kernels.write_latent import write_latent
+from kernels.rope_write import rope_write
 from model.batch import AttentionForm, ForwardBatch
 from model.config import ModelConfig
+from model.decode_plan import DecodePlan
+from model.projection import Activations, Projection
 from model.weights import Weights
 
 # NOTE: the two inner norms do not follow `rms_norm_eps`: DeepSeek's code leaves their default.
@@ -51,69 +50,120 @@ class AttentionPlan:
 class Attention:
     """Weights of one layer; D = qk_nope_head_dim, R = qk_rope_head_dim, C = kv_lora_rank.
 
-    q_kv_a       [q_lora_rank + C + R, H]; without q_lora_rank [heads * (D + R) + C + R, H]
-    q_kv_a_bias  [same] or None
-    q_a_norm     [q_lora_rank] or None, q_b [heads * (D + R), q_lora_rank] or None
-    kv_a_norm    [C]
-    kv_b         [heads, D + V, C]
-    out          [H, heads * V], out_bias [H] or None
+    q_kv_a     [q_lora_rank + C + R, H]; without q_lora_rank [heads * (D + R) + C + R, H]
+    q_a_norm   [q_lora_rank] or None, q_b [heads * (D + R), q_lora_rank] or None
+    kv_a_norm  [C]
+    kv_b       [heads, D + V, C]
+    out        [H, heads * V]
     """
 
     config: ModelConfig
-    q_kv_a: torch.Tensor
-    q_kv_a_bias: torch.Tensor | None
+    q_kv_a: Projection
     q_a_norm: torch.Tensor | None
-    q_b: torch.Tensor | None
+    q_b: Projection | None
     kv_a_norm: torch.Tensor
     kv_b: torch.Tensor
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
+    out: Projection
 
     @classmethod
     def load(cls, weights: Weights, config: ModelConfig, prefix: str) -> "Attention":
         lora = config.q_lora_rank is not None
         q_a = "q_a_proj" if lora else "q_proj"
-        q_kv_a = weights.projection(f"{prefix}.{q_a}.weight", f"{prefix}.kv_a_proj_with_mqa.weight")
-        q_b = weights.projection(f"{prefix}.q_b_proj.weight") if lora else None
         bias = load_bias(weights, config, prefix) if config.attention_bias else None
+        # Rows that change places could leave their block of FP8 scales.
+        plain = not config.rope_interleave
+        names = (f"{prefix}.{q_a}.weight", f"{prefix}.kv_a_proj_with_mqa.weight")
+        q_kv_a = weights.projection(*names, bias=bias, plain=plain)
+        q_b = weights.projection(f"{prefix}.q_b_proj.weight", plain=plain) if lora else None
         if not config.rope_interleave:
-            interleave_keys(q_kv_a, config)
-            interleave_queries(q_kv_a if q_b is None else q_b, config)
+            interleave_keys(q_kv_a.weight, config)
+            interleave_queries((q_b or q_kv_a).weight, config)
             if bias is not None:
                 interleave_keys(bias, config)  # a query's bias is in front of its norm, or zero
         return cls(
             config=config,
             q_kv_a=q_kv_a,
-            q_kv_a_bias=bias,
             q_a_norm=weights.get(f"{prefix}.q_a_layernorm.weight") if lora else None,
             q_b=q_b,
             kv_a_norm=weights.get(f"{prefix}.kv_a_layernorm.weight"),
             kv_b=weights.get(f"{prefix}.kv_b_proj.weight").view(
                 config.num_heads, -1, config.kv_lora_rank
             ),
-            out=weights.projection(f"{prefix}.o_proj.weight"),
-            out_bias=weights.get(f"{prefix}.o_proj.bias") if config.attention_bias else None,
+            out=weights.projection(
+                f"{prefix}.o_proj.weight",
+                bias=weights.get(f"{prefix}.o_proj.bias") if config.attention_bias else None,
+            ),
         )
 
-    def write(self, x: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
+    def write(self, x: Activations, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
         """Puts the latents of x [T, H] into the layer's cache [pages, page_tokens, C + R];
         returns the query [T, heads, D + R], rotated."""
+        query, latent, key_rope = self.project(x)
+        rope_write(
+            query,
+            latent,
+            key_rope,
+            plan.rotation,
+            plan.slots,
+            cache,
+            latent_norm=self.kv_a_norm,
+            eps=LATENT_NORM_EPS,
+        )
+        return query
+
+    def project(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """query [T, heads, D + R], latent [T, C] in front of its norm, key [T, R]; the last two
+        are slices, nothing is rotated."""
         config = self.config
-        nope_dim, rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
-        projected = linear(x, self.q_kv_a, self.q_kv_a_bias)
+        projected = self.q_kv_a.forward(x)
         query, latent, key_rope = projected.split(
-            (projected.shape[1] - config.kv_dim, config.kv_lora_rank, rope_dim), dim=-1
+            (
+                projected.shape[1] - config.kv_dim,
+                config.kv_lora_rank,
+                config.qk_rope_head_dim,
+            ),
+            dim=-1,
         )
         if self.q_b is not None:
             assert self.q_a_norm is not None
-            query = linear(rms_norm(query, self.q_a_norm, LATENT_NORM_EPS), self.q_b)
-        query = query.view(-1, config.num_heads, config.qk_head_dim)
-        nope, query_rope = query.split((nope_dim, rope_dim), dim=-1)
-        # The key is rotated as one more head.
-        rotated = rope(torch.cat((query_rope, key_rope.unsqueeze(1)), dim=1), plan.rotation)
-        latent = rms_norm(latent, self.kv_a_norm, LATENT_NORM_EPS)
-        write_latent(cache, plan.slots, latent, rotated[:, -1])
-        return torch.cat((nope, rotated[:, :-1]), dim=-1)
+            query = self.q_b.forward(self.q_b.normed(query, self.q_a_norm, LATENT_NORM_EPS))
+        query = query.contiguous().view(-1, config.num_heads, config.qk_head_dim)
+        return query, latent, key_rope
+
+    def decode(self, x: Activations, plan: DecodePlan, cache: torch.Tensor) -> torch.Tensor:
+        """[B, H] -> [B, H], one new token a row, in absorbed form; zeros in place of attention
+        for padding."""
+        config, nope_dim = self.config, self.config.qk_nope_head_dim
+        query, latent, key_rope = self.project(x)
+        # Both parts of the absorbed query are written where they belong.
+        absorbed = query.new_empty(*query.shape[:2], config.kv_dim)
+        rope_write(
+            query,
+            latent,
+            key_rope,
+            plan.rotation,
+            plan.slots,
+            cache,
+            latent_norm=self.kv_a_norm,
+            eps=LATENT_NORM_EPS,
+            rotated=absorbed[..., config.kv_lora_rank :],
+        )
+        head_linear(
+            query[..., :nope_dim],
+            self.kv_b[:, :nope_dim].transpose(1, 2),
+            out=absorbed[..., : config.kv_lora_rank],
+        )
+        latents = mla_decode_paged(
+            absorbed,
+            cache,
+            plan.block_table,
+            plan.kv_lengths,
+            value_dim=config.kv_lora_rank,
+            scale=config.softmax_scale,
+        )
+        values = query.new_empty(*query.shape[:2], config.v_head_dim)
+        head_linear(latents, self.kv_b[:, nope_dim:], out=values)
+        return self.out.forward(values.flatten(1))
 
     def attend(self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
         """[T, H] from the query that `write` gave, in the form that the plan was built for."""
@@ -122,7 +172,7 @@ class Attention:
             values = self.attend_absorbed(query, plan, cache)
         else:
             values = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale).flatten(1)
-        return linear(values, self.out, self.out_bias)
+        return self.out.forward(values)
 
     def attend_absorbed(
         self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor

@@ -77,6 +77,13 @@ class Checkpoint:
     def is_int4(self, name: str) -> bool:
         return is_routed_weight(name) and self.stored[name].dtype in INT4_TYPES
 
+    def is_fp8(self, name: str) -> bool:
+        return name in self.stored and self.stored[name].dtype == FP8_TYPE
+
+    def read_fp8(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, K] float8_e4m3fn and [ceil(N / 128), ceil(K / 128)] float32 scales, as stored."""
+        return self.raw(name), self.raw(name + SCALE_SUFFIX).float()
+
     def read_int4(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """[N, K / 2] int8 and [N, K / 128] scales of a routed expert's matrix, as stored."""
         if not self.is_int4(name):

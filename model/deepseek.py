@@ -7,17 +7,20 @@ from pathlib import Path
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.linear import favoured_layout, linear
+from kernels.linear import favoured_layout
 from kernels.rms_norm import rms_norm
 from model.attention import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
+from model.decode_batch import DecodeBatch
+from model.decode_plan import DecodePlan
 from model.layer import Layer
 from model.moe import Moe
+from model.projection import Projection
 from model.rotation import rotation_table
 from model.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
-from model.weights import Weights
+from model.weights import LinearForm, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class DeepseekV3:
     embedding: torch.Tensor
     layers: tuple[Layer, ...]
     final_norm: torch.Tensor
-    head: torch.Tensor
+    head: Projection
     rotation_table: torch.Tensor
 
     @classmethod
@@ -40,12 +43,14 @@ class DeepseekV3:
         device: str | torch.device,
         dtype: torch.dtype,
         experts: ExpertShard | None = None,
+        linear: LinearForm = "auto",
         source: Checkpoint | None = None,
         on_layer: Callable[[int], None] | None = None,
     ) -> "DeepseekV3":
         """Reads a folder; of the routed experts only those that `experts` places here (None: all
-        of them), on the device of its maps. The tensors come from `source`, if there is one,
-        which is closed behind it; `on_layer` is called with l once layer l is loaded.
+        of them), on the device of its maps. `linear` is as `model.weights` has it. The tensors
+        come from `source`, if there is one, which is closed behind it; `on_layer` is called with l
+        once layer l is loaded.
 
         CheckpointError for a folder that does not fit, before any weight is read; ValueError for
         experts of a model of another shape.
@@ -55,7 +60,9 @@ class DeepseekV3:
         table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
         with source or Checkpoint(folder) as checkpoint:
             checkpoint.check(config)
-            weights = Weights(checkpoint=checkpoint, device=torch.device(device), dtype=dtype)
+            weights = Weights(
+                checkpoint=checkpoint, device=torch.device(device), dtype=dtype, linear=linear
+            )
             embedding = weights.get(EMBEDDING)
             layers = []
             for layer in range(config.num_layers):
@@ -69,7 +76,7 @@ class DeepseekV3:
                 embedding=embedding,
                 layers=tuple(layers),
                 final_norm=weights.get(FINAL_NORM),
-                head=favoured_layout(embedding)
+                head=Projection(weight=favoured_layout(embedding), dtype=dtype)
                 if config.tie_word_embeddings
                 else weights.projection(HEAD),
                 rotation_table=table.to(device),
@@ -121,7 +128,22 @@ class DeepseekV3:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, vocab] float32 from [S, H] in front of the final norm."""
         normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
-        return linear(normed, self.head).float()
+        return self.head.forward(normed).float()
+
+    def decode(self, batch: DecodeBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """Logits [B, vocab] float32 of one new token a row; those of padding mean nothing.
+
+        Nothing waits for the device and all sizes are those of `batch`, so that a CUDA graph can
+        be captured of it. `kv_cache` as for `forward`; padding leaves it alone.
+        """
+        plan = DecodePlan.build(batch, self.rotation_table)
+        hidden = self.embedding.index_select(0, batch.token_ids)
+        update = None
+        for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
+            update, hidden = layer.decode(update, hidden, plan, cache)
+        assert update is not None
+        normed, _ = self.head.add_normed(update, hidden, self.final_norm, self.config.rms_norm_eps)
+        return self.head.forward(normed).float()
 
     def run_layers(
         self,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import add_rms_norm
 from model.attention import Attention, AttentionPlan
 from model.config import ModelConfig
+from model.decode_plan import DecodePlan
 from model.mlp import Mlp
 from model.moe import Moe
 from model.weights import Weights
@@ -64,8 +65,8 @@ class Layer:
         """
         query = None
         if plan is not None:
-            x = rms_norm(hidden, self.input_norm, self.eps)
-            query = self.attention.write(x, plan, cache)
+            normed = self.attention.q_kv_a.normed(hidden, self.input_norm, self.eps)
+            query = self.attention.write(normed, plan, cache)
         if written is not None:
             written()
         if rows is not None and not len(rows):
@@ -76,10 +77,34 @@ class Layer:
         if rows is not None:
             attended, hidden = attended[rows], hidden[rows]
             tokens_per_rank = (len(rows),)
-        x, hidden = add_rms_norm(attended, hidden, self.post_attention_norm, self.eps)
+        weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
+            x, hidden = add_rms_norm(attended, hidden, weight, eps)
             return hidden + self.mlp.forward(x, tokens_per_rank)
-        return hidden + self.mlp.forward(x)
+        normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
+        return hidden + self.mlp.forward(normed)
+
+    def decode(
+        self,
+        update: torch.Tensor | None,
+        hidden: torch.Tensor,
+        plan: DecodePlan,
+        cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream is `hidden` [B, H] plus what the layer before adds to it, `update`
+        (None in front of the first): a norm adds up on its way. Returns the next two."""
+        projection, eps = self.attention.q_kv_a, self.eps
+        if update is None:
+            normed = projection.normed(hidden, self.input_norm, eps)
+        else:
+            normed, hidden = projection.add_normed(update, hidden, self.input_norm, eps)
+        attended = self.attention.decode(normed, plan, cache)
+        weight = self.post_attention_norm
+        if isinstance(self.mlp, Moe):
+            x, hidden = add_rms_norm(attended, hidden, weight, eps)
+            return self.mlp.decode(x, plan.is_row), hidden
+        normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
+        return self.mlp.forward(normed), hidden
 
     def take_part(self, nothing: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
         """A pass with no tokens of our own ([0, H]): our experts still serve other ranks."""

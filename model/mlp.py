@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear import linear
-from kernels.silu_mul import silu_mul
+from kernels.silu_mul import silu_mul, silu_mul_quantise
+from model.projection import Activations, Projection
 from model.weights import Weights
 
 
@@ -13,8 +13,8 @@ from model.weights import Weights
 class Mlp:
     """gate_up [2 I, H], gate half first; down [H, I]."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Projection
+    down: Projection
 
     @classmethod
     def load(cls, weights: Weights, prefix: str) -> "Mlp":
@@ -23,6 +23,7 @@ class Mlp:
             down=weights.projection(f"{prefix}.down_proj.weight"),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Activations) -> torch.Tensor:
         """[T, H] -> [T, H]."""
-        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+        both = self.gate_up.forward(x)
+        return self.down.forward(silu_mul_quantise(both) if self.down.is_fp8 else silu_mul(both))

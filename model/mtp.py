@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.linear import linear
 from kernels.rms_norm import rms_norm
 from model.attention import AttentionPlan
 from model.batch import ForwardBatch
@@ -15,9 +14,10 @@ from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import checked_experts
 from model.layer import Layer
+from model.projection import Projection
 from model.rotation import rotation_table
 from model.tensor_names import EMBEDDING, HEAD, layer_prefix
-from model.weights import Weights
+from model.weights import LinearForm, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,10 @@ class MtpLayer:
     embedding: torch.Tensor
     enorm: torch.Tensor
     hnorm: torch.Tensor
-    eh_proj: torch.Tensor
+    eh_proj: Projection
     layer: Layer
     final_norm: torch.Tensor
-    head: torch.Tensor
+    head: Projection
     rotation_table: torch.Tensor
 
     @classmethod
@@ -42,6 +42,7 @@ class MtpLayer:
         device: str | torch.device,
         dtype: torch.dtype,
         experts: ExpertShard | None = None,
+        linear: LinearForm = "auto",
         depth: int = 0,
     ) -> "MtpLayer":
         """Reads MTP layer `depth` of a folder; arguments as for `DeepseekV3.load`, the placement
@@ -56,7 +57,9 @@ class MtpLayer:
         with Checkpoint(folder) as checkpoint:
             checkpoint.check(config)
             checkpoint.check_mtp(config, depth)
-            weights = Weights(checkpoint=checkpoint, device=torch.device(device), dtype=dtype)
+            weights = Weights(
+                checkpoint=checkpoint, device=torch.device(device), dtype=dtype, linear=linear
+            )
             own_embedding, own_head = (
                 f"{prefix}.embed_tokens.weight",
                 f"{prefix}.shared_head.head.weight",
@@ -89,7 +92,7 @@ class MtpLayer:
             plan = AttentionPlan.build(batch, self.rotation_table, kv_cache.shape[1])
         token = rms_norm(self.embedding[batch.token_ids], self.enorm, eps)
         previous = rms_norm(hidden, self.hnorm, eps)
-        mixed = linear(torch.cat((token, previous), dim=-1), self.eh_proj)
+        mixed = self.eh_proj.forward(torch.cat((token, previous), dim=-1))
         mixed = self.layer.forward(mixed, plan, kv_cache, batch.tokens_per_rank)
         out = rms_norm(mixed, self.final_norm, eps)
-        return linear(out[batch.logit_rows], self.head).float(), out
+        return self.head.forward(out[batch.logit_rows]).float(), out
