@@ -5,11 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from ep.collective import CollectiveDispatcher
-from ep.dispatcher import Dispatcher
+from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.group import EpGroup
 from ep.local import LocalDispatcher
+from ep.local_masked import LocalMaskedDispatcher
 from ep.placement import Placement
 from ep.placement_maps import PlacementMaps
+
+ALONE_MAX_TOKENS = 4096  # of a step of fixed size; nothing is reserved for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,8 @@ class ExpertShard:
     rank         of the EP group
     placement    what the slots hold when the model is loaded; later the maps say where it is
     dispatcher   of the group
+    aligned      of the group too; None: `dispatcher` does it all
+    masked       of the group too, for steps of fixed sizes; None: there are none
     maps         in force; whoever moves experts rewrites them in place
     counts       [L, E] int64 on the device, (token, choice) pairs of this rank's own tokens by
                  logical expert, only ever growing
@@ -32,6 +37,8 @@ class ExpertShard:
     maps: PlacementMaps
     counts: torch.Tensor
     fold_shared: bool = False
+    aligned: AlignedDispatcher | None = None
+    masked: MaskedDispatcher | None = None
 
     @classmethod
     def build(
@@ -41,6 +48,9 @@ class ExpertShard:
         dispatcher: Dispatcher,
         device: str | torch.device,
         fold_shared: bool = False,
+        *,
+        aligned: AlignedDispatcher | None = None,
+        masked: MaskedDispatcher | None = None,
     ) -> "ExpertShard":
         """ValueError when the placement has no such rank."""
         if not 0 <= rank < placement.num_ranks:
@@ -53,6 +63,8 @@ class ExpertShard:
             maps=PlacementMaps.build(placement, device),
             counts=torch.zeros(shape, dtype=torch.int64, device=device),
             fold_shared=fold_shared,
+            aligned=aligned,
+            masked=masked,
         )
 
     @classmethod
@@ -61,7 +73,8 @@ class ExpertShard:
     ) -> "ExpertShard":
         """All experts on one rank."""
         placement = Placement.trivial(num_layers, num_logical, 1)
-        return cls.build(placement, 0, LocalDispatcher(num_logical), device)
+        masked = LocalMaskedDispatcher(num_logical, ALONE_MAX_TOKENS)
+        return cls.build(placement, 0, LocalDispatcher(num_logical), device, masked=masked)
 
     def local_experts(self, layer: int) -> tuple[int, ...]:
         """[slots_per_rank] logical experts of MoE layer `layer` (counted without the dense
@@ -74,3 +87,11 @@ def make_dispatcher(group: EpGroup, slots_per_rank: int) -> Dispatcher:
     if group.size == 1:
         return LocalDispatcher(slots_per_rank)
     return CollectiveDispatcher(group, slots_per_rank)
+
+
+def make_masked_dispatcher(
+    group: EpGroup, slots_per_rank: int, max_tokens: int
+) -> MaskedDispatcher:
+    """The same for steps of fixed sizes, of at most `max_tokens` a rank."""
+    assert group.size == 1
+    return LocalMaskedDispatcher(slots_per_rank, max_tokens)

@@ -12,12 +12,12 @@ import triton.language as tl
 
 @triton.jit
 def _gate(
-    logits, bias, physical, num_replicas, counts, topk_idx, topk_physical, topk_weights,
+    logits, bias, physical, num_replicas, counts, is_row, topk_idx, topk_physical, topk_weights,
     num_experts, num_groups, max_replicas, first, scaling,
     group_size: tl.constexpr, padded_groups: tl.constexpr, padded_size: tl.constexpr,
     groups_per_token: tl.constexpr, experts_per_token: tl.constexpr, padded_choices: tl.constexpr,
     norm_topk: tl.constexpr, drops_groups: tl.constexpr, places: tl.constexpr,
-    counted: tl.constexpr,
+    counted: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, padded_groups)
@@ -51,6 +51,7 @@ def _gate(
         winner = tl.argmax(flat, axis=0, tie_break_left=True)
         value = tl.sum(tl.where(position == winner, scores, 0.0), axis=0)
         logical = winner // padded_size * group_size + winner % padded_size
+        logical = tl.minimum(logical, num_experts - 1)  # of what is no number, padding may win
         chosen = tl.where(slot == k, logical.to(tl.int64), chosen)
         weight = tl.where(slot == k, value, weight)
         flat = tl.where(position == winner, float("-inf"), flat)
@@ -58,15 +59,20 @@ def _gate(
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
     is_choice = slot < experts_per_token
     place = token * experts_per_token + slot
+    weight *= scaling
+    goes = is_choice
+    if padded:
+        goes = is_choice & (tl.load(is_row + token) != 0)
+        weight = tl.where(goes, weight, 0.0)
     tl.store(topk_idx + place, chosen, mask=is_choice)
-    tl.store(topk_weights + place, weight * scaling, mask=is_choice)
+    tl.store(topk_weights + place, weight, mask=is_choice)
     if counted:
-        tl.atomic_add(counts + chosen, tl.full([padded_choices], 1, tl.int64), mask=is_choice)
+        tl.atomic_add(counts + chosen, tl.full([padded_choices], 1, tl.int64), mask=goes)
     if places:
         replicas = tl.load(num_replicas + chosen, mask=is_choice, other=1)
         turn = (first + token + slot) % replicas
         slot_of = tl.load(physical + chosen * max_replicas + turn, mask=is_choice, other=0)
-        tl.store(topk_physical + place, slot_of, mask=is_choice)
+        tl.store(topk_physical + place, tl.where(goes, slot_of, -1), mask=is_choice)
 
 
 def launch(
@@ -82,9 +88,10 @@ def launch(
     num_replicas: torch.Tensor | None = None,  # [E] int64
     counts: torch.Tensor | None = None,  # [E] int64, added to
     first: int = 0,
+    is_row: torch.Tensor | None = None,  # [T] bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """topk_idx, physical (topk_idx itself without a placement) [T, K] int64, topk_weights [T, K]
-    float32."""
+    float32. Of tokens that are none by `is_row` the physical ones are -1 and the weights 0."""
     num_tokens, num_experts = logits.shape
     group_size = num_experts // num_groups
     shape = (num_tokens, experts_per_token)
@@ -93,7 +100,8 @@ def launch(
     topk_weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
     if num_tokens:
         _gate[(num_tokens,)](
-            logits.contiguous(), bias, physical, num_replicas, counts, topk_idx, topk_physical,
+            logits.contiguous(), bias, physical, num_replicas, counts,
+            None if is_row is None else is_row.view(torch.uint8), topk_idx, topk_physical,
             topk_weights, num_experts, num_groups, 1 if physical is None else physical.shape[1],
             first, scaling,
             group_size=group_size, padded_groups=triton.next_power_of_2(num_groups),
@@ -101,6 +109,6 @@ def launch(
             experts_per_token=experts_per_token,
             padded_choices=triton.next_power_of_2(experts_per_token), norm_topk=norm_topk,
             drops_groups=groups_per_token < num_groups, places=physical is not None,
-            counted=counts is not None, num_warps=1,
+            counted=counts is not None, padded=is_row is not None, num_warps=1,
         )  # fmt: skip
     return topk_idx, topk_physical, topk_weights

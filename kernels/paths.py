@@ -18,6 +18,8 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),
     "fused_moe": ("triton",),
+    "gate": ("triton",),
+    "grouped_linear": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("triton",),
     "permute": ("triton",),

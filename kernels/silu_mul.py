@@ -5,7 +5,8 @@ what it gives.
 
     x       [T, 2 I] or masked [E, C, 2 I]  gate half first, float32 or bfloat16
     counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
-    out     [T, I] same dtype; quantised: e4m3 and scales as `kernels.quantise` gives them
+    out     [T, I] or [E, C, I] same dtype; quantised: e4m3 and scales as `kernels.quantise` gives
+            them
 
 Quantised from float32, without rounding to bfloat16 between. The Triton path agrees with the
 reference to the last bit or the one beside it (exp).
@@ -30,6 +31,16 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
         return launch(x)
     return silu_mul_reference(x)
+
+
+def silu_mul_masked(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """[E, C, I] of the first `counts[e]` rows of each expert."""
+    check_counts(x, counts)
+    if path_of("silu_mul", x.device) == "triton" and x.is_contiguous() and x.shape[2] % 2 == 0:
+        from kernels.silu_mul_triton import launch_masked
+
+        return launch_masked(x, counts)
+    return silu_mul_masked_reference(x, counts)
 
 
 def silu_mul_quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +69,13 @@ def silu_mul_quantise_masked(
 def silu_mul_reference(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def silu_mul_masked_reference(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(*x.shape[:2], x.shape[2] // 2)
+    for expert, count in enumerate(counts.tolist()):
+        out[expert, :count] = silu_mul_reference(x[expert, :count])
+    return out
 
 
 def silu_mul_quantise_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,15 +18,28 @@ def _silu(values):
 
 
 @triton.jit
-def _silu_mul(x, out, width, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * block + tl.arange(0, block)
+def _silu_mul_row(x, out, row, columns, width):
     inside = columns < width
     gate = tl.load(x + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + (row * 2 + 1) * width + columns, mask=inside, other=0.0)
     # Rounded between the two, as the reference does it.
     product = _silu(gate).to(up.dtype).to(tl.float32) * up.to(tl.float32)
     tl.store(out + row * width + columns, product.to(up.dtype), mask=inside)
+
+
+@triton.jit
+def _silu_mul(x, out, width, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    _silu_mul_row(x, out, row, columns, width)
+
+
+@triton.jit
+def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
+    expert = tl.program_id(2).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
+        _silu_mul_row(x, out, expert * capacity + place, columns, width)
 
 
 @triton.jit
@@ -56,6 +69,17 @@ def launch(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(num_rows, width)
     if out.numel():
         _silu_mul[num_rows, triton.cdiv(width, BLOCK)](x, out, width, block=BLOCK, num_warps=4)
+    return out
+
+
+def launch_masked(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """x [E, C, 2 I] contiguous."""
+    num_experts, capacity, double_width = x.shape
+    width = double_width // 2
+    out = x.new_empty(num_experts, capacity, width)
+    if out.numel():
+        grid = (min(capacity, MASKED_PROGRAMS), triton.cdiv(width, BLOCK), num_experts)
+        _silu_mul_masked[grid](x, out, counts, capacity, width, block=BLOCK, num_warps=4)
     return out
 
 

@@ -1,16 +1,23 @@
 """Weights of the routed experts that a rank holds in one layer, slot by slot: in the type that
-the model computes with, or as int4."""
+the model computes with, as FP8 or as int4."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
 from ep.placement import EMPTY
-from kernels.grouped_linear import grouped_linear
-from kernels.linear import favoured_layout
-from kernels.silu_mul import silu_mul
+from kernels.grouped_linear import (
+    ALIGNMENT,
+    grouped_linear,
+    grouped_linear_aligned,
+    grouped_linear_masked,
+)
+from kernels.linear import favoured_layout, linear
+from kernels.silu_mul import silu_mul, silu_mul_masked
 from model.config import ModelConfig
+from model.fp8_experts import Fp8Experts, stay_fp8
 from model.int4_experts import Int4Experts, are_int4
 from model.weights import Weights
 
@@ -22,14 +29,16 @@ def load_experts(
     experts: Sequence[int],
     *,
     fold_shared: bool = False,
-) -> "ExpertWeights | Int4Experts":
-    """`experts` by slot, as the checkpoint has them. CheckpointError when those of one layer are
-    stored in different ways; ValueError for a shared expert that cannot be folded in."""
-    if not are_int4(weights, prefix):
-        return ExpertWeights.load(weights, config, prefix, experts, fold_shared=fold_shared)
-    if fold_shared:
-        raise ValueError("the shared expert cannot be folded in: the routed ones are int4")
-    return Int4Experts.load(weights, config, prefix, experts)
+) -> "Experts":
+    """`experts` by slot, as the checkpoint has them and `weights.linear` wants them.
+    CheckpointError when those of one layer are stored in different ways; ValueError for a shared
+    expert that cannot be folded in."""
+    if are_int4(weights, prefix):
+        if fold_shared:
+            raise ValueError("the shared expert cannot be folded in: the routed ones are int4")
+        return Int4Experts.load(weights, config, prefix, experts)
+    kind = Fp8Experts if stay_fp8(weights, config, prefix) else ExpertWeights
+    return kind.load(weights, config, prefix, experts, fold_shared=fold_shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,9 @@ class ExpertWeights:
     num_slots: int
     gate_up: torch.Tensor
     down: torch.Tensor
+
+    payload = Payload.PLAIN
+    alignment = ALIGNMENT
 
     @classmethod
     def load(
@@ -96,3 +108,25 @@ class ExpertWeights:
         """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""
         activated = silu_mul(grouped_linear(rows, counts, self.gate_up))
         return grouped_linear(activated, counts, self.down)
+
+    def forward_aligned(self, sent: DispatchedAligned) -> torch.Tensor:
+        """[M, H] -> [M, H]."""
+        up, down = self.slot_tensors
+        both = grouped_linear_aligned(sent.hidden, sent.slot_of, up)
+        return grouped_linear_aligned(silu_mul(both), sent.slot_of, down)
+
+    def forward_masked(self, sent: DispatchedMasked) -> torch.Tensor:
+        """[S, C, H] -> [S, C, H]."""
+        up, down = self.slot_tensors
+        rows = sent.expected_rows
+        both = grouped_linear_masked(sent.hidden, sent.counts, up, expected_rows=rows)
+        inner = silu_mul_masked(both, sent.counts)
+        return grouped_linear_masked(inner, sent.counts, down, expected_rows=rows)
+
+    def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H] -> [T, H] through the shared expert, where it is one of these."""
+        assert self.folds_shared
+        return linear(silu_mul(linear(x, self.gate_up[-1])), self.down[-1])
+
+
+Experts = ExpertWeights | Fp8Experts | Int4Experts

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from core.errors import CheckpointError
+from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
 from ep.placement import EMPTY
 from kernels.quantise import quantise
 from kernels.rescale import rescale
-from kernels.silu_mul import silu_mul_quantise
-from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous
+from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
+from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
 from kernels.w4a8_grouped_gemm_packing import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -28,7 +29,7 @@ Quantised = tuple[torch.Tensor, torch.Tensor]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Experts:
     """gate_up (2 I x H, gate half first) and down (H x I) of S slots; what an empty slot holds is
-    not used.
+    not used. The model computes in `dtype`.
 
     Activations have a scale for each 128 values, or, where `input_scales` says so, one in front
     of gate_up and one in front of down ([] float32 each), the same on all ranks.
@@ -37,6 +38,10 @@ class Int4Experts:
     gate_up: PackedWeights
     down: PackedWeights
     input_scales: tuple[torch.Tensor, torch.Tensor] | None
+    dtype: torch.dtype
+
+    payload = Payload.FP8
+    alignment = 1
 
     @classmethod
     def load(
@@ -66,6 +71,7 @@ class Int4Experts:
             input_scales=(
                 _input_scales(weights, config, prefix) if config.static_expert_inputs else None
             ),
+            dtype=weights.dtype,
         )
 
     @property
@@ -86,23 +92,53 @@ class Int4Experts:
         on_device = torch.tensor(
             counts[: self.num_slots], dtype=torch.int32, device=rows.device
         )
-        inner = w4a8_grouped_gemm_contiguous(
-            *self._static(quantise(rows), 0), self.gate_up, on_device
-        )
-        outer = w4a8_grouped_gemm_contiguous(
-            *self._static(silu_mul_quantise(inner), 1), self.down, on_device
-        )
-        return outer.to(rows.dtype)
+        return self._contiguous(quantise(rows), on_device).to(rows.dtype)
 
-    def _static(self, quantised: Quantised, projection: int) -> Quantised:
-        """Activations as the checkpoint wants them, from those with a scale for each 128, which
-        is what other ranks send."""
+    def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
+        """There is none among these."""
+        raise AssertionError("int4 experts have no shared one among them")
+
+    def forward_aligned(self, sent: DispatchedAligned) -> torch.Tensor:
+        """[M, H] -> [M, H]."""
+        assert sent.scales is not None
+        return self._contiguous((sent.hidden, sent.scales), sent.counts).to(self.dtype)
+
+    def forward_masked(self, sent: DispatchedMasked) -> torch.Tensor:
+        """[S, C, H] -> [S, C, H]."""
+        assert sent.scales is not None
+        counts, rows = sent.counts, sent.expected_rows or sent.hidden.shape[1]
+        quantised = self._static((sent.hidden, sent.scales), 0, counts)
+        inner = w4a8_grouped_gemm_masked(*quantised, self.gate_up, counts, expected_rows=rows)
+        quantised = self._static(silu_mul_quantise_masked(inner, counts), 1, counts)
+        outer = w4a8_grouped_gemm_masked(*quantised, self.down, counts, expected_rows=rows)
+        return outer.to(self.dtype)
+
+    def _contiguous(self, quantised: Quantised, counts: torch.Tensor) -> torch.Tensor:
+        """[N, H] without gaps, counts [S] int32 on the device -> [N, H] bfloat16."""
+        inner = w4a8_grouped_gemm_contiguous(
+            *self._static_rows(quantised, 0), self.gate_up, counts
+        )
+        quantised = self._static_rows(silu_mul_quantise(inner), 1)
+        return w4a8_grouped_gemm_contiguous(*quantised, self.down, counts)
+
+    def _static(
+        self, quantised: Quantised, projection: int, counts: torch.Tensor
+    ) -> Quantised:
+        """Masked activations as the checkpoint wants them, from those with a scale for each 128,
+        which is what other ranks send."""
+        if self.input_scales is None:
+            return quantised
+        tensor_scale = self.input_scales[projection]
+        return rescale(*quantised, tensor_scale, counts), tensor_scale
+
+    def _static_rows(self, quantised: Quantised, projection: int) -> Quantised:
+        """The same of all rows."""
         if self.input_scales is None:
             return quantised
         values, scales = quantised
-        tensor_scale = self.input_scales[projection]
         count = torch.full((1,), len(values), dtype=torch.int32, device=values.device)
-        return rescale(values[None], scales[None], tensor_scale, count)[0], tensor_scale
+        values, scales = self._static((values[None], scales[None]), projection, count)
+        return values[0], scales
 
 
 def are_int4(weights: Weights, prefix: str) -> bool:

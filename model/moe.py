@@ -4,32 +4,36 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatcher import Dispatcher
+from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.expert_shard import ExpertShard
 from ep.placement_maps import LayerMaps
-from kernels.count_experts import count_experts
-from kernels.gate import gate
+from kernels.gate import route
 from model.config import ModelConfig
-from model.experts import ExpertWeights, load_experts
-from model.int4_experts import Int4Experts
+from model.experts import Experts, load_experts
 from model.mlp import Mlp
 from model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """gate_weight [E, H] and gate_bias [E] float32; counts [E] int64, of how many (token, choice)
-    pairs of this rank each logical expert has been. `shared` is None where there is none, and
-    where it is one of `experts`."""
+    """gate_weight [E, H] float32, or bfloat16 where it and the model are; gate_bias [E] float32;
+    counts [E] int64, of how many (token, choice) pairs of this rank each logical expert has been.
+    `shared` is None where there is none, and where it is one of `experts`.
+
+    Tokens are dispatched as `masked` does it in `decode`, else by `aligned` if there is one, else
+    by `dispatcher`.
+    """
 
     config: ModelConfig
     rank: int
     dispatcher: Dispatcher
+    aligned: AlignedDispatcher | None
+    masked: MaskedDispatcher | None
     maps: LayerMaps
     counts: torch.Tensor
     gate_weight: torch.Tensor
     gate_bias: torch.Tensor
-    experts: ExpertWeights | Int4Experts
+    experts: Experts
     shared: Mlp | None
 
     @classmethod
@@ -41,9 +45,11 @@ class Moe:
             config=config,
             rank=shard.rank,
             dispatcher=shard.dispatcher,
+            aligned=shard.aligned,
+            masked=shard.masked,
             maps=shard.maps.layer(layer),
             counts=shard.counts[layer],
-            gate_weight=weights.get(f"{prefix}.gate.weight", torch.float32),
+            gate_weight=_gate_weight(weights, f"{prefix}.gate.weight"),
             gate_bias=weights.get(f"{prefix}.gate.e_score_correction_bias", torch.float32),
             experts=load_experts(
                 weights,
@@ -61,18 +67,7 @@ class Moe:
 
     def forward(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
         """[T, H] -> [T, H]; also with T = 0, for the tokens of other ranks."""
-        topk_idx, topk_weights = gate(
-            x,
-            self.gate_weight,
-            self.gate_bias,
-            num_groups=self.config.num_groups,
-            groups_per_token=self.config.groups_per_token,
-            experts_per_token=self.config.experts_per_token,
-            norm_topk=self.config.norm_topk,
-            scaling=self.config.routed_scaling,
-        )
-        count_experts(topk_idx, self.counts)
-        physical = self.maps.choose(topk_idx, self.rank)
+        physical, topk_weights = self._route(x)
         beside: list[torch.Tensor] = []  # what the shared expert makes of x
 
         def compute_shared() -> None:
@@ -91,3 +86,50 @@ class Moe:
             computed = self.experts.forward(rows, counts)
         routed = self.dispatcher.combine(computed, sent.handle)
         return routed + beside[0] if beside else routed
+
+    def decode(self, x: torch.Tensor, is_row: torch.Tensor) -> torch.Tensor:
+        """[B, H] -> [B, H], for the rows that `is_row` [B] bool names; what becomes of the others
+        means nothing. B is the same on all ranks, and nothing waits for the device."""
+        assert self.masked is not None, "no dispatcher of fixed sizes"
+        physical, topk_weights = self._route(x, is_row)
+        beside: list[torch.Tensor] = []
+
+        def compute_shared() -> None:
+            if self.shared is not None:
+                beside.append(self.shared.forward(x))
+            elif self.experts.folds_shared:
+                beside.append(self.experts.forward_shared(x))
+
+        sent = self.masked.dispatch_masked(
+            x, physical, topk_weights, self.experts.payload, meanwhile=compute_shared
+        )
+        routed = self.masked.combine_masked(self.experts.forward_masked(sent), sent.handle)
+        return routed + beside[0] if beside else routed
+
+    def _route(
+        self, x: torch.Tensor, is_row: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Physical experts and weights [T, K]; counts them."""
+        return route(
+            x,
+            self.gate_weight,
+            self.gate_bias,
+            self.maps.physical,
+            self.maps.num_replicas,
+            self.counts,
+            first=self.rank,
+            is_row=is_row,
+            num_groups=self.config.num_groups,
+            groups_per_token=self.config.groups_per_token,
+            experts_per_token=self.config.experts_per_token,
+            norm_topk=self.config.norm_topk,
+            scaling=self.config.routed_scaling,
+        )
+
+
+def _gate_weight(weights: Weights, name: str) -> torch.Tensor:
+    """In bfloat16 where that loses nothing and a GPU multiplies it faster."""
+    stored = weights.checkpoint.stored.get(name)
+    is_half = stored is not None and stored.dtype == "BF16" and weights.dtype == torch.bfloat16
+    dtype = torch.bfloat16 if is_half and weights.device.type == "cuda" else torch.float32
+    return weights.get(name, dtype)

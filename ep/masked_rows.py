@@ -1,0 +1,37 @@
+"""What the dispatchers of fixed sizes have in common: rows as they travel, and their blocks."""
+
+import torch
+
+from ep.dispatcher import Payload
+from kernels.fp8_grouped_gemm import ALIGNMENT
+from kernels.permute_masked import MaskedRows, permute_masked
+from kernels.quantise import quantise
+
+Rows = tuple[torch.Tensor, torch.Tensor | None]  # values [T, H], and scales [T, H / 128] or None
+
+
+def as_payload(hidden: torch.Tensor, payload: Payload) -> Rows:
+    """Hidden states [T, H] as they travel."""
+    return quantise(hidden) if payload is Payload.FP8 else (hidden, None)
+
+
+def blocks_of(
+    rows: Rows, topk_idx: torch.Tensor, num_slots: int, *, first: int = 0
+) -> MaskedRows:
+    """A block for each slot, of as many rows as there are; `first` is the first slot's id."""
+    values, scales = rows
+    capacity = len(values)
+    if scales is not None and values.is_cuda:  # FP8 products on GPUs work on whole tiles
+        capacity = -(-capacity // ALIGNMENT) * ALIGNMENT
+    return permute_masked(values, topk_idx, num_slots, capacity, first=first, scale=scales)
+
+
+def check_tokens(num_tokens: int, max_tokens: int) -> None:
+    """ValueError for more than there are buffers for."""
+    if num_tokens > max_tokens:
+        raise ValueError(f"{num_tokens} tokens in a dispatch for at most {max_tokens}")
+
+
+def mean_rows(num_choices: int, num_slots: int) -> int:
+    """Of a slot, when so many choices go evenly to so many slots; at least 1."""
+    return max(1, -(-num_choices // num_slots))

@@ -1,0 +1,103 @@
+"""Rows of tokens in a block of C rows for each expert: the input of a masked grouped GEMM.
+
+    expert(t, k)   = topk_idx[t, k] - first, if that is one of 0 .. E - 1: else not here
+    place(t, k)    = number of choices (t', k') of the same expert with t' K + k' < t K + k
+    row_of[k, t]   = expert * C + place; -1 where it is not here
+    rows[expert, place] = hidden[t]
+
+    hidden     [T, H]          any dtype, columns contiguous; with FP8, `scale` [T, H / 128]
+                               float32 travels along
+    topk_idx   [T, K]          int32 or int64, columns contiguous
+    rows       [E, C, H]       those from counts[e] on mean nothing
+    row_of     [K, T]          int32
+    counts     [E]             int32, rows of each expert
+    scales     [E, C, H / 128] float32, rows contiguous (`kernels.quantise.empty_scales`), or None
+
+A token's choices are distinct, so that C = T is enough; what does not fit all the same is left out.
+Exact. Nothing waits for the host on a GPU.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paths import path_of
+from kernels.quantise import empty_scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedRows:
+    """Shapes in this file's docstring."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    row_of: torch.Tensor
+    counts: torch.Tensor
+
+
+def permute_masked(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    capacity: int,
+    *,
+    first: int = 0,
+    scale: torch.Tensor | None = None,
+) -> MaskedRows:
+    """Raises ValueError for shapes or dtypes that do not fit."""
+    if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"topk_idx must be [T, K] integers, is {topk_idx.dtype}")
+    if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
+    if hidden.stride(1) != 1 or topk_idx.stride(1) != 1:
+        raise ValueError("the columns of hidden and of topk_idx must be contiguous")
+    if path_of("permute", hidden.device) == "triton":
+        from kernels.permute_masked_triton import launch
+
+        return launch(hidden, topk_idx, num_experts, capacity, first, scale)
+    return permute_masked_reference(
+        hidden, topk_idx, num_experts, capacity, first=first, scale=scale
+    )
+
+
+def permute_masked_reference(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    capacity: int,
+    *,
+    first: int = 0,
+    scale: torch.Tensor | None = None,
+) -> MaskedRows:
+    out = empty_masked(hidden, topk_idx, num_experts, capacity, scale)
+    out.row_of.fill_(-1)
+    for expert in range(num_experts):
+        token, choice = (topk_idx == first + expert).nonzero(as_tuple=True)
+        token, choice = token[:capacity], choice[:capacity]
+        count = len(token)
+        out.counts[expert] = count
+        out.rows[expert, :count] = hidden[token]
+        if scale is not None and out.scales is not None:
+            out.scales[expert, :count] = scale[token]
+        numbers = torch.arange(count, dtype=torch.int32, device=hidden.device)
+        out.row_of[choice, token] = numbers + expert * capacity
+    return out
+
+
+def empty_masked(
+    hidden: torch.Tensor,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    capacity: int,
+    scale: torch.Tensor | None,
+) -> MaskedRows:
+    """The outputs, nothing in them yet."""
+    num_tokens, num_choices = topk_idx.shape
+    rows = hidden.new_empty(num_experts, capacity, hidden.shape[1])
+    integers = {"dtype": torch.int32, "device": hidden.device}
+    return MaskedRows(
+        rows=rows,
+        scales=None if scale is None else empty_scales(rows),
+        row_of=torch.empty(num_choices, num_tokens, **integers),
+        counts=torch.empty(num_experts, **integers),
+    )

@@ -1,0 +1,174 @@
+"""Routed experts of an FP8 checkpoint as they are stored: FP8 weights, FP8 activations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.errors import CheckpointError
+from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
+from ep.placement import EMPTY
+from kernels.block_dequantise import BLOCK
+from kernels.fp8_gemm import fp8_gemm
+from kernels.fp8_grouped_gemm import (
+    ALIGNMENT,
+    fp8_grouped_gemm_contiguous,
+    fp8_grouped_gemm_masked,
+)
+from kernels.permute import permute
+from kernels.quantise import quantise
+from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
+from model.config import ModelConfig
+from model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Experts:
+    """gate_up [S, 2 I, H], gate half first, and down [S, H, I] float8_e4m3fn; their scales
+    [S, rows / 128, columns / 128] float32. What an empty slot holds is not used. Behind the
+    placement's `num_slots` there may be one more, of the shared expert. The model computes in
+    `dtype`.
+    """
+
+    num_slots: int
+    gate_up: torch.Tensor
+    gate_up_scale: torch.Tensor
+    down: torch.Tensor
+    down_scale: torch.Tensor
+    dtype: torch.dtype
+
+    payload = Payload.FP8
+    alignment = ALIGNMENT
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        config: ModelConfig,
+        prefix: str,
+        experts: Sequence[int],
+        *,
+        fold_shared: bool = False,
+    ) -> "Fp8Experts":
+        """`experts` by slot, EMPTY ones left out, replicas read once. CheckpointError when not
+        all of them are FP8; ValueError when there is to be a shared expert and the model has not
+        just one."""
+        if fold_shared and config.num_shared_experts != 1:
+            raise ValueError(
+                f"one shared expert can be folded in, the model has {config.num_shared_experts}"
+            )
+        num_slots = len(experts) + fold_shared
+        hidden, width = config.hidden_size, config.moe_intermediate_size
+        gate_up, gate_up_scale = _empty(num_slots, 2 * width, hidden, weights.device)
+        down, down_scale = _empty(num_slots, hidden, width, weights.device)
+        stacks = (gate_up, gate_up_scale, down, down_scale)
+
+        def read(slot: int, stem: str) -> None:
+            half = width // BLOCK
+            values, scale = _stored(weights, f"{stem}.gate_proj.weight")
+            gate_up[slot, :width], gate_up_scale[slot, :half] = values, scale
+            values, scale = _stored(weights, f"{stem}.up_proj.weight")
+            gate_up[slot, width:], gate_up_scale[slot, half:] = values, scale
+            down[slot], down_scale[slot] = _stored(weights, f"{stem}.down_proj.weight")
+
+        first: dict[int, int] = {}
+        for slot, expert in enumerate(experts):
+            if expert == EMPTY:
+                continue
+            if expert in first:
+                for stack in stacks:
+                    stack[slot] = stack[first[expert]]
+                continue
+            first[expert] = slot
+            read(slot, f"{prefix}.experts.{expert}")
+        if fold_shared:
+            read(len(experts), f"{prefix}.shared_experts")
+        return cls(
+            num_slots=len(experts), gate_up=gate_up, gate_up_scale=gate_up_scale, down=down,
+            down_scale=down_scale, dtype=weights.dtype,
+        )  # fmt: skip
+
+    @property
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a routed expert consists of: tensors [num_slots, ...], row s is slot s."""
+        stacks = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
+        return tuple(stack[: self.num_slots] for stack in stacks)
+
+    @property
+    def folds_shared(self) -> bool:
+        return len(self.down) > self.num_slots
+
+    def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""
+        slots = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        values, scales = quantise(rows)
+        aligned = permute(
+            values, slots.to(rows.device).unsqueeze(1), len(self.down),
+            alignment=ALIGNMENT, scale=scales,
+        )  # fmt: skip
+        assert aligned.scales is not None
+        stacks = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
+        out = self._contiguous(aligned.rows, aligned.scales, aligned.expert_of, stacks)
+        return out.index_select(0, aligned.row_of[0]).to(rows.dtype)
+
+    def forward_aligned(self, sent: DispatchedAligned) -> torch.Tensor:
+        """[M, H] -> [M, H]."""
+        assert sent.scales is not None
+        out = self._contiguous(sent.hidden, sent.scales, sent.slot_of, self.slot_tensors)
+        return out.to(self.dtype)
+
+    def forward_masked(self, sent: DispatchedMasked) -> torch.Tensor:
+        """[S, C, H] -> [S, C, H]."""
+        assert sent.scales is not None
+        up, up_scale, down, down_scale = self.slot_tensors
+        counts, rows = sent.counts, sent.expected_rows or None
+        both = fp8_grouped_gemm_masked(
+            sent.hidden, sent.scales, up, up_scale, counts, expected_rows=rows
+        )
+        inner = silu_mul_quantise_masked(both, counts)
+        out = fp8_grouped_gemm_masked(*inner, down, down_scale, counts, expected_rows=rows)
+        return out.to(self.dtype)
+
+    def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H] -> [T, H] through the shared expert, where it is one of these."""
+        assert self.folds_shared
+        both = fp8_gemm(*quantise(x), self.gate_up[-1], self.gate_up_scale[-1])
+        inner = silu_mul_quantise(both)
+        return fp8_gemm(*inner, self.down[-1], self.down_scale[-1]).to(self.dtype)
+
+    def _contiguous(
+        self,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        slot_of: torch.Tensor,
+        stacks: tuple[torch.Tensor, ...],
+    ) -> torch.Tensor:
+        """Aligned rows [M, H] -> [M, H] bfloat16."""
+        up, up_scale, down, down_scale = stacks
+        both = fp8_grouped_gemm_contiguous(values, scales, up, up_scale, slot_of)
+        inner = silu_mul_quantise(both)
+        return fp8_grouped_gemm_contiguous(*inner, down, down_scale, slot_of)
+
+
+def stay_fp8(weights: Weights, config: ModelConfig, prefix: str) -> bool:
+    """Whether the experts of a layer are to be kept as they are; one stands for all."""
+    fits = config.hidden_size % BLOCK == 0 and config.moe_intermediate_size % BLOCK == 0
+    name = f"{prefix}.experts.0.gate_proj.weight"
+    return fits and weights.keeps_fp8 and weights.checkpoint.is_fp8(name)
+
+
+def _stored(weights: Weights, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    checkpoint = weights.checkpoint
+    if not checkpoint.is_fp8(name):
+        raise CheckpointError(f"{checkpoint.folder}: {name} is not FP8, unlike others of its layer")
+    values, scale = checkpoint.read_fp8(name)
+    return values.to(weights.device), scale.to(weights.device)
+
+
+def _empty(
+    num_slots: int, rows: int, columns: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros for values and scales."""
+    values = torch.zeros(num_slots, rows, columns, dtype=torch.uint8, device=device)
+    scales = torch.zeros(num_slots, rows // BLOCK, columns // BLOCK, device=device)
+    return values.view(torch.float8_e4m3fn), scales
