@@ -3,18 +3,22 @@
 Both are pure functions of what all ranks know, so that all of them take the same steps.
 """
 
-# Blocks of rows that a tensor copy engine reads have a multiple of 4 of them.
+import math
+
+TILE_ROWS = 128  # of a grouped product
+# DeepEP's scales are read by a tensor copy engine, that of a multiple of 4 rows.
 ROWS_MULTIPLE = 4
 
 
-def decode_cap(max_running: int, draft_tokens: int = 0) -> int:
+def decode_cap(max_running: int, num_ranks: int, draft_tokens: int = 0) -> int:
     """Tokens of a rank in one decode step at most: those of a full batch, each request with
-    `draft_tokens` guesses behind its token; rounded up to what dispatchers ask for. ValueError
-    for no batch."""
+    `draft_tokens` guesses behind its token. Rounded up so that the blocks of rows that all ranks
+    fill together are whole tiles of a grouped product. ValueError for no batch."""
     if max_running < 1 or draft_tokens < 0:
         raise ValueError(f"no batch: {max_running} requests with {draft_tokens} guesses each")
+    multiple = max(ROWS_MULTIPLE, TILE_ROWS // math.gcd(TILE_ROWS, num_ranks))
     tokens = max_running * (1 + draft_tokens)
-    return -(-tokens // ROWS_MULTIPLE) * ROWS_MULTIPLE
+    return -(-tokens // multiple) * multiple
 
 
 def sub_steps(tokens_per_rank: tuple[int, ...], cap: int) -> tuple[tuple[slice, ...], ...]:

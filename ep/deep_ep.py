@@ -1,0 +1,236 @@
+"""Dispatcher over DeepEP: queues over NVLink and RDMA for prefill, its low-latency kernels for
+decode.
+
+    normal       a token travels once to each rank that holds experts of it, is put in expert order
+                 there, and returns as one weighted sum a rank. The sums are rounded to bfloat16
+                 before they are added up: a bit or two off the other dispatchers
+    low-latency  a token travels to each of its experts and every result returns unweighted; no
+                 size depends on the routing and nothing waits for the host
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ep.deep_ep_buffer import DeepEpBuffer, Layout
+from ep.dispatch_needs import DispatchNeeds
+from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload
+from kernels.combine import combine
+from kernels.permute import Permuted, permute
+from kernels.quantise import quantise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormalHandle:
+    """row_of [K, R] of the R received tokens, -1 for choices that are elsewhere; weights [R, K]
+    float32; `raw` is DeepEP's."""
+
+    row_of: torch.Tensor
+    weights: torch.Tensor
+    raw: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedHandle:
+    """Of our own tokens: topk_idx [T, K] int64, topk_weights [T, K] float32; `raw` is DeepEP's."""
+
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor
+    raw: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Received:
+    """What came here: hidden [R, H], scales [R, H / 128] or None, topk_idx [R, K] int64 slots or
+    -1, weights [R, K] float32, rows of each slot."""
+
+    hidden: torch.Tensor
+    scales: torch.Tensor | None
+    topk_idx: torch.Tensor
+    weights: torch.Tensor
+    counts: list[int]
+    raw: object
+
+
+class DeepEpDispatcher:
+    """All three forms, for models of these needs. Hidden states are bfloat16 on the device of the
+    buffer. Calls are in the same order on all ranks."""
+
+    def __init__(self, buffer: DeepEpBuffer, needs: DispatchNeeds) -> None:
+        self._buffer = buffer
+        self._num_slots = needs.slots_per_rank
+        self._num_experts = buffer.group.size * needs.slots_per_rank
+        self._hidden = needs.hidden
+        self._layout = Layout(
+            max_tokens=needs.masked_tokens, hidden=needs.hidden, num_experts=self._num_experts
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        return self._layout.max_tokens
+
+    def dispatch(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Dispatched:
+        """As `Dispatcher.dispatch`; waits for the counts of all ranks on the host."""
+        received = self._send(
+            hidden, topk_idx, topk_weights, tokens_per_rank, Payload.PLAIN, meanwhile
+        )
+        permuted = permute(received.hidden, received.topk_idx, self._num_slots, alignment=1)
+        return Dispatched(
+            hidden=permuted.rows[: sum(received.counts)],
+            expert_counts=torch.tensor(received.counts, dtype=torch.int64),
+            handle=_normal_handle(received, permuted),
+        )
+
+    def combine(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[N, H] -> [T, H]."""
+        assert isinstance(handle, NormalHandle), type(handle)
+        partial = combine(expert_out, handle.row_of, handle.weights)
+        out, _, _ = self._buffer.raw.combine(
+            partial, handle.raw, config=self._buffer.combine_config
+        )
+        self._buffer.used_normally()
+        return _tensor(out)
+
+    def dispatch_aligned(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        payload: Payload,
+        alignment: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedAligned:
+        """As `AlignedDispatcher.dispatch_aligned`; the number of tokens that come here is waited
+        for on the host, their places are not."""
+        received = self._send(hidden, topk_idx, topk_weights, tokens_per_rank, payload, meanwhile)
+        permuted = permute(
+            received.hidden,
+            received.topk_idx,
+            self._num_slots,
+            alignment=alignment,
+            scale=received.scales,
+        )
+        return DispatchedAligned(
+            hidden=permuted.rows,
+            scales=permuted.scales,
+            counts=permuted.counts,
+            slot_of=permuted.expert_of,
+            handle=_normal_handle(received, permuted),
+        )
+
+    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[M, H] -> [T, H]."""
+        return self.combine(expert_out, handle)
+
+    def dispatch_masked(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        payload: Payload,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedMasked:
+        """As `MaskedDispatcher.dispatch_masked`. Two dispatches may be open at a time."""
+        if len(hidden) > self.max_tokens:
+            raise ValueError(f"{len(hidden)} tokens, buffers are for {self.max_tokens}")
+        self._check(hidden)
+        topk_idx, topk_weights = topk_idx.contiguous(), topk_weights.contiguous()
+        self._buffer.open(self._layout)
+        in_two_halves = meanwhile is not None
+        received, counts, raw, _, receive = self._buffer.raw.low_latency_dispatch(
+            hidden.contiguous(),
+            topk_idx,
+            self.max_tokens,
+            self._num_experts,
+            use_fp8=payload is Payload.FP8,
+            return_recv_hook=in_two_halves,
+        )
+        if meanwhile is not None:
+            meanwhile()
+            receive()
+        rows, scales = received if payload is Payload.FP8 else (received, None)
+        return DispatchedMasked(
+            hidden=rows,
+            scales=scales,
+            counts=counts,
+            handle=MaskedHandle(topk_idx=topk_idx, topk_weights=topk_weights, raw=raw),
+            expected_rows=-(-len(hidden) * topk_idx.shape[1] // self._num_slots),
+        )
+
+    def combine_masked(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[slots_per_rank, C, H] bfloat16 -> [T, H]."""
+        assert isinstance(handle, MaskedHandle), type(handle)
+        out, _, _ = self._buffer.raw.low_latency_combine(
+            expert_out, handle.topk_idx, handle.topk_weights, handle.raw
+        )
+        self._buffer.closed()
+        return _tensor(out)
+
+    def _send(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        payload: Payload,
+        meanwhile: Callable[[], None] | None,
+    ) -> _Received:
+        """`meanwhile` is enqueued in front of the wait for the counts, beside DeepEP's stream."""
+        group, raw = self._buffer.group, self._buffer.raw
+        assert len(tokens_per_rank) == group.size, tokens_per_rank
+        assert tokens_per_rank[group.rank] == len(hidden), (tokens_per_rank, len(hidden))
+        self._check(hidden)
+        hidden, topk_idx = hidden.contiguous(), topk_idx.contiguous()
+        sent = hidden if payload is Payload.PLAIN else quantise(hidden)
+        beside: dict[str, Any] = {"async_finish": True, "allocate_on_comm_stream": True}
+        per_rank, per_node, per_expert, is_in_rank, laid_out = raw.get_dispatch_layout(
+            topk_idx,
+            self._num_experts,
+            previous_event=self._buffer.library.Buffer.capture(),
+            **beside,
+        )
+        if meanwhile is not None:
+            meanwhile()
+        received, slots, weights, counts, handle, arrived = raw.dispatch(
+            sent,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=is_in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights.contiguous(),
+            config=self._buffer.dispatch_config,
+            previous_event=laid_out,
+            **beside,
+        )
+        arrived.current_stream_wait()
+        rows, scales = received if payload is Payload.FP8 else (received, None)
+        return _Received(
+            hidden=rows, scales=scales, topk_idx=slots, weights=weights, counts=counts, raw=handle
+        )
+
+    def _check(self, hidden: torch.Tensor) -> None:
+        if hidden.dtype != torch.bfloat16 or hidden.shape[1] != self._hidden:
+            raise ValueError(
+                f"rows are {self._hidden} values of bfloat16, not {tuple(hidden.shape)} of "
+                f"{hidden.dtype}"
+            )
+
+
+def _normal_handle(received: _Received, permuted: Permuted) -> NormalHandle:
+    return NormalHandle(row_of=permuted.row_of, weights=received.weights, raw=received.raw)
+
+
+def _tensor(value: object) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor), type(value)
+    return value
