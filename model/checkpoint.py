@@ -39,7 +39,10 @@ class Stored:
 
 
 class Checkpoint:
-    """Read access to the tensors of a folder. A context manager: files are closed at the end."""
+    """Read access to the tensors of a folder. A context manager: files are closed at the end.
+    `bytes_read` counts what was read of tensors, as stored."""
+
+    bytes_read = 0
 
     def __init__(self, folder: str | Path) -> None:
         """Reads the headers. CheckpointError for an unreadable folder, index or file."""
@@ -96,6 +99,7 @@ class Checkpoint:
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt").__enter__()
         tensor: torch.Tensor = self._open[path].get_tensor(name)
+        self.bytes_read += tensor.nbytes
         return tensor
 
     def check(self, config: ModelConfig) -> None:

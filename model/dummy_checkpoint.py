@@ -58,6 +58,7 @@ class DummyCheckpoint(Checkpoint):
     def raw(self, name: str) -> torch.Tensor:
         """As a checkpoint would store it, on the device."""
         stored = self.stored[name]
+        self.bytes_read += self.num_bytes(name)
         generator = torch.Generator(self._device)
         generator.manual_seed(zlib.crc32(name.encode()))
         options = {"generator": generator, "device": self._device}
