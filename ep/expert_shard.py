@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from ep.collective import CollectiveDispatcher
+from ep.collective_aligned import CollectiveAlignedDispatcher
+from ep.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.group import EpGroup
 from ep.local import LocalDispatcher
+from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 from ep.placement import Placement
 from ep.placement_maps import PlacementMaps
@@ -89,9 +92,17 @@ def make_dispatcher(group: EpGroup, slots_per_rank: int) -> Dispatcher:
     return CollectiveDispatcher(group, slots_per_rank)
 
 
+def make_aligned_dispatcher(group: EpGroup, slots_per_rank: int) -> AlignedDispatcher:
+    """The same with the rows' places on the device: for ranks on GPUs."""
+    if group.size == 1:
+        return LocalAlignedDispatcher(slots_per_rank)
+    return CollectiveAlignedDispatcher(group, slots_per_rank)
+
+
 def make_masked_dispatcher(
     group: EpGroup, slots_per_rank: int, max_tokens: int
 ) -> MaskedDispatcher:
     """The same for steps of fixed sizes, of at most `max_tokens` a rank."""
-    assert group.size == 1
-    return LocalMaskedDispatcher(slots_per_rank, max_tokens)
+    if group.size == 1:
+        return LocalMaskedDispatcher(slots_per_rank, max_tokens)
+    return CollectiveMaskedDispatcher(group, slots_per_rank, max_tokens)

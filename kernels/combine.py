@@ -49,7 +49,8 @@ def combine_reference(
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     total = rows.new_zeros(row_of.shape[1], rows.shape[1], dtype=torch.float32)
-    for choice, numbers in enumerate(row_of):
+    # Where there are no rows nobody has one.
+    for choice, numbers in enumerate(row_of if len(rows) else ()):
         here = numbers >= 0
         values = rows[numbers.clamp_min(0).long()].float() * weights[:, choice, None]
         total += torch.where(here[:, None], values, 0.0)

@@ -19,7 +19,7 @@ def _combine(
     # Unrolled, so that the loads of all choices are in flight together.
     for choice in tl.static_range(num_choices):
         row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
-        weight = tl.load(weights + token * num_choices + choice)
+        weight = tl.load(weights + token * num_choices + choice, mask=row >= 0, other=0.0)
         here = inside & (row + tl.zeros_like(column) >= 0)
         values = tl.load(rows + row * width + column, mask=here, other=0.0)
         total += values.to(tl.float32) * weight

@@ -8,7 +8,8 @@ contiguous grouped GEMM.
 
     hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] float32 travels along
     topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here
-    rows       [M, H]       M = T K + E (alignment - 1), rounded up: what can never be too few
+    rows       [M, H]       M = N + E (alignment - 1), rounded up, where N is T K, or `most` if it
+                            is known that no more choices are here
     row_of     [K, T]       int32
     counts     [E]          int32
     expert_of  [M]          int32, -1: padding, whose row holds nothing of use
@@ -43,6 +44,7 @@ def permute(
     *,
     alignment: int = 128,
     scale: torch.Tensor | None = None,
+    most: int | None = None,
 ) -> Permuted:
     """Raises ValueError for shapes or dtypes that do not fit."""
     if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
@@ -52,8 +54,10 @@ def permute(
     if path_of("permute", hidden.device) == "triton":
         from kernels.permute_triton import launch
 
-        return launch(hidden, topk_idx, num_experts, alignment, scale)
-    return permute_reference(hidden, topk_idx, num_experts, alignment=alignment, scale=scale)
+        return launch(hidden, topk_idx, num_experts, alignment, scale, most)
+    return permute_reference(
+        hidden, topk_idx, num_experts, alignment=alignment, scale=scale, most=most
+    )
 
 
 def permute_reference(
@@ -63,8 +67,9 @@ def permute_reference(
     *,
     alignment: int = 128,
     scale: torch.Tensor | None = None,
+    most: int | None = None,
 ) -> Permuted:
-    permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale)
+    permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale, most)
     permuted.row_of.fill_(-1)
     permuted.expert_of.fill_(-1)
     start = 0
@@ -88,11 +93,12 @@ def empty_permuted(
     num_experts: int,
     alignment: int,
     scale: torch.Tensor | None,
+    most: int | None = None,
 ) -> Permuted:
     """The outputs, nothing in them yet."""
     num_tokens, num_choices = topk_idx.shape
-    most = num_tokens * num_choices + min(num_experts, topk_idx.numel()) * (alignment - 1)
-    num_rows = -(-most // alignment) * alignment
+    most = topk_idx.numel() if most is None else most
+    num_rows = -(-(most + min(num_experts, most) * (alignment - 1)) // alignment) * alignment
     rows = hidden.new_empty(num_rows, hidden.shape[1])
     integers = {"dtype": torch.int32, "device": hidden.device}
     return Permuted(

@@ -69,8 +69,9 @@ def launch(
     num_experts: int,
     alignment: int,
     scale: torch.Tensor | None,
+    most: int | None = None,
 ) -> Permuted:
-    permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale)
+    permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale, most)
     permuted.expert_of.fill_(-1)
     num_tokens, num_choices = topk_idx.shape
     topk_idx = topk_idx.contiguous()

@@ -1,5 +1,6 @@
 """Mixture of experts: gate, dispatch to the ranks that hold them, combine, shared experts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +74,12 @@ class Moe:
         def compute_shared() -> None:
             if self.shared is not None and len(x):
                 beside.append(self.shared.forward(x))
+            elif self.experts.folds_shared and self.aligned is not None:
+                beside.append(self.experts.forward_shared(x))
 
+        if self.aligned is not None:
+            routed = self._aligned(x, physical, topk_weights, tokens_per_rank, compute_shared)
+            return routed + beside[0] if beside else routed
         sent = self.dispatcher.dispatch(
             x, physical, topk_weights, tokens_per_rank, meanwhile=compute_shared
         )
@@ -105,6 +111,27 @@ class Moe:
         )
         routed = self.masked.combine_masked(self.experts.forward_masked(sent), sent.handle)
         return routed + beside[0] if beside else routed
+
+    def _aligned(
+        self,
+        x: torch.Tensor,
+        physical: torch.Tensor,
+        topk_weights: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        meanwhile: Callable[[], None],
+    ) -> torch.Tensor:
+        """[T, H] of the routed experts."""
+        assert self.aligned is not None
+        sent = self.aligned.dispatch_aligned(
+            x,
+            physical,
+            topk_weights,
+            tokens_per_rank,
+            self.experts.payload,
+            self.experts.alignment,
+            meanwhile,
+        )
+        return self.aligned.combine_aligned(self.experts.forward_aligned(sent), sent.handle)
 
     def _route(
         self, x: torch.Tensor, is_row: torch.Tensor | None = None

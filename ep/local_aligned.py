@@ -1,0 +1,57 @@
+"""Dispatcher of a single rank whose rows get their places on the device: no step waits for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ep.dispatcher import DispatchedAligned, Payload
+from ep.masked_rows import as_payload
+from kernels.combine import combine
+from kernels.permute import permute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAlignedHandle:
+    """row_of [K, T] int32, the row of each (choice, token); weights [T, K] float32."""
+
+    row_of: torch.Tensor
+    weights: torch.Tensor
+
+
+class LocalAlignedDispatcher:
+    """All experts are here: physical expert id = slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        """ValueError when `num_slots` is below 1."""
+        if num_slots < 1:
+            raise ValueError(f"num_slots must be at least 1, got {num_slots}")
+        self._num_slots = num_slots
+
+    def dispatch_aligned(
+        self,
+        hidden: torch.Tensor,  # [T, H]
+        topk_idx: torch.Tensor,  # [T, K] int64
+        topk_weights: torch.Tensor,  # [T, K] float32
+        tokens_per_rank: tuple[int, ...],
+        payload: Payload,
+        alignment: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedAligned:
+        if meanwhile is not None:
+            meanwhile()
+        assert tokens_per_rank == (len(hidden),), (tokens_per_rank, len(hidden))
+        values, scales = as_payload(hidden, payload)
+        rows = permute(values, topk_idx, self._num_slots, alignment=alignment, scale=scales)
+        return DispatchedAligned(
+            hidden=rows.rows,
+            scales=rows.scales,
+            counts=rows.counts,
+            slot_of=rows.expert_of,
+            handle=LocalAlignedHandle(row_of=rows.row_of, weights=topk_weights),
+        )
+
+    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[M, H] -> [T, H] in the dtype of `expert_out`."""
+        assert isinstance(handle, LocalAlignedHandle), type(handle)
+        return combine(expert_out, handle.row_of, handle.weights)
