@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,22 +15,10 @@ import grpc
 import httpx
 
 from proto import router_pb2, router_pb2_grpc, worker_pb2
+from tests.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_MODEL = REPOSITORY / "demo_model" / "checkpoint"
-
-
-def free_port_pair() -> int:
-    """A port p with p and p + 1 free: `ctl up` puts the gateway and the router there."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -49,7 +36,7 @@ class Cluster:
     """`ctl up` with the given options; leaves nothing behind."""
 
     def __init__(self, log_dir: Path, *options: str, model: Path = DEMO_MODEL) -> None:
-        self.port = free_port_pair()
+        self.port = free_port(8)  # gateway, router, and workers behind them
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_dir = log_dir
         command = [sys.executable, "-m", "ctl", "up", "--port", str(self.port)]

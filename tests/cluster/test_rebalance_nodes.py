@@ -12,7 +12,7 @@ import pytest
 
 from proto import experts_pb2, experts_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.cluster.harness import REPOSITORY, wait_until
-from tests.ep.rank_pool import free_port
+from tests.free_ports import free_port
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

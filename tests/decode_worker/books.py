@@ -1,6 +1,6 @@
 """Events and a state for tests of a decode rank's books."""
 
-from decode_worker.events import RankFacts
+from decode_worker.events import Event, Landed, Launched, RankFacts
 from decode_worker.state import RankState
 from engine.kv_notice import KvNotice
 from engine.messages import Prefilled, Sampling, Submit, TokenOut
@@ -49,3 +49,9 @@ def prefilled(attempt_id: str, token_id: int = OTHER, request_id: str = "a") -> 
 
 def all_kv(attempt_id: str, num_pages: int = 2) -> KvNotice:
     return KvNotice(attempt_id, 0, FACTS.num_layers, 0, num_pages)
+
+
+def stepped(*request_ids: str, token_id: int = OTHER) -> tuple[Event, Event]:
+    """A whole step of these requests, which gives each the same token."""
+    tokens = tuple(TokenOut(token_id=token_id) for _ in request_ids)
+    return Launched(request_ids), Landed(tokens)

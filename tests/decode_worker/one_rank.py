@@ -289,7 +289,12 @@ def one_rank(
         kv_cache=kv_cache,
         pool=PagePool(num_pages),
         transfer=transfer,
-        runner=Runner(model, kv_cache, AttentionForm.ABSORBED),
+        runner=Runner(
+            model,
+            kv_cache,
+            AttentionForm.ABSORBED,
+            in_background=bool(settings.overlap_schedule),
+        ),
         link=RankLink(endpoint, 0),
     )
     thread = threading.Thread(target=DecodeLoop(rank).run, daemon=True)

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.errors import EpserveError, Unavailable
-from decode_worker.events import Admit, Grow, Preempt, RankFacts, Sampled, Tick
+from decode_worker.events import Admit, Grow, Landed, Launched, Preempt, RankFacts, Tick
 from decode_worker.plan import plan
 from decode_worker.service import DecodeService
 from decode_worker.state import RankState
@@ -83,9 +83,10 @@ class ScriptedRank:
                 *(Admit(name) for name in decided.admit),
             ):
                 out += self.state.step(event, now)
-            for name in decided.step:
-                token = TokenOut(token_id=self.state.requests[name].tokens[-1] + 1)
-                out += self.state.step(Sampled(name, token), now)
+            last = [self.state.requests[name].tokens[-1] for name in decided.step]
+            tokens = tuple(TokenOut(token_id=token_id + 1) for token_id in last)
+            for event in (Launched(decided.step), Landed(tokens)):
+                out += self.state.step(event, now)
             for message in out:
                 self._say(self.index, message)
             if decided.step:

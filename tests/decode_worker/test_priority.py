@@ -2,12 +2,12 @@
 
 import msgspec
 
-from decode_worker.events import Admit, Event, Grow, Preempt, Sampled
+from decode_worker.events import Admit, Event, Grow, Preempt
 from decode_worker.plan import Plan, plan
 from decode_worker.request import Phase
 from decode_worker.state import RankState
-from engine.messages import Reserved, TokenOut
-from tests.decode_worker.books import OTHER, all_kv, make_state, prefilled, submit
+from engine.messages import Reserved
+from tests.decode_worker.books import all_kv, make_state, prefilled, stepped, submit
 
 
 def give(state: RankState, *events: Event) -> list[object]:
@@ -33,8 +33,7 @@ def test_the_lowest_priority_gives_its_pages_up_then_the_youngest() -> None:
         decided = plan(state.snapshot())
         give(state, *map(Preempt, decided.preempt), *map(Grow, decided.grow))
         preempted += decided.preempt
-        for request_id in decided.step:
-            give(state, Sampled(request_id, TokenOut(token_id=OTHER)))
+        give(state, *stepped(*decided.step))
         if "high" not in state.requests:
             break
     assert preempted == ["low", "young"]

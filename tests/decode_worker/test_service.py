@@ -38,7 +38,7 @@ async def both(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def test_tokens_come_in_order_and_nothing_is_left(both: Cluster) -> None:
     both.script.num_cached_tokens = 4
-    responses = await collect(both.decode.Generate(both.request(), timeout=5))
+    responses = await collect(both.decode.Generate(both.request(), timeout=60))
     assert ids(responses) == [FIRST_TOKEN + step for step in range(5)]
     assert responses[0].num_cached_tokens == 4
     assert responses[0].tokens[0].logprob == -0.5
@@ -55,14 +55,14 @@ async def test_tokens_come_in_order_and_nothing_is_left(both: Cluster) -> None:
 
 async def test_kv_that_lands_after_the_reply_starts_the_request(both: Cluster) -> None:
     both.script.kv = "late"
-    responses = await collect(both.decode.Generate(both.request(), timeout=5))
+    responses = await collect(both.decode.Generate(both.request(), timeout=60))
     assert len(ids(responses)) == 5
     await both.quiet()
 
 
 async def test_a_request_goes_on_behind_the_tokens_it_has(both: Cluster) -> None:
     request = both.request(output_token_ids=[50, 51, 52])
-    responses = await collect(both.decode.Generate(request, timeout=5))
+    responses = await collect(both.decode.Generate(request, timeout=60))
     assert ids(responses) == [53, 54]
     assert list(both.prefill.calls[0].token_ids) == [10, 11, 12, 13, 14, 15, 50, 51, 52]
     assert both.prefill.calls[0].num_prompt_tokens == 6
@@ -72,7 +72,7 @@ async def test_a_request_goes_on_behind_the_tokens_it_has(both: Cluster) -> None
 async def test_log_probabilities_of_the_prompt_come_once(both: Cluster, max_tokens: int) -> None:
     sampling = {"max_tokens": max_tokens, "prompt_logprobs": True, "top_prompt_logprobs": 2}
     request = both.request(sampling=sampling, priority=-7)
-    responses = await collect(both.decode.Generate(request, timeout=5))
+    responses = await collect(both.decode.Generate(request, timeout=60))
     assert ids(responses) == [FIRST_TOKEN + step for step in range(max_tokens)]
     assert [one.token_id for one in responses[0].prompt_logprobs] == [10, 11, 12, 13, 14, 15]
     assert not any(response.prompt_logprobs for response in responses[1:])
@@ -84,14 +84,14 @@ async def test_log_probabilities_of_the_prompt_come_once(both: Cluster, max_toke
 
 async def test_nothing_at_all_cannot_be_asked_for(both: Cluster) -> None:
     request = both.request(sampling={"max_tokens": 0})
-    error = await failure(both.decode.Generate(request, timeout=5))
+    error = await failure(both.decode.Generate(request, timeout=60))
     assert isinstance(error, InvalidRequest)
     assert not both.prefill.calls
 
 
 async def test_the_first_token_may_be_the_last(both: Cluster) -> None:
     both.script.token_id = EOS
-    responses = await collect(both.decode.Generate(both.request(), timeout=5))
+    responses = await collect(both.decode.Generate(both.request(), timeout=60))
     assert ids(responses) == [EOS]
     assert responses[-1].finish_reason == generate_pb2.FINISH_REASON_STOP
     await both.quiet()
@@ -114,7 +114,7 @@ async def test_ranks_share_the_load(tmp_path: Path) -> None:
     async with cluster(tmp_path, num_ranks=2) as both:
         both.script.hold = asyncio.Event()
         calls = [
-            asyncio.create_task(collect(both.decode.Generate(both.request(f"r{n}"), timeout=5)))
+            asyncio.create_task(collect(both.decode.Generate(both.request(f"r{n}"), timeout=60)))
             for n in range(6)
         ]
         await until(lambda: len(both.prefill.calls) == 6)
@@ -193,7 +193,7 @@ async def test_a_draining_or_dead_worker_takes_nothing(both: Cluster) -> None:
 async def test_a_full_queue_refuses_at_once_and_has_room_again_later(both: Cluster) -> None:
     both.script.hold = asyncio.Event()
     calls = [
-        asyncio.create_task(collect(both.decode.Generate(both.request(f"r{n}"), timeout=9)))
+        asyncio.create_task(collect(both.decode.Generate(both.request(f"r{n}"), timeout=60)))
         for n in range(8)
     ]
     await until(lambda: both.service.num_accepted_total == 8)
@@ -202,12 +202,12 @@ async def test_a_full_queue_refuses_at_once_and_has_room_again_later(both: Clust
     assert error.retry_after_seconds is not None
     both.script.hold.set()
     await asyncio.gather(*calls)
-    assert ids(await collect(both.decode.Generate(both.request("r9"), timeout=5)))
+    assert ids(await collect(both.decode.Generate(both.request("r9"), timeout=60)))
     await both.quiet()
 
 
 async def test_metrics_move(both: Cluster) -> None:
-    await collect(both.decode.Generate(both.request(), timeout=5))
+    await collect(both.decode.Generate(both.request(), timeout=60))
     await failure(both.decode.Generate(both.request(model="other")))
     await both.quiet()
     assert both.metric("epserve_worker_requests_total", outcome="ok") == 1

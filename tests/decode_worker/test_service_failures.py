@@ -57,7 +57,7 @@ async def test_an_error_of_prefill_ends_the_request_with_it(
     both: Cluster, kv: str, raised: EpserveError, kind: type[EpserveError], epoch: str
 ) -> None:
     both.script.kv, both.script.error = kv, raised
-    error = await failure(both.decode.Generate(both.request(), timeout=5))
+    error = await failure(both.decode.Generate(both.request(), timeout=60))
     assert type(error) is kind
     assert error.failed_epoch == epoch
     assert error.message == raised.message
@@ -73,7 +73,7 @@ async def test_a_defect_ends_the_request_too(
         raise RuntimeError("a secret of the worker")
 
     monkeypatch.setattr("decode_worker.prefill_legs.prefilled_of", broken)
-    error = await failure(both.decode.Generate(both.request(), timeout=5))
+    error = await failure(both.decode.Generate(both.request(), timeout=60))
     assert type(error) is InternalError
     assert "secret" not in error.message
     await both.quiet()
@@ -81,7 +81,7 @@ async def test_a_defect_ends_the_request_too(
 
 async def test_prefill_that_dies_in_the_call_is_named_at_once(both: Cluster) -> None:
     both.script.kv, both.script.hold = "some", asyncio.Event()
-    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=9)))
+    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
     await both.prefill.called.wait()
     began = asyncio.get_running_loop().time()
     await both.kill_prefill()
@@ -101,7 +101,7 @@ async def test_those_that_wait_for_pages_hear_of_a_dead_prefill_at_once(tmp_path
         long = {"prompt_token_ids": [5] * 50, "sampling": {"max_tokens": 5}}
         calls = [
             asyncio.create_task(
-                failure(both.decode.Generate(both.request(f"r{n}", **long), timeout=9))
+                failure(both.decode.Generate(both.request(f"r{n}", **long), timeout=60))
             )
             for n in range(6)
         ]
@@ -119,13 +119,13 @@ async def test_those_that_wait_for_pages_hear_of_a_dead_prefill_at_once(tmp_path
         # When the address answers again, nothing is held against it.
         await both.restart_prefill()
         await both.quiet()
-        responses = await collect(both.decode.Generate(both.request("new"), timeout=5))
+        responses = await collect(both.decode.Generate(both.request("new"), timeout=60))
         assert len(ids(responses)) == 5
 
 
 async def test_prefill_that_dies_between_reply_and_kv_is_noticed(both: Cluster) -> None:
     both.script.kv = "none"
-    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=9)))
+    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
     await until(lambda: both.front.ranks[0].state.awaits_kv)
     began = asyncio.get_running_loop().time()
     await both.kill_prefill()
@@ -137,7 +137,7 @@ async def test_prefill_that_dies_between_reply_and_kv_is_noticed(both: Cluster) 
 
 async def test_prefill_that_dies_after_its_kv_has_landed_harms_nobody(both: Cluster) -> None:
     request = both.request(sampling={"max_tokens": 58})
-    call = both.decode.Generate(request, timeout=9)
+    call = both.decode.Generate(request, timeout=60)
     responses = [await call.read()]
     await both.kill_prefill()
     responses += await collect(call)
@@ -148,7 +148,7 @@ async def test_prefill_that_dies_after_its_kv_has_landed_harms_nobody(both: Clus
 async def test_a_restarted_prefill_worker_frees_the_pages_of_the_old_one(tmp_path: Path) -> None:
     async with cluster(tmp_path, quarantine_lease_seconds=60) as both:
         both.script.kv, both.script.hold = "some", asyncio.Event()
-        call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=9)))
+        call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
         await both.prefill.called.wait()
         await both.kill_prefill()
         await call
@@ -161,7 +161,7 @@ async def test_a_restarted_prefill_worker_frees_the_pages_of_the_old_one(tmp_pat
 async def test_a_worker_that_does_not_confirm_keeps_the_pages_out_of_use(both: Cluster) -> None:
     both.script.kv, both.script.error = "some", InternalError("bug")
     both.script.abort_error = InternalError("another bug")
-    await failure(both.decode.Generate(both.request(), timeout=5))
+    await failure(both.decode.Generate(both.request(), timeout=60))
     await asyncio.sleep(0.8)  # twice the lease: it is connected, so that it may still write
     assert both.front.ranks[0].state.pool.counts().quarantined == 2
     both.script.abort_error = None
@@ -170,7 +170,7 @@ async def test_a_worker_that_does_not_confirm_keeps_the_pages_out_of_use(both: C
 
 async def test_prefill_that_was_never_there(both: Cluster) -> None:
     await both.kill_prefill()
-    error = await failure(both.decode.Generate(both.request(), timeout=5))
+    error = await failure(both.decode.Generate(both.request(), timeout=60))
     assert isinstance(error, Unavailable)
     assert error.failed_epoch == "prefill-epoch"
     await both.quiet()
@@ -179,7 +179,7 @@ async def test_prefill_that_was_never_there(both: Cluster) -> None:
 async def test_kv_that_never_comes_fails_within_its_bound(tmp_path: Path) -> None:
     async with cluster(tmp_path, kv_arrival_seconds=0.2) as both:
         both.script.kv = "some"
-        error = await failure(both.decode.Generate(both.request(), timeout=5))
+        error = await failure(both.decode.Generate(both.request(), timeout=60))
         assert isinstance(error, Unavailable)
         assert error.failed_epoch == "prefill-epoch"
         assert "has not arrived" in error.message
@@ -207,7 +207,7 @@ async def test_a_preempted_request_whose_prefill_is_refused_may_carry_on_elsewhe
 
 async def test_a_dying_worker_fails_what_is_open(both: Cluster) -> None:
     both.script.hold = asyncio.Event()
-    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=9)))
+    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
     await both.prefill.called.wait()
     both.service.fail_all(Unavailable("rank 0 is gone", failed_epoch="decode-epoch"))
     error = await asyncio.wait_for(call, 20)
@@ -276,7 +276,7 @@ async def test_leaving_at_any_point_clears_both_legs(both: Cluster, point: str, 
     assert both.metric("epserve_worker_requests_total", outcome=outcome) == 1
     # The worker is as good as new.
     both.script.kv, both.script.hold = "all", None
-    assert len(ids(await collect(both.decode.Generate(both.request(), timeout=5)))) == 5
+    assert len(ids(await collect(both.decode.Generate(both.request(), timeout=60)))) == 5
 
 
 async def test_the_deadline_is_handed_on(both: Cluster) -> None:
@@ -290,10 +290,10 @@ async def test_the_same_request_may_come_again_before_the_old_one_is_cleared(
     both: Cluster,
 ) -> None:
     both.front.ranks[0].deaf = True
-    first = both.decode.Generate(both.request(), timeout=5)
+    first = both.decode.Generate(both.request(), timeout=60)
     await until(lambda: both.service.num_accepted_total == 1)
     first.cancel()
-    second = asyncio.create_task(collect(both.decode.Generate(both.request(), timeout=5)))
+    second = asyncio.create_task(collect(both.decode.Generate(both.request(), timeout=60)))
     await until(lambda: both.service.num_accepted_total == 2)
     both.front.ranks[0].deaf = False
     assert len(ids(await second)) == 5
@@ -303,7 +303,7 @@ async def test_the_same_request_may_come_again_before_the_old_one_is_cleared(
 async def test_a_storm_of_requests_and_cancellations_leaves_nothing(both: Cluster) -> None:
     async def one(number: int) -> None:
         call = both.decode.Generate(
-            both.request(f"r{number}", sampling={"max_tokens": 20}), timeout=5
+            both.request(f"r{number}", sampling={"max_tokens": 20}), timeout=60
         )
         try:
             for _ in range(number % 5):

@@ -1,8 +1,9 @@
 """The books of a rank: every event in every phase, then long random walks."""
 
+import msgspec
 import pytest
 
-from decode_worker.events import Admit, Event, Grow, Preempt, Sampled, Tick
+from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
 from decode_worker.request import Phase
 from decode_worker.state import RankState
 from engine.kv_notice import KvNotice
@@ -11,15 +12,17 @@ from engine.messages import (
     Ended,
     Failed,
     Finish,
+    Grammar,
     PrefillStopped,
     Produced,
     Quarantined,
     RankMessage,
     Reserved,
+    Sampling,
     TokenOut,
 )
 from engine.pages import pages_of
-from tests.decode_worker.books import EOS, OTHER, all_kv, make_state, prefilled, submit
+from tests.decode_worker.books import EOS, OTHER, all_kv, make_state, prefilled, stepped, submit
 
 FIRST, SECOND = "e-0-1", "e-0-2"
 WAITING: tuple[Event, ...] = (submit("a"),)
@@ -30,7 +33,18 @@ PREFILLED: tuple[Event, ...] = (*PREFILLING, prefilled(FIRST))
 RUNNING: tuple[Event, ...] = (*FULL_KV, prefilled(FIRST))
 PREEMPTED: tuple[Event, ...] = (*RUNNING, Preempt("a"))
 AGAIN: tuple[Event, ...] = (*PREEMPTED, Admit("a"))
-OVER: tuple[Event, ...] = (*RUNNING, Sampled("a", TokenOut(token_id=EOS)))
+LAUNCH, GOES_ON, ENDS = (
+    Launched(("a",)),
+    *(Landed((TokenOut(token_id=token_id),)) for token_id in (OTHER, EOS)),
+)
+STEPPING: tuple[Event, ...] = (*RUNNING, LAUNCH)
+OVER: tuple[Event, ...] = (*STEPPING, ENDS)
+# Over, preempted or begun anew while a step that it is part of is under way.
+ENDED_AHEAD: tuple[Event, ...] = (*STEPPING, LAUNCH, ENDS)
+ABORTED_AHEAD: tuple[Event, ...] = (*STEPPING, Abort(request_id="a"))
+PREEMPTED_AHEAD: tuple[Event, ...] = (*STEPPING, Preempt("a"))
+AGAIN_AHEAD: tuple[Event, ...] = (*PREEMPTED_AHEAD, Admit("a"), all_kv("e-0-2"))
+ANEW_AHEAD: tuple[Event, ...] = (*ABORTED_AHEAD, submit("a"))
 NOTHING: tuple[Event, ...] = ()
 
 STATES = {
@@ -44,6 +58,12 @@ STATES = {
     "preempted": PREEMPTED,
     "again": AGAIN,
     "over": OVER,
+    "stepping": STEPPING,
+    "ended_ahead": ENDED_AHEAD,
+    "aborted_ahead": ABORTED_AHEAD,
+    "preempted_ahead": PREEMPTED_AHEAD,
+    "again_ahead": AGAIN_AHEAD,
+    "anew_ahead": ANEW_AHEAD,
 }
 
 
@@ -95,8 +115,7 @@ TRANSITIONS: list[tuple[str, Event, Phase | None, list[RankMessage]]] = [
     ("prefilled", all_kv(FIRST), R, [token(OTHER)]),
     ("prefilled", failed(FIRST), None, [quarantined(FIRST), failed(FIRST)]),
     ("prefilled", Abort(request_id="a"), None, [quarantined(FIRST), ENDED]),
-    ("running", Sampled("a", TokenOut(token_id=OTHER)), R, [token(OTHER)]),
-    ("running", Sampled("a", TokenOut(token_id=EOS)), None, [token(EOS, Finish.STOP)]),
+    ("running", LAUNCH, R, []),
     ("running", Preempt("a"), W, []),
     ("running", Abort(request_id="a"), None, [ENDED]),
     ("preempted", Abort(request_id="a"), None, [ENDED]),
@@ -107,6 +126,25 @@ TRANSITIONS: list[tuple[str, Event, Phase | None, list[RankMessage]]] = [
     ("nothing", Abort(request_id="a"), None, [ENDED]),
     ("over", Abort(request_id="a"), None, [ENDED]),
     ("over", submit("a"), W, []),
+    ("stepping", LAUNCH, R, []),
+    ("stepping", GOES_ON, R, [token(OTHER)]),
+    ("stepping", ENDS, None, [token(EOS, Finish.STOP)]),
+    ("stepping", Preempt("a"), W, []),
+    ("stepping", Abort(request_id="a"), None, [ENDED]),
+    ("ended_ahead", GOES_ON, None, []),
+    ("ended_ahead", submit("a"), W, []),
+    ("aborted_ahead", ENDS, None, []),
+    ("aborted_ahead", submit("a"), W, []),
+    ("preempted_ahead", GOES_ON, W, []),
+    ("preempted_ahead", Abort(request_id="a"), None, [ENDED]),
+    ("preempted_ahead", failed(""), None, [failed("")]),
+    ("again_ahead", ENDS, P, []),
+    ("again_ahead", prefilled(SECOND), R, [token(OTHER)]),
+    ("again_ahead", failed(SECOND), None, [failed(SECOND)]),
+    ("again_ahead", Abort(request_id="a"), None, [ENDED]),
+    ("anew_ahead", ENDS, W, []),
+    ("anew_ahead", failed(""), None, [failed("")]),
+    ("anew_ahead", Abort(request_id="a"), None, [ENDED]),
 ]
 LISTED = {(name, repr(event)) for name, event, _, _ in TRANSITIONS}
 EVENTS: list[Event] = [
@@ -125,10 +163,10 @@ EVENTS: list[Event] = [
     Abort(request_id="b"),
     PrefillStopped(attempt_id=FIRST),
     Preempt("a"),
-    Sampled("a", TokenOut(token_id=OTHER)),
     Tick(),
 ]
-# Admit and Grow are the planner's: it gives them only where there are pages.
+# Admit and Grow are the planner's: it gives them only where there are pages. Landed is the loop's:
+# it gives one for each Launched.
 
 
 @pytest.mark.parametrize(
@@ -167,7 +205,7 @@ def test_reserved_carries_the_pages_and_all_tokens_so_far() -> None:
     assert reserved.token_ids == tuple(range(10, 16))
     assert len(pages_of(reserved.sink.runs)) == 2
     assert (reserved.sink.agent, reserved.sink.kv_fingerprint) == (b"agent", "f")
-    for event in (all_kv(FIRST), prefilled(FIRST), Sampled("a", TokenOut(token_id=8))):
+    for event in (all_kv(FIRST), prefilled(FIRST), *stepped("a", token_id=8)):
         state.step(event, 0.0)
     state.step(Preempt("a"), 0.0)
     assert state.pool.num_free == 20
@@ -241,3 +279,74 @@ def test_growth_adds_pages_in_order() -> None:
     assert len(state.requests["a"].pages) == 3
     assert state.requests["a"].pages[:2] == before
     assert state.pool.pages(FIRST) == tuple(state.requests["a"].pages)
+
+
+def test_pages_are_free_when_the_last_step_that_writes_to_them_has_landed() -> None:
+    state = brought_to("stepping")
+    assert state.step(LAUNCH, 0.0) == []
+    assert state.step(ENDS, 0.0) == [token(EOS, Finish.STOP)]
+    assert state.requests == {}
+    assert state.pool.num_free == 20 - 2
+    assert state.step(GOES_ON, 0.0) == []
+    assert state.pool.num_free == 20
+    assert state.totals.tokens_generated == 2  # the first one, and the end
+
+
+def test_a_new_attempt_gets_other_pages_than_those_still_written_to() -> None:
+    state = brought_to("preempted_ahead")
+    old = state.pool.pages(FIRST)
+    assert len(old) == 2
+    state.step(Admit("a"), 0.0)
+    assert not set(old) & set(state.requests["a"].pages)
+    state.step(GOES_ON, 0.0)
+    assert state.pool.pages(FIRST) == ()
+    assert state.requests["a"].tokens == [*range(10, 16), OTHER]
+    assert state.pool.num_free == 20 - 2
+
+
+def test_the_planner_counts_what_is_in_flight() -> None:
+    state = make_state()
+    state.step(submit("a", max_tokens=3), 0.0)
+    for event in (Admit("a"), all_kv(FIRST), prefilled(FIRST)):
+        state.step(event, 0.0)
+
+    def running() -> list[tuple[int, int]]:
+        snapshot = state.snapshot()
+        views = [(view.num_tokens, snapshot.num_landing) for view in snapshot.running]
+        return views or [(0, snapshot.num_landing)]
+
+    assert running() == [(7, 0)]
+    state.step(LAUNCH, 0.0)
+    assert running() == [(8, 0)]
+    state.step(LAUNCH, 0.0)
+    assert running() == [(0, 1)]  # its third and last token is in flight
+    state.step(GOES_ON, 0.0)
+    assert running() == [(0, 1)]
+    assert state.step(GOES_ON, 0.0) == [token(OTHER, Finish.LENGTH)]
+    assert running() == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "waits"),
+    [
+        ({}, False),
+        ({"temperature": 1.0, "seed": 4, "min_tokens": 3, "top_logprobs": 2}, False),
+        ({"logit_bias": ((5, 1.0),)}, False),
+        ({"frequency_penalty": 0.5}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"grammar": Grammar(regex="a*")}, True),
+    ],
+)
+def test_who_needs_the_token_in_flight(sampling: dict[str, object], waits: bool) -> None:
+    state = make_state()
+    values = msgspec.convert({"max_tokens": 9}, Sampling)
+    sampling_now = msgspec.structs.replace(values, **sampling)
+    state.step(msgspec.structs.replace(submit("a"), sampling=sampling_now), 0.0)
+    state.requests["a"].is_ready = True
+    for event in (Admit("a"), all_kv(FIRST), prefilled(FIRST)):
+        state.step(event, 0.0)
+    assert not state.waits_for_tokens
+    state.step(LAUNCH, 0.0)
+    assert state.waits_for_tokens is waits
+    state.step(GOES_ON, 0.0)
+    assert not state.waits_for_tokens

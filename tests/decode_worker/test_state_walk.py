@@ -1,11 +1,13 @@
-"""The books of a rank over long random walks: nothing leaks, nobody is stuck."""
+"""The books of a rank over long random walks, with steps launched ahead and without: nothing leaks,
+nobody is stuck, and every request gets its own tokens, each once."""
 
+from collections import deque
 from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode_worker.events import Admit, Event, Grow, Preempt, Sampled, Tick
+from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
 from decode_worker.plan import plan
 from engine.kv_notice import KvNotice
 from engine.messages import (
@@ -20,21 +22,39 @@ from engine.messages import (
     TokenOut,
 )
 from engine.pages import pages_of
-from tests.decode_worker.books import EOS, FACTS, OTHER, all_kv, make_state, prefilled, submit
+from tests.decode_worker.books import EOS, FACTS, all_kv, make_state, prefilled, submit
+
+
+def token_behind(name: str, num_tokens: int) -> int:
+    """What the model says behind so many tokens of a request; now and then that it ends."""
+    number = int(name[1:]) * 31 + num_tokens
+    return EOS if number % 11 == 0 else 100 + number
+
+
+def whole_output(name: str, num_tokens: int, max_tokens: int) -> list[int]:
+    output: list[int] = []
+    while len(output) < max_tokens and EOS not in output:
+        output.append(token_behind(name, num_tokens + len(output)))
+    return output
 
 
 class Walk:
-    """Drives a state as loop, front, prefill peers and transfer would, in random order."""
+    """Drives a state as loop, front, prefill peers and transfer would, in random order. `ahead`:
+    a step lands behind the launch of the next one."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, ahead: bool) -> None:
         self.state = make_state(num_pages)
         self.num_pages = num_pages
+        self.ahead = ahead
         self.now = 0.0
         self.attempts: dict[str, Reserved] = {}
         self.quarantines: set[str] = set()
         self.open: set[str] = set()
         self.num_submitted = 0
-        self.outputs: dict[str, int] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.expected: dict[str, list[int]] = {}
+        # Tokens on their way, and the pages that their step writes to, by attempt.
+        self.flights: deque[tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = deque()
 
     def do(self, event: Event) -> None:
         for message in self.state.step(event, self.now):
@@ -45,10 +65,7 @@ class Walk:
                     assert message.attempt_id in self.attempts
                     self.quarantines.add(message.attempt_id)
                 case Produced():
-                    assert message.request_id in self.open
-                    self.outputs[message.request_id] += len(message.tokens)
-                    if message.finish is not Finish.NONE:
-                        self.open.discard(message.request_id)
+                    self.hear(message)
                 case Ended() | Failed():
                     self.open.discard(message.request_id)
         self.state.pool.check_integrity()
@@ -56,15 +73,30 @@ class Walk:
         assert self.state.pool.counts().quarantined == sum(
             len(pages_of(self.attempts[attempt].sink.runs)) for attempt in self.quarantines
         )
+        for _, written in self.flights:
+            for attempt_id, pages in written.items():
+                # Nobody else's, and not free.
+                assert self.state.pool.pages(attempt_id)[: len(pages)] == pages
+
+    def hear(self, message: Produced) -> None:
+        name = message.request_id
+        assert name in self.open
+        output, expected = self.outputs[name], self.expected[name]
+        output += [token.token_id for token in message.tokens]
+        assert output == expected[: len(output)]
+        if message.finish is not Finish.NONE:
+            assert output == expected
+            self.open.discard(name)
 
     def submit(self, num_tokens: int, max_tokens: int) -> None:
         self.num_submitted += 1
         name = f"r{self.num_submitted}"
         self.open.add(name)
-        self.outputs[name] = 0
+        self.outputs[name] = []
+        self.expected[name] = whole_output(name, num_tokens, max_tokens)
         self.do(submit(name, num_tokens, max_tokens))
 
-    def turn(self) -> list[str]:
+    def turn(self) -> tuple[str, ...]:
         decided = plan(self.state.snapshot())
         for name in decided.preempt:
             self.do(Preempt(name))
@@ -72,17 +104,41 @@ class Walk:
             self.do(Grow(name))
         for name in decided.admit:
             self.do(Admit(name))
-        return list(decided.step)
+        return decided.step
 
-    def forward(self, token_id: int) -> None:
-        for name in self.turn():
+    def launch(self) -> None:
+        names = self.turn()
+        tokens, written = [], {}
+        for name in names:
             request = self.state.requests[name]
-            assert len(request.pages) * FACTS.page_tokens >= len(request.tokens)
-            self.do(Sampled(name, TokenOut(token_id=token_id)))
+            assert request.attempt is not None
+            num_tokens = len(request.tokens) + sum(
+                request.attempt.attempt_id in pages for _, pages in self.flights
+            )
+            assert len(request.pages) * FACTS.page_tokens >= num_tokens
+            tokens.append(token_behind(name, num_tokens))
+            written[request.attempt.attempt_id] = tuple(request.pages)
+        self.do(Launched(names))
+        self.flights.append((tuple(tokens), written))
+
+    def land(self) -> None:
+        if self.flights:
+            tokens, _ = self.flights.popleft()
+            self.do(Landed(tuple(TokenOut(token_id=token) for token in tokens)))
+
+    def forward(self) -> None:
+        self.launch()
+        while len(self.flights) > self.ahead:
+            self.land()
 
     def some_attempt(self, choice: int) -> Reserved | None:
         attempts = list(self.attempts.values())
         return attempts[choice % len(attempts)] if attempts else None
+
+    def prefill(self, attempt: Reserved) -> None:
+        name = attempt.request_id
+        token_id = token_behind(name, len(attempt.token_ids))
+        self.do(prefilled(attempt.attempt_id, token_id, request_id=name))
 
     def stop_all_prefills(self) -> None:
         for attempt in list(self.quarantines):
@@ -98,18 +154,20 @@ class Walk:
             for attempt in list(self.attempts.values()):
                 pages = len(pages_of(attempt.sink.runs))
                 self.do(all_kv(attempt.attempt_id, pages))
-                self.do(prefilled(attempt.attempt_id, request_id=attempt.request_id))
+                self.prefill(attempt)
             self.attempts = {a: r for a, r in self.attempts.items() if a in self.quarantines}
-            self.forward(OTHER)
+            self.forward()
         assert not self.state.requests, "a request is stuck"
+        while self.flights:
+            self.land()
         self.stop_all_prefills()
         assert self.state.pool.num_free == self.num_pages
 
 
 ACTIONS: dict[str, Callable[[Walk, int], None]] = {
     "submit": lambda walk, n: walk.submit(1 + n % 20, 1 + n % 12),
-    "forward": lambda walk, n: walk.forward(OTHER),
-    "eos": lambda walk, n: walk.forward(EOS),
+    "forward": lambda walk, n: walk.forward(),
+    "land": lambda walk, n: walk.land(),
     "turn": lambda walk, n: [None for _ in walk.turn()] and None,
     "clock": lambda walk, n: setattr(walk, "now", walk.now + n % 7),
     "tick": lambda walk, n: walk.do(Tick()),
@@ -129,7 +187,7 @@ def on_attempt(walk: Walk, action: str, n: int) -> None:
         case "some_kv":
             walk.do(KvNotice(attempt.attempt_id, n % 2, 1, n % pages, 1))
         case "prefilled":
-            walk.do(prefilled(attempt.attempt_id, request_id=attempt.request_id))
+            walk.prefill(attempt)
         case "failed":
             message = Failed(
                 request_id=attempt.request_id,
@@ -146,6 +204,7 @@ OTHERS = ["kv", "some_kv", "prefilled", "failed"]
 @settings(max_examples=120, deadline=None)
 @given(
     num_pages=st.integers(8, 14),
+    ahead=st.booleans(),
     actions=st.lists(
         st.tuples(
             st.sampled_from([*ACTIONS, *OTHERS, "submit", "forward", "kv", "prefilled"]),
@@ -154,8 +213,10 @@ OTHERS = ["kv", "some_kv", "prefilled", "failed"]
         max_size=60,
     ),
 )
-def test_nothing_leaks_and_nobody_is_stuck(num_pages: int, actions: list[tuple[str, int]]) -> None:
-    walk = Walk(num_pages)
+def test_nothing_leaks_and_nobody_is_stuck(
+    num_pages: int, ahead: bool, actions: list[tuple[str, int]]
+) -> None:
+    walk = Walk(num_pages, ahead)
     for action, n in actions:
         if action in ACTIONS:
             ACTIONS[action](walk, n)

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.deploy.chart import ROOT
+from tests.free_ports import free_port
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
@@ -117,13 +117,6 @@ def is_healthy(process: subprocess.Popen[str]) -> bool:
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
     return done.returncode == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def becomes_healthy(process: subprocess.Popen[str]) -> bool:

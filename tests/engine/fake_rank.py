@@ -1,6 +1,7 @@
 """A rank without a model, for tests of the front: `python fake_rank.py BEHAVIOUR`.
 
-Answers Submit with one token and the end. Behaviours: serve, die (on Submit), fail (with a
+Answers Submit with one token and the end; what it counts are batches of messages, whatever time
+passes. Behaviours: serve, die (on Submit), fail (with a
 reason, before it is ready), crash (before), hang (never ready), stay (ignores Shutdown),
 disagree (each rank has its own fingerprint), garbage (malformed batch on Submit).
 """
@@ -62,9 +63,10 @@ def serve(link: RankLink, behaviour: str) -> int:
     steps, was_used = 0, False
     while True:
         link.socket.poll(1000)
-        steps += 1
+        messages = link.drain()
+        steps += bool(messages)
         out: list[Produced | Ended] = []
-        for message in link.drain():
+        for message in messages:
             if isinstance(message, Submit):
                 was_used = True
                 if behaviour == "die":
@@ -87,9 +89,9 @@ def serve(link: RankLink, behaviour: str) -> int:
             pages_total=100,
             pages_free=100 - steps,
             pages_owned=steps if was_used else 0,
-            step_seconds=(0.004,),
-            batch_sizes=(2,),
-            kv_seconds=(0.001, 0.002),
+            step_seconds=(0.004,) if messages else (),
+            batch_sizes=(2,) if messages else (),
+            kv_seconds=(0.001, 0.002) if messages else (),
             tokens_generated_total=steps,
         )
         link.send(list(out), stats)

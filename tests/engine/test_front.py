@@ -44,7 +44,7 @@ async def make_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

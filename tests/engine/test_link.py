@@ -57,7 +57,7 @@ async def drained(pair: Pair) -> list[object]:
     """What the rank has got, once there is something."""
     poller = zmq.Poller()
     poller.register(pair.rank.socket, zmq.POLLIN)
-    for _ in range(200):
+    for _ in range(4000):
         if poller.poll(0):
             return list(pair.rank.drain())
         await asyncio.sleep(0.005)

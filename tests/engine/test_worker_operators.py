@@ -73,9 +73,9 @@ async def test_the_log_level_of_front_and_ranks(tmp_path: Path) -> None:
 
 async def test_operators_calls_are_not_multiplexed(tmp_path: Path) -> None:
     # There, no metadata comes along.
-    async with running(tmp_path, "serve") as (_, _, peer):
+    async with running(tmp_path, "serve") as (server, _, peer):
         await ready(peer)
-        client = MultiplexClient(peer)
+        client = MultiplexClient(server.address)
         try:
             for method in ("Apply", "RollBack"):
                 name = f"/epserve.experts.v1.Experts/{method}"

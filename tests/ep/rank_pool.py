@@ -4,7 +4,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,16 +11,11 @@ from multiprocessing.connection import Connection
 import torch
 
 from ep.group import EpGroup
+from tests.free_ports import free_port
 
 IMPORT_SECONDS = 100.0  # torch, four times at once, on a machine that may be busy
 PATIENCE_SECONDS = 50.0
 Program = Callable[..., object]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RankPool:

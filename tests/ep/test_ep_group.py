@@ -45,12 +45,12 @@ def test_survivors_notice_a_killed_peer(pool: RankPool, how: str) -> None:
     size = len(pool.processes)
     pool.start(rank_programs.lose_a_peer, size, how, backend="auto")
     for rank in range(size - 1):
-        message, seconds = pool.result(rank, 30)
+        message, seconds = pool.result(rank, 60)
         assert "is lost" in message
         assert seconds < 15
     dead = pool.processes.pop()
     pool.pipes.pop()
-    dead.join(5)
+    dead.join(30)
     assert dead.exitcode == -9
 
 

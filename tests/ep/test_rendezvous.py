@@ -11,7 +11,7 @@ import torch.distributed as dist
 from core.errors import Unavailable
 from ep import rendezvous
 from ep.group import EpGroup
-from tests.ep.rank_pool import free_port
+from tests.free_ports import free_port
 
 
 def create(rank: int, size: int, port: int, timeout_seconds: float = 20.0) -> EpGroup:
@@ -42,7 +42,7 @@ def test_missing_rank_is_reported_in_time() -> None:
 def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Someone connects first to rank 0's listener: silent, talking HTTP, with a wrong token,
     or as a rank that does not exist."""
-    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 0.5)
     port = free_port()
     stores: dict[int, dist.TCPStore] = {}
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from gateway.settings import GatewaySettings
+from tests.free_ports import free_port
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID, make_model_folder
@@ -26,9 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 async def gateway_process(
     cluster: FakeCluster, folder: Path, *flags: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", "--listen", f"127.0.0.1:{port}",
         "--router", cluster.router.server.address, "--model", str(folder),

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Self
 import httpx
 import yaml
 
-from tests.cluster.harness import free_port_pair, wait_until
+from tests.cluster.harness import wait_until
+from tests.free_ports import free_port
 from tests.observability.tools import tool
 
 
@@ -30,7 +31,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, targets: Mapping[str, str]) -> None:
         self._num_targets = len(targets)
-        port = free_port_pair()
+        port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},

@@ -6,7 +6,6 @@ The test is the decode side: it registers a pool, calls, and looks at what lands
 import asyncio
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from engine.pages import pages_of
 from engine.wire import sampling_message, sink_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel, to_error
+from tests.free_ports import free_port
 from tests.prefill_worker.one_rank import PAGE, Model
 from tests.tiny_checkpoint import make_tiny_checkpoint
 from transfer.nixl_agent import NixlTransfer
@@ -47,9 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @contextmanager
 def worker_process(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     flags = {
         "model": model.folder,
         "served-model-name": "tiny",

@@ -241,14 +241,14 @@ async def test_a_name_is_that_of_the_worker_which_is_there(
         await router.until_ready(prefill, old, new)
         await old.kill()
         await router.until(lambda: router.seen(old).lost)
-        reply = await router.admin.DrainWorker(DrainWorkerRequest(worker="decode"), timeout=5)
+        reply = await router.admin.DrainWorker(DrainWorkerRequest(worker="decode"), timeout=30)
         assert reply.worker.epoch == "d-2"
         # The worker's own word is no silence.
         new.refusal = Unavailable("worker is shutting down")
         request = DrainWorkerRequest(worker="decode", undo=True)
-        error = await refusal(router.admin.DrainWorker(request, timeout=5))
+        error = await refusal(router.admin.DrainWorker(request, timeout=30))
         assert error.message == f"worker decode at {new.address} says: worker is shutting down"
-        error = await refusal(router.admin.DrainWorker(DrainWorkerRequest(), timeout=5))
+        error = await refusal(router.admin.DrainWorker(DrainWorkerRequest(), timeout=30))
         assert type(error) is InvalidRequest
 
 
@@ -258,7 +258,7 @@ async def test_a_worker_that_hangs_is_named(
     monkeypatch.setattr("router.admin.ANSWER_SECONDS", 0.2)
     decode.hangs = True
     request = DrainWorkerRequest(worker="decode-0")
-    error = await refusal(router.admin.DrainWorker(request, timeout=5))
+    error = await refusal(router.admin.DrainWorker(request, timeout=30))
     assert type(error) is DeadlineExceeded
     assert f"decode-0 at {decode.address} does not answer" in error.message
 

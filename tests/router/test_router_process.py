@@ -50,15 +50,15 @@ def test_it_serves_counts_and_stops_on_sigterm() -> None:
         started = first_line(process)
         assert started["event"] == "router serves"
         with grpc.insecure_channel(started["address"]) as channel:
-            status = AdminStub(channel).GetStatus(GetStatusRequest(), timeout=10)
+            status = AdminStub(channel).GetStatus(GetStatusRequest(), timeout=30)
             (own,) = status.processes
             assert (own.pid, own.address) == (process.pid, started["address"])
             with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
                 RouterStub(channel).Assign(
-                    AssignRequest(model="m", num_prompt_tokens=1), timeout=10
+                    AssignRequest(model="m", num_prompt_tokens=1), timeout=30
                 )
         url = f"http://127.0.0.1:{started['metrics_port']}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=30) as reply:
             text = reply.read().decode()
         samples = {
             (sample.name, *sorted(sample.labels.values())): sample.value
@@ -70,7 +70,7 @@ def test_it_serves_counts_and_stops_on_sigterm() -> None:
         assert samples["epserve_router_workers", "decode", "ready"] == 0
         assert samples["epserve_router_num_waiting_requests",] == 0
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=5)
+        out, _ = process.communicate(timeout=30)
         assert process.returncode == 0
         assert out == ""
 
@@ -79,12 +79,12 @@ def test_a_taken_port_and_wrong_flags_end_it_with_a_word() -> None:
     with router("--log-format", "json") as first:
         address = first_line(first)["address"]
         with router("--listen", address) as second:
-            _, errors = second.communicate(timeout=10)
+            _, errors = second.communicate(timeout=30)
         assert second.returncode == 1
         assert errors.splitlines()[-1].startswith(f"error: cannot listen on {address}")
         assert "Traceback" not in errors
     with router("--decode", "nonsense") as third:
-        _, errors = third.communicate(timeout=10)
+        _, errors = third.communicate(timeout=30)
     assert third.returncode == 2
     assert errors == "error: --decode: 'nonsense' is not host:port, got 'nonsense'\n"
 

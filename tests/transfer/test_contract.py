@@ -34,7 +34,7 @@ class Near:
     buffer: torch.Tensor
     make_far_end: MakeFarEnd
 
-    def wait(self, *transfers: TransferId, seconds: float = 10.0) -> dict[TransferId, Completion]:
+    def wait(self, *transfers: TransferId, seconds: float = 60.0) -> dict[TransferId, Completion]:
         """Completions of these transfers, and of no others."""
         ended: dict[TransferId, Completion] = {}
         deadline = time.monotonic() + seconds
@@ -233,7 +233,7 @@ def test_killed_peer_fails_its_transfers_and_no_others(near: Near, far: FarEnd) 
     victim.kill()
     if isinstance(near.transfer, MemoryTransfer):
         near.transfer.held = False
-    ended = near.wait(*doomed, seconds=5)
+    ended = near.wait(*doomed)
     assert {c.state for c in ended.values()} == {State.FAILED}
     assert all(victim.descriptor.name in c.error for c in ended.values())
     near.wait_done(near.transfer.submit(far.descriptor, [Copy(0, 0, 1)], b"alive"))
@@ -265,7 +265,7 @@ def test_released_peer_fails_what_is_in_flight(near: Near, far: FarEnd) -> None:
     near.transfer.release("a peer that never was")
     (completion,) = near.wait(transfer).values()
     assert completion.state is State.FAILED
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     if isinstance(near.transfer, MemoryTransfer):
         near.transfer.held = False
     far.read()  # ends the pause
