@@ -66,6 +66,7 @@ class WorkerFront:
         self._command = command or rank_command(role)
         self._ranks: list[RankProcess] = []
         self._context = Context()
+        self._reservation = socket.socket()
         self._folder = Path(
             tempfile.mkdtemp(prefix=f"epserve-{role}-", dir=settings.run_dir or None)
         )
@@ -89,7 +90,7 @@ class WorkerFront:
         after `start_timeout_seconds`; `stop` is still to be called.
         """
         began = time.monotonic()
-        rendezvous = self.settings.rendezvous or f"127.0.0.1:{_free_port()}"
+        rendezvous = self.settings.rendezvous or self._reserved_address()
         for index in range(self.settings.ranks):
             rank = RankProcess(index, self._hear, self._batch_ended)
             self._ranks.append(rank)
@@ -99,6 +100,7 @@ class WorkerFront:
                 raise StartError(f"rank {index} cannot be started: {error}") from error
             rank.died.add_done_callback(self._rank_died)
         ready = await self._all_ready()
+        self._reservation.close()
         _check_agreement(ready)
         self.ready = ready
         log.info("ranks ready", num_ranks=len(ready), seconds=round(time.monotonic() - began, 2))
@@ -122,8 +124,16 @@ class WorkerFront:
         # NOTE: one by one: a gather that is cancelled on the way reports what nobody asked for.
         for rank in self._ranks:
             await rank.close()
+        self._reservation.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _reserved_address(self) -> str:
+        """A loopback address that nobody is given before rank 0 listens there: a socket that is
+        bound with SO_REUSEADDR keeps it from everyone who does not ask for this very one."""
+        self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reservation.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{self._reservation.getsockname()[1]}"
 
     async def _all_ready(self) -> tuple[Ready, ...]:
         seconds = self.settings.start_timeout_seconds
@@ -201,10 +211,3 @@ def _check_agreement(ready: tuple[Ready, ...]) -> None:
         values = {getattr(rank, name) for rank in ready}
         if len(values) > 1:
             raise StartError(f"ranks disagree on {name}: {sorted(map(str, values))}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
