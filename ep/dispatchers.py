@@ -1,0 +1,100 @@
+"""What the ranks of a group move tokens with, in all forms of it, chosen and made together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from core.log import get_logger
+from core.memory_term import MemoryTerm
+from ep.buffer_plan import collective_terms, deep_ep_terms, local_terms
+from ep.deep_ep import DeepEpDispatcher
+from ep.deep_ep_buffer import DeepEpBuffer
+from ep.dispatch_needs import DispatchNeeds
+from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
+from ep.dispatcher_choice import Choice, DispatcherName, RankFacts, Wanted, choose
+from ep.expert_shard import make_aligned_dispatcher, make_dispatcher, make_masked_dispatcher
+from ep.group import EpGroup
+from ep.rank_facts import deep_ep_library, own_facts
+
+log = get_logger("ep.dispatchers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatchers:
+    """`aligned` and `masked` are None where nobody asks for them; `buffer` where it is not
+    DeepEP."""
+
+    choice: Choice
+    dispatcher: Dispatcher
+    aligned: AlignedDispatcher | None
+    masked: MaskedDispatcher | None
+    buffer: DeepEpBuffer | None = None
+
+    def close(self) -> None:
+        """In front of the group, on all ranks."""
+        if self.buffer is not None:
+            self.buffer.close()
+
+
+def agree(group: EpGroup, wanted: Wanted, needs: DispatchNeeds, device: torch.device) -> Choice:
+    """What all ranks decide, from what all of them tell. ValueError, on all of them, when what is
+    wanted cannot be had."""
+    ranks = [RankFacts.of_numbers(facts) for facts in group.exchange(own_facts(device).numbers())]
+    choice = choose(wanted, needs, ranks)
+    if group.rank == 0:
+        log.info("dispatcher", chosen=choice.name, reason=choice.reason)
+    return choice
+
+
+def dispatch_terms(
+    name: DispatcherName, needs: DispatchNeeds, num_ranks: int
+) -> tuple[MemoryTerm, ...]:
+    """What the dispatchers of a rank take of its device, by term."""
+    if name == "deep_ep":
+        return deep_ep_terms(needs, num_ranks)
+    return collective_terms(needs, num_ranks) if name == "collective" else local_terms(needs)
+
+
+def make_dispatchers(
+    group: EpGroup, choice: Choice, needs: DispatchNeeds, device: torch.device
+) -> Dispatchers:
+    """Tells what will be allocated, then does it. RuntimeError when DeepEP cannot begin."""
+    if group.rank == 0:
+        log_terms(dispatch_terms(choice.name, needs, group.size))
+    if choice.name == "deep_ep":
+        return with_deep_ep(deep_ep_library(), group, choice, needs)
+    slots, masked_tokens = needs.slots_per_rank, needs.masked_tokens
+    on_gpu = device.type == "cuda"
+    return Dispatchers(
+        choice=choice,
+        dispatcher=make_dispatcher(group, slots),
+        aligned=make_aligned_dispatcher(group, slots) if on_gpu else None,
+        masked=make_masked_dispatcher(group, slots, masked_tokens) if masked_tokens else None,
+    )
+
+
+def with_deep_ep(
+    library: Any,  # noqa: ANN401
+    group: EpGroup,
+    choice: Choice,
+    needs: DispatchNeeds,
+) -> Dispatchers:
+    """`library` is the module `deep_ep`."""
+    buffer = DeepEpBuffer(library, group, [needs])
+    dispatcher = DeepEpDispatcher(buffer, needs)
+    return Dispatchers(
+        choice=choice,
+        dispatcher=dispatcher,
+        aligned=dispatcher,
+        masked=dispatcher if needs.masked_tokens else None,
+        buffer=buffer,
+    )
+
+
+def log_terms(terms: Sequence[MemoryTerm]) -> None:
+    for term in terms:
+        log.info("planned memory", term=term.name, mib=round(term.num_bytes / 2**20, 1))
+    total = sum(term.num_bytes for term in terms)
+    log.info("planned memory", term="dispatch: total", mib=round(total / 2**20, 1))
