@@ -13,3 +13,7 @@ def test_against_float64(request: pytest.FixtureRequest, num_tokens: int) -> Non
     torch.testing.assert_close(head_linear(x, weight), want, **TOLERANCE)
     strided = weight.transpose(1, 2).contiguous().transpose(1, 2)
     torch.testing.assert_close(head_linear(x, strided), want, **TOLERANCE)
+    place = torch.full((num_tokens, 3, 9), 5.0)
+    head_linear(x, weight, out=place[..., :7])
+    assert torch.equal(place[..., :7], head_linear(x, weight))
+    assert bool((place[..., 7:] == 5).all())

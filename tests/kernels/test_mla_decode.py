@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.mla_decode import mla_decode
+from kernels.mla_decode import mla_decode, mla_decode_paged
 from kernels.paged_rows import group_rows
 from tests.kernels.attention_case import attend_one, make_case
 from tests.kernels.tensors import TOLERANCE, randn
@@ -35,3 +35,20 @@ def test_against_one_query_at_a_time(
                 want = attend_one(q, seen, seen[:, :value_dim], scale)
                 torch.testing.assert_close(got[token, head], want.float(), **TOLERANCE)
             token += 1
+
+
+def test_rows_without_tokens_are_zeros(request: pytest.FixtureRequest) -> None:
+    """Rows of padding between others: no NaN, and the others are as without them."""
+    case, rng = make_case(request.node.nodeid, ((2, 9), (2, 5)), 18)
+    query = randn(rng, 8, 3, 18)
+    table = torch.zeros(4, 2, dtype=torch.int32)
+    table[[0, 2]] = case.block_table
+    lengths = torch.tensor([9, 0, 5, 0], dtype=torch.int32)
+    options = {"value_dim": 12, "scale": 0.3}
+    got = mla_decode_paged(query, case.cache, table, lengths, **options)
+    assert not got[[2, 3, 6, 7]].any()
+    used = query[[0, 1, 4, 5]]
+    want = mla_decode_paged(used, case.cache, case.block_table, case.kv_lengths, **options)
+    assert torch.equal(got[[0, 1, 4, 5]], want)
+    none = mla_decode_paged(query, case.cache, table, torch.zeros_like(lengths), **options)
+    assert not none.any()

@@ -132,6 +132,38 @@ def test_rope_write(
 
 
 @pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize(("heads", "nope", "rope", "latent"), [(5, 12, 8, 20), (128, 128, 64, 512)])
+def test_rope_write_of_a_padded_batch(
+    rng: torch.Generator, device: str, heads: int, nope: int, rope: int, latent: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """With the norm of the latent, queries to another place, and slots of -1."""
+    query = randn(rng, TOKENS, heads, nope + rope).to(device, dtype)
+    projected = (3 * randn(rng, TOKENS, latent + rope)).to(device, dtype)
+    operands = (projected[:, :latent], projected[:, latent:])
+    angles = randn(rng, TOKENS, rope // 2) * 100
+    rotation = torch.polar(torch.ones_like(angles), angles).to(device)
+    slots = torch.randperm(TOKENS + 5, generator=rng)[:TOKENS].to(device)
+    slots[1::3] = -1
+    norm, before = (randn(rng, latent) + 1).to(device, dtype), query.clone()
+    absorbed = torch.full((2, TOKENS, heads, latent + rope), 7.0).to(device, dtype)
+    caches = randn(rng, 1, TOKENS + 5, 1, latent + rope).to(device, dtype).repeat(2, 1, 1, 1)
+    writes = (rope_write_reference, rope_write_triton.launch)
+    for write, rotated, cache in zip(writes, absorbed[..., latent:], caches, strict=True):
+        write(query, *operands, rotation, slots, cache, latent_norm=norm, eps=1e-6, rotated=rotated)
+    assert torch.equal(query, before)
+    assert bool((absorbed[..., :latent] == 7).all())
+    close(absorbed[1], absorbed[0])
+    close(caches[1], caches[0])
+    normed = rms_norm_reference(operands[0], norm, 1e-6)
+    kept = slots >= 0
+    assert torch.equal(caches[0, slots[kept], 0, :latent], normed[kept])
+    unwritten = torch.ones(TOKENS + 5, dtype=torch.bool, device=device)
+    unwritten[slots[kept]] = False
+    assert torch.equal(caches[0, unwritten], caches[1, unwritten])
+
+
+@pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize(("heads", "width"), [(3, 24), (16, 128)])
 def test_merge_states(
     rng: torch.Generator, device: str, heads: int, width: int, dtype: torch.dtype
