@@ -1,65 +1,137 @@
 """Triton path of `kernels.fp8_gemm` and `kernels.fp8_grouped_gemm`: one kernel for the dense, the
-masked and the contiguous layout.
+masked and the contiguous layout, cut as `kernels.fp8_gemm_blocks` says.
 
-The weights are the first operand of the matrix instruction, whose 64 rows they always fill, and the
-tokens its second, of which there may be few: at decode, time goes with the bytes of the weights.
+Few tokens: time goes with the bytes of the weights. They are the first operand of the matrix
+instruction, whose 64 rows they always fill, and the tokens its second; several programs share a
+long sum when there would be too few of them, and a second kernel adds their parts in order.
+
+Many tokens: time goes with what the second-level cache delivers. A program has 128 tokens and 256
+rows of weights in two halves, whose partial products follow each other through the same registers.
+
+Tiles come by descriptors (TMA) where the device has them: one thread asks for a whole one.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED, Fp8Blocks, fp8_blocks
 from kernels.fp8_grouped_gemm import ALIGNMENT
 
-BLOCK_N = 128  # one scale of the weights each
+GROUP = tl.constexpr(128)  # one scale of the weights for as many rows and columns
 BLOCK_K = 128
-DENSE, MASKED, CONTIGUOUS = 0, 1, 2
+ROW_BLOCKS = 8  # of neighbouring programs: they share weights in the second-level cache
+JOINED = 1024  # outputs of a program that adds parts
+
+
+@triton.jit
+def _tile(
+    source, first_row, last_row, first, width,
+    rows: tl.constexpr, columns: tl.constexpr, described: tl.constexpr,
+):  # fmt: skip
+    """[rows, columns] of a matrix with rows of `width`; `source` is its descriptor or pointer."""
+    if described:
+        tile = source.load([first_row, first])
+    else:
+        row = first_row + tl.arange(0, rows)
+        place = (
+            source + row.to(tl.int64)[:, None] * width + (first + tl.arange(0, columns))[None, :]
+        )
+        tile = tl.load(place, mask=(row < last_row)[:, None], other=0.0)
+    return tile
 
 
 @triton.jit
 def _fp8_gemm(
     x, x_scale, weight, w_scale, out, counts, num_rows, n, k,
-    x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride,
+    x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
     layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    halves: tl.constexpr, swapped: tl.constexpr, splits: tl.constexpr, row_blocks: tl.constexpr,
+    described: tl.constexpr, pinned: tl.constexpr,
 ):  # fmt: skip
-    first_row = tl.program_id(1) * block_m
-    batch = tl.program_id(2).to(tl.int64)  # 0 unless masked
+    num_blocks_m, num_blocks_n = tl.cdiv(num_rows, block_m), tl.cdiv(n, halves * block_n)
+    wide = row_blocks * num_blocks_n
+    first_block = tl.program_id(0) // wide * row_blocks
+    height = tl.minimum(num_blocks_m - first_block, row_blocks)
+    within = tl.program_id(0) % wide
+    first_row = (first_block + within % height) * block_m
+    first_column = within // height * (halves * block_n)
+    batch = tl.program_id(1)  # 0 unless masked
+    split = tl.program_id(2)
     expert, last_row = batch, num_rows
     if layout == 1:
         last_row = tl.load(counts + batch)
     if layout == 2:
-        expert = tl.load(counts + first_row).to(tl.int64)
+        expert = tl.load(counts + first_row)
     if first_row >= last_row or expert < 0:
         return
     row = first_row + tl.arange(0, block_m)
-    column = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    index = tl.arange(0, block_k)
+    is_row = row < last_row
     num_groups = k // block_k
-    x_place = x + (batch * num_rows + row)[:, None] * k + index[None, :]
-    w_place = weight + (expert * n + column)[:, None] * k + index[None, :]
-    x_scale_place = x_scale + batch * x_scale_expert_stride + row * x_scale_row_stride
-    w_scale_place = w_scale + (expert * tl.cdiv(n, block_n) + tl.program_id(0)) * num_groups
-    is_row, is_column = row < last_row, column < n
+    x_row, w_row = batch * num_rows + first_row, expert * n + first_column
+    x_end, w_end = batch * num_rows + last_row, expert * n + n
+    x_scale_place = x_scale + batch.to(tl.int64) * x_scale_expert_stride + row * x_scale_row_stride
+    line = expert.to(tl.int64) * tl.cdiv(n, GROUP) + first_column // GROUP
+    w_scale_place = w_scale + line * num_groups
+    has_second = first_column + block_n < n
 
-    total = tl.zeros([block_n, block_m], tl.float32)
-    for group in range(num_groups):
-        w_tile = tl.load(w_place, mask=is_column[:, None], other=0.0)
-        x_tile = tl.load(x_place, mask=is_row[:, None], other=0.0)
-        factor = tl.load(x_scale_place, mask=is_row, other=0.0) * tl.load(w_scale_place + group)
-        total += tl.dot(w_tile, tl.trans(x_tile)) * factor[None, :]
-        x_place += block_k
-        w_place += block_k
-        x_scale_place += x_scale_group_stride
-    out_place = out + (batch * num_rows + row)[:, None] * n + column[None, :]
-    result = tl.trans(total).to(tl.bfloat16)
-    tl.store(out_place, result, mask=is_row[:, None] & is_column[None, :])
+    # NOTE: two names, because a program has no list of tensors.
+    total = tl.zeros([block_n, block_m] if swapped else [block_m, block_n], tl.float32)
+    second = total
+    last_group = tl.minimum((split + 1) * groups_per_split, num_groups)
+    for group in range(split * groups_per_split, last_group):
+        x_factor = tl.load(x_scale_place + group * x_scale_group_stride, mask=is_row, other=0.0)
+        factor = x_factor * tl.load(w_scale_place + group)
+        first = group * block_k
+        x_tile = _tile(x, x_row, x_end, first, k, block_m, block_k, described)
+        w_tile = _tile(weight, w_row, w_end, first, k, block_n, block_k, described)
+        if swapped:
+            total += tl.dot(w_tile, tl.trans(x_tile)) * factor[None, :]
+        else:
+            total += tl.dot(x_tile, tl.trans(w_tile)) * factor[:, None]
+        if halves == 2:
+            if pinned:
+                # Else the compiler moves these sums behind the next product, and both products'
+                # parts do not fit into the registers together.
+                total = tl.inline_asm_elementwise(
+                    "", "=f,0", [total], dtype=tl.float32, is_pure=False, pack=1
+                )
+            w_factor = tl.load(w_scale_place + num_groups + group, mask=has_second, other=0.0)
+            w_tile = _tile(weight, w_row + block_n, w_end, first, k, block_n, block_k, described)
+            second += tl.dot(x_tile, tl.trans(w_tile)) * (x_factor * w_factor)[:, None]
+    if swapped:
+        total = tl.trans(total)
+    column = first_column + tl.arange(0, block_n)
+    start = (split * num_rows + batch * num_rows + row).to(tl.int64) * n
+    place = out + start[:, None] + column[None, :]
+    inside = is_row[:, None] & (column < n)[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+    if halves == 2:
+        inside = is_row[:, None] & (column + block_n < n)[None, :]
+        tl.store(place + block_n, second.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _join(part, out, num, splits: tl.constexpr, block: tl.constexpr):
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    total = tl.zeros([block], tl.float32)
+    for split in tl.static_range(splits):
+        total += tl.load(part + split * num + place, mask=place < num, other=0.0)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=place < num)
 
 
 def dense(
-    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    *,
+    blocks: Fp8Blocks | None = None,
 ) -> torch.Tensor:
+    """`blocks`: other than those of the table, to measure them."""
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
-    _run(x[None], x_scale[None], weight[None], w_scale, out, None, DENSE, x.shape[0])
+    _run(x[None], x_scale[None], weight[None], w_scale, out, None, DENSE, x.shape[0], blocks)
     return out
 
 
@@ -70,9 +142,11 @@ def masked(
     w_scale: torch.Tensor,
     counts: torch.Tensor,
     expected_rows: int,
+    *,
+    blocks: Fp8Blocks | None = None,
 ) -> torch.Tensor:
     out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
-    _run(x, x_scale, weight, w_scale, out, counts, MASKED, expected_rows)
+    _run(x, x_scale, weight, w_scale, out, counts, MASKED, expected_rows, blocks)
     return out
 
 
@@ -82,10 +156,20 @@ def contiguous(
     weight: torch.Tensor,
     w_scale: torch.Tensor,
     expert_of: torch.Tensor,
+    *,
+    blocks: Fp8Blocks | None = None,
 ) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
-    _run(x[None], x_scale[None], weight, w_scale, out, expert_of, CONTIGUOUS, ALIGNMENT)
+    rows = min(ALIGNMENT, x.shape[0])
+    _run(x[None], x_scale[None], weight, w_scale, out, expert_of, CONTIGUOUS, rows, blocks)
     return out
+
+
+def has_descriptors(*tensors: torch.Tensor) -> bool:
+    """Whether tiles of these can come by TMA. Tensors without memory are compiled for Hopper."""
+    device = tensors[0].device
+    is_hopper = device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
+    return is_hopper and all(each.data_ptr() % 16 == 0 for each in tensors)
 
 
 def _run(
@@ -97,16 +181,35 @@ def _run(
     counts: torch.Tensor | None,
     layout: int,
     expected_rows: int,
+    blocks: Fp8Blocks | None,
 ) -> None:
     """x [batches, rows, K]: one batch unless masked."""
     num_batches, num_rows, k = x.shape
     n = weight.shape[1]
     if not out.numel():
         return
-    block_m = min(128, max(16, triton.next_power_of_2(expected_rows)))
-    grid = (triton.cdiv(n, BLOCK_N), triton.cdiv(num_rows, block_m), num_batches)
+    blocks = blocks or fp8_blocks(x.device, layout, expected_rows, n, k)
+    assert blocks.splits == 1 or layout == DENSE, blocks
+    num_groups = k // BLOCK_K
+    groups_per_split = triton.cdiv(num_groups, blocks.splits)
+    splits = triton.cdiv(num_groups, groups_per_split)
+    part = out
+    if splits > 1:
+        part = out.new_empty(splits, num_rows, n, dtype=torch.float32)
+    described = has_descriptors(x, weight)
+    if described:
+        x = TensorDescriptor.from_tensor(x.view(-1, k), [blocks.block_m, BLOCK_K])
+        weight = TensorDescriptor.from_tensor(weight.view(-1, k), [blocks.block_n, BLOCK_K])
+    num_blocks_n = triton.cdiv(n, blocks.halves * blocks.block_n)
+    grid = (num_blocks_n * triton.cdiv(num_rows, blocks.block_m), num_batches, splits)
     _fp8_gemm[grid](
-        x, x_scale, weight, w_scale.contiguous(), out, counts, num_rows, n, k, *x_scale.stride(),
-        layout=layout, block_m=block_m, block_n=BLOCK_N, block_k=BLOCK_K,
-        num_warps=8 if block_m >= 128 else 4, num_stages=4 if block_m >= 64 else 5,
+        x, x_scale, weight, w_scale.contiguous(), part, counts, num_rows, n, k, *x_scale.stride(),
+        groups_per_split,
+        layout=layout, block_m=blocks.block_m, block_n=blocks.block_n, block_k=BLOCK_K,
+        halves=blocks.halves, swapped=blocks.swapped, splits=splits, row_blocks=ROW_BLOCKS,
+        described=described, pinned=not triton.knobs.runtime.interpret,
+        num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
+    if splits > 1:
+        num = out.numel()
+        _join[(triton.cdiv(num, JOINED),)](part, out, num, splits=splits, block=JOINED, num_warps=4)

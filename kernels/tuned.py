@@ -1,20 +1,27 @@
 """Block sizes of the Triton products, by device and shape: `kernels/tuned/DEVICE.json`, which
-`python -m bench.tune_moe` writes.
+`python -m bench.tune_fused_moe` and `python -m bench.tune_fp8_gemm` write.
 
-    {"bfloat16 e32 n4096 k7168": {"16": {"block_m": 16, ...}, "64": {...}}, ...}
+    {"fused_moe": {"bfloat16 e32 n4096 k7168": {"16": {"block_m": 16, ...}, "64": {...}}, ...},
+     "fp8_gemm": {"dense n7168 k16384": {"64": {"block_m": 64, ...}, ...}, ...}}
 
-Keys of the inner level are rows an expert; the nearest one counts. Shapes and devices that nobody
-has tuned get what is right more often than not.
+Keys of the innermost level are rows (of an expert, where there are experts); the nearest one
+counts. Shapes and devices that nobody has tuned get what is right more often than not, which is
+said once in the log.
 """
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kernels.fp8_gemm_blocks import Fp8Blocks
+
 FOLDER = Path(__file__).parent / "tuned"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +42,7 @@ def blocks_for(
     device: torch.device, dtype: torch.dtype, num_experts: int, n: int, k: int, rows: int
 ) -> Blocks:
     """For `rows` rows an expert on average."""
-    shapes = _table(device.type, device.index or 0).get(shape_key(dtype, num_experts, n, k))
+    shapes = moe_table(device).get(shape_key(dtype, num_experts, n, k))
     if not shapes:
         return default_blocks(dtype, rows)
     nearest = min(shapes, key=lambda tuned: (abs(tuned - rows), tuned))
@@ -63,14 +70,55 @@ def table_path(device_name: str) -> Path:
     return FOLDER / f"{device_name.replace(' ', '_')}.json"
 
 
+def moe_table(device: torch.device) -> dict[str, dict[int, Blocks]]:
+    """What was measured for grouped products on `device`, by shape and rows."""
+    return _moe_table(device.type, device.index or 0)
+
+
+def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Blocks]]:
+    """What was measured for FP8 products on `device`, by shape and rows."""
+    return _fp8_table(device.type, device.index or 0)
+
+
 @cache
-def _table(device_type: str, index: int) -> dict[str, dict[int, Blocks]]:
+def _moe_table(device_type: str, index: int) -> dict[str, dict[int, Blocks]]:
+    return {
+        shape: {int(rows): Blocks(**blocks) for rows, blocks in by_rows.items()}
+        for shape, by_rows in _section("fused_moe", device_type, index).items()
+    }
+
+
+@cache
+def _fp8_table(device_type: str, index: int) -> dict[str, dict[int, Fp8Blocks]]:
+    return {
+        shape: {int(rows): Fp8Blocks(**blocks) for rows, blocks in by_rows.items()}
+        for shape, by_rows in _section("fp8_gemm", device_type, index).items()
+    }
+
+
+def _section(name: str, device_type: str, index: int) -> dict[str, dict[str, Any]]:
     if device_type != "cuda":
         return {}
     path = table_path(torch.cuda.get_device_name(index))
+    section = read_table(path).get(name, {})
+    if not section:
+        _log.info("no %s block sizes were tuned for this device (%s): defaults", name, path.name)
+    return section
+
+
+def read_table(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a file; none when it does not exist. Raises ValueError for other contents."""
     if not path.is_file():
         return {}
-    return {
-        shape: {int(rows): Blocks(**blocks) for rows, blocks in by_rows.items()}
-        for shape, by_rows in json.loads(path.read_text(encoding="utf-8")).items()
-    }
+    table = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(table, dict):
+        raise ValueError(f"{path} is no table of block sizes")
+    return table
+
+
+def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Puts the shapes into a section of a file, beside those that were there."""
+    table = read_table(path)
+    table[name] = table.get(name, {}) | shapes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

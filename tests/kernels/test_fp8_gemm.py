@@ -6,6 +6,14 @@ import torch
 from kernels import fp8_gemm_triton
 from kernels.block_dequantise import block_dequantise
 from kernels.fp8_gemm import TOLERANCE, fp8_gemm, fp8_gemm_reference
+from kernels.fp8_gemm_blocks import (
+    DENSE,
+    LAYOUTS,
+    Fp8Blocks,
+    candidates,
+    default_fp8_blocks,
+    fp8_blocks,
+)
 from kernels.fp8_grouped_gemm import (
     fp8_grouped_gemm_contiguous,
     fp8_grouped_gemm_contiguous_reference,
@@ -62,6 +70,52 @@ def test_dense(rng: torch.Generator, device: str, rows: int, n: int, k: int) -> 
     want = fp8_gemm_reference(*operands)
     assert relative_error(fp8_gemm_triton.dense(*operands), want) < BOUND
     assert relative_error(fp8_gemm(*operands), want) < TOLERANCE
+
+
+# Weights first or tokens first, in halves, and with sums that programs share.
+CUTS = [
+    Fp8Blocks(
+        block_m=block_m, block_n=block_n, halves=halves, swapped=swapped, splits=splits,
+        num_warps=4 if block_m < 128 else 8, num_stages=3,
+    )
+    for block_m, block_n, halves, swapped, splits in (
+        (16, 128, 1, True, 2), (32, 64, 1, True, 1), (128, 128, 1, False, 2),
+        (128, 128, 2, False, 1), (64, 128, 2, False, 3),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("blocks", CUTS)
+def test_each_way_to_cut(rng: torch.Generator, device: str, blocks: Fp8Blocks) -> None:
+    rows, n, k = (20, 328, 384) if INTERPRETED else (200, 4040, 2048)
+    operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
+    out = fp8_gemm_triton.dense(*operands, blocks=blocks)
+    assert relative_error(out, fp8_gemm_reference(*operands)) < BOUND
+
+
+def test_cuts_are_possible_and_bounded() -> None:
+    for layout in range(len(LAYOUTS)):
+        for rows in (1, 17, 64, 65, 4096):
+            found = list(candidates(layout, rows, 7168, 16384))
+            assert found[0] == default_fp8_blocks(layout, rows, 7168, 16384)
+            assert len(found) == len(set(found)) <= 72
+            for each in found:
+                assert each.stage_bytes * each.num_stages <= 227 * 1024
+                assert each.splits == 1 or layout == DENSE
+                assert Fp8Blocks(**each.record()) == each
+    cpu = torch.device("cpu")
+    assert fp8_blocks(cpu, DENSE, 64, 7168, 16384) == default_fp8_blocks(DENSE, 64, 7168, 16384)
+    # Too few programs for the device share their sums; those of enough do not.
+    assert default_fp8_blocks(DENSE, 64, 7168, 16384).splits == 4
+    assert default_fp8_blocks(DENSE, 4096, 7168, 16384).splits == 1
+
+
+def test_cuts_that_no_kernel_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="two halves"):
+        Fp8Blocks(**(CUTS[0].record() | {"halves": 2}))
+    with pytest.raises(ValueError, match="no kernel"):
+        Fp8Blocks(**(CUTS[0].record() | {"block_n": 256}))
 
 
 @pytest.mark.parametrize("device", DEVICES)

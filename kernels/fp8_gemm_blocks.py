@@ -1,0 +1,114 @@
+"""How `kernels.fp8_gemm_triton` cuts a product: a pure function of its shape, and what was measured
+on a device (`kernels.tuned`), which comes first."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+
+DENSE, MASKED, CONTIGUOUS = 0, 1, 2
+LAYOUTS = ("dense", "masked", "contiguous")
+MULTIPROCESSORS = 132  # of an H200; another number costs speed only
+MIN_GROUPS = 8  # of 128 along K that a split is worth
+MAX_STAGES_BYTES = 227 * 1024 - 1024  # the rest is for barriers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Blocks:
+    """`block_m` tokens and `halves` x `block_n` rows of weights a program, whose first operand are
+    the weights when `swapped`; `splits` programs share a sum. Splits are for dense products only;
+    two halves need block_n = 128 and are not swapped."""
+
+    block_m: int
+    block_n: int
+    halves: int
+    swapped: bool
+    splits: int
+    num_warps: int
+    num_stages: int
+
+    def __post_init__(self) -> None:
+        if self.halves == 2 and (self.swapped or self.block_n != 128):
+            raise ValueError(f"two halves are 128 columns each and not swapped: {self}")
+        if self.block_n not in (64, 128) or self.halves not in (1, 2) or self.splits < 1:
+            raise ValueError(f"blocks that no kernel has: {self}")
+
+    def record(self) -> dict[str, int]:
+        return asdict(self)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of the pipeline."""
+        return 128 * (self.block_m + self.halves * self.block_n)
+
+
+def default_fp8_blocks(layout: int, rows: int, n: int, k: int) -> Fp8Blocks:
+    """For `rows` tokens, of an expert where there are several."""
+    if layout == CONTIGUOUS or rows > 64:
+        return _many(layout, rows, n, k)
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    splits = 1
+    if layout == DENSE:
+        # Two programs fit on a multiprocessor.
+        splits = _splits(-(-n // 128), 2 * MULTIPROCESSORS, k)
+    return Fp8Blocks(
+        block_m=block_m, block_n=128, halves=1, swapped=True, splits=splits, num_warps=4,
+        num_stages=5 if block_m == 16 else 4,
+    )  # fmt: skip
+
+
+def _many(layout: int, rows: int, n: int, k: int) -> Fp8Blocks:
+    row_blocks = -(-rows // 128)
+    # Narrow blocks where wide ones would leave multiprocessors idle.
+    is_wide = layout != DENSE or row_blocks * -(-n // 256) >= MULTIPROCESSORS
+    halves = 2 if is_wide else 1
+    blocks = row_blocks * -(-n // (128 * halves))
+    return Fp8Blocks(
+        block_m=128, block_n=128, halves=halves, swapped=False,
+        splits=_splits(blocks, MULTIPROCESSORS, k) if layout == DENSE else 1,
+        num_warps=8, num_stages=4,
+    )  # fmt: skip
+
+
+def _splits(blocks: int, slots: int, k: int) -> int:
+    """As many as fill the device once and leave each a sum of some length."""
+    most = max(1, (k // 128) // MIN_GROUPS)
+    return max(1, min(most, slots // blocks, 8))
+
+
+def candidates(layout: int, rows: int, n: int, k: int) -> Iterator[Fp8Blocks]:
+    """What is worth measuring for a shape; the default comes first."""
+    default = default_fp8_blocks(layout, rows, n, k)
+    yield default
+    few = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    cuts = [(128, 128, 2, False), (128, 128, 1, False), (64, 128, 2, False)]
+    if rows <= 32 and layout != CONTIGUOUS:
+        cuts = []
+    if rows <= 128:
+        cuts += [(few, 128, 1, True), (few, 64, 1, True), (128, 128, 1, True)]
+    if layout == CONTIGUOUS:
+        cuts = cuts[:2]
+    shared = layout == DENSE and rows <= 512
+    for block_m, block_n, halves, swapped in cuts:
+        for splits in (1, 2, 4, 8) if shared else (1,):
+            for num_stages in (3, 4, 5):
+                each = Fp8Blocks(
+                    block_m=block_m, block_n=block_n, halves=halves, swapped=swapped,
+                    splits=splits, num_warps=8 if block_m == 128 else 4, num_stages=num_stages,
+                )  # fmt: skip
+                fits = each.stage_bytes * num_stages <= MAX_STAGES_BYTES
+                if fits and splits * MIN_GROUPS <= max(MIN_GROUPS, k // 128) and each != default:
+                    yield each
+
+
+def fp8_blocks(device: torch.device, layout: int, rows: int, n: int, k: int) -> Fp8Blocks:
+    from kernels.tuned import fp8_table
+
+    tuned = fp8_table(device).get(shape_key(layout, n, k))
+    if not tuned:
+        return default_fp8_blocks(layout, rows, n, k)
+    return tuned[min(tuned, key=lambda measured: (abs(measured - rows), measured))]
+
+
+def shape_key(layout: int, n: int, k: int) -> str:
+    return f"{LAYOUTS[layout]} n{n} k{k}"
