@@ -27,6 +27,7 @@ class ExpertShard:
     dispatcher   of the group
     aligned      of the group too; None: `dispatcher` does it all
     masked       of the group too, for steps of fixed sizes; None: there are none
+    step_tokens  of a rank that `dispatcher` and `aligned` are given at once; 0: any number
     maps         in force; whoever moves experts rewrites them in place
     counts       [L, E] int64 on the device, (token, choice) pairs of this rank's own tokens by
                  logical expert, only ever growing
@@ -42,6 +43,7 @@ class ExpertShard:
     fold_shared: bool = False
     aligned: AlignedDispatcher | None = None
     masked: MaskedDispatcher | None = None
+    step_tokens: int = 0
 
     @classmethod
     def build(
@@ -54,6 +56,7 @@ class ExpertShard:
         *,
         aligned: AlignedDispatcher | None = None,
         masked: MaskedDispatcher | None = None,
+        step_tokens: int = 0,
     ) -> "ExpertShard":
         """ValueError when the placement has no such rank."""
         if not 0 <= rank < placement.num_ranks:
@@ -68,6 +71,7 @@ class ExpertShard:
             fold_shared=fold_shared,
             aligned=aligned,
             masked=masked,
+            step_tokens=step_tokens,
         )
 
     @classmethod

@@ -8,6 +8,7 @@ import torch
 from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.expert_shard import ExpertShard
 from ep.placement_maps import LayerMaps
+from ep.split_dispatch import in_sub_steps
 from kernels.gate import route
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
@@ -22,7 +23,8 @@ class Moe:
     `shared` is None where there is none, and where it is one of `experts`.
 
     Tokens are dispatched as `masked` does it in `decode`, else by `aligned` if there is one, else
-    by `dispatcher`.
+    by `dispatcher`; no more than `step_tokens` of a rank (0: any number) or than `masked` takes at
+    once.
     """
 
     config: ModelConfig
@@ -30,6 +32,7 @@ class Moe:
     dispatcher: Dispatcher
     aligned: AlignedDispatcher | None
     masked: MaskedDispatcher | None
+    step_tokens: int
     maps: LayerMaps
     counts: torch.Tensor
     gate_weight: torch.Tensor
@@ -48,6 +51,7 @@ class Moe:
             dispatcher=shard.dispatcher,
             aligned=shard.aligned,
             masked=shard.masked,
+            step_tokens=shard.step_tokens,
             maps=shard.maps.layer(layer),
             counts=shard.counts[layer],
             gate_weight=_gate_weight(weights, f"{prefix}.gate.weight"),
@@ -68,6 +72,11 @@ class Moe:
 
     def forward(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
         """[T, H] -> [T, H]; also with T = 0, for the tokens of other ranks."""
+        return in_sub_steps(
+            self._forward, x, tokens_per_rank, rank=self.rank, cap=self.step_tokens
+        )
+
+    def _forward(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
         physical, topk_weights = self._route(x)
         beside: list[torch.Tensor] = []  # what the shared expert makes of x
 
@@ -97,6 +106,10 @@ class Moe:
         """[B, H] -> [B, H], for the rows that `is_row` [B] bool names; what becomes of the others
         means nothing. B is the same on all ranks, and nothing waits for the device."""
         assert self.masked is not None, "no dispatcher of fixed sizes"
+        cap = self.masked.max_tokens
+        if len(x) > cap:
+            parts = zip(x.split(cap), is_row.split(cap), strict=True)
+            return torch.cat([self.decode(*part) for part in parts])
         physical, topk_weights = self._route(x, is_row)
         beside: list[torch.Tensor] = []
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from ep.expert_shard import ExpertShard
+from ep.local_masked import LocalMaskedDispatcher
 from ep.placement import EMPTY, Placement
 from model.batch import AttentionForm
+from model.moe import Moe
 from tests.model.driver import PagedRunner, load_all
 from tests.model.thread_dispatcher import Meeting, ThreadDispatcher
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -34,9 +36,14 @@ PLACEMENTS = (
 PROMPTS = ({0: [5, 6, 7, 8, 9]}, {}, {})
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("placement", "step_tokens"), [*((each, 0) for each in PLACEMENTS), (PLACEMENTS[1], 2)]
+)
 @pytest.mark.parametrize("form", AttentionForm)
-def test_same_logits_as_one_rank(tmp_path: Path, placement: Placement, form: AttentionForm) -> None:
+def test_same_logits_as_one_rank(
+    tmp_path: Path, placement: Placement, step_tokens: int, form: AttentionForm
+) -> None:
+    """Also in several sub-steps."""
     folder = make_tiny_checkpoint(tmp_path)
     num_ranks = placement.num_ranks
     # The same prompts on every rank with any, so that one run of a whole model is the judge.
@@ -55,6 +62,7 @@ def test_same_logits_as_one_rank(tmp_path: Path, placement: Placement, form: Att
                     rank,
                     ThreadDispatcher(meeting, rank, placement.slots_per_rank),
                     "cpu",
+                    step_tokens=step_tokens,
                 ),
             )
             runner = PagedRunner(model)
@@ -89,6 +97,23 @@ def test_shared_expert_as_one_of_the_routed(tmp_path: Path, form: AttentionForm)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     for moe in folded.moe_layers:
         assert [len(tensor) for tensor in moe.experts.slot_tensors] == [8, 8]
+
+
+def test_decode_past_the_cap_of_the_dispatcher(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    whole = load_all(folder)
+    shard = ExpertShard.alone(2, 8)
+    capped = load_all(folder, experts=replace(shard, masked=LocalMaskedDispatcher(8, 2)))
+    x = torch.randn(5, whole.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    is_row = torch.tensor([True, True, False, True, True])
+    moe, capped_moe = (model.layers[-1].mlp for model in (whole, capped))
+    assert isinstance(moe, Moe)
+    assert isinstance(capped_moe, Moe)
+    torch.testing.assert_close(
+        capped_moe.decode(x, is_row)[is_row], moe.decode(x, is_row)[is_row], rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(capped_moe.counts, moe.counts)
+    assert moe.counts.sum() == 4 * whole.config.experts_per_token
 
 
 def test_two_shared_experts_cannot_be_folded_in(tmp_path: Path) -> None:
