@@ -62,7 +62,7 @@ def _gate(
     weight *= scaling
     goes = is_choice
     if padded:
-        goes = is_choice & (tl.load(is_row + token) != 0)
+        goes = is_choice & (tl.load(is_row + token + tl.zeros_like(slot)) > 0)
         weight = tl.where(goes, weight, 0.0)
     tl.store(topk_idx + place, chosen, mask=is_choice)
     tl.store(topk_weights + place, weight, mask=is_choice)

@@ -52,11 +52,11 @@ def _copy(
             tl.store(rows + row * width + column, values, mask=inside)
             if has_scale:
                 group = tl.arange(0, groups)
-                first_block = (group < num_groups) & (tl.program_id(1) == 0)
+                is_group = group < tl.where(tl.program_id(1) == 0, num_groups, 0)
                 place = token * scale_row_stride + group * scale_group_stride
-                factor = tl.load(scale + place, mask=first_block)
+                factor = tl.load(scale + place, mask=is_group)
                 goal = row // capacity * scales_expert_stride + row % capacity
-                tl.store(scales + goal + group * scales_group_stride, factor, mask=first_block)
+                tl.store(scales + goal + group * scales_group_stride, factor, mask=is_group)
 
 
 def launch(
