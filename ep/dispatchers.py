@@ -1,6 +1,5 @@
 """What the ranks of a group move tokens with, in all forms of it, chosen and made together."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +59,7 @@ def dispatch_terms(
 def make_dispatchers(
     group: EpGroup, choice: Choice, needs: DispatchNeeds, device: torch.device
 ) -> Dispatchers:
-    """Tells what will be allocated, then does it. RuntimeError when DeepEP cannot begin."""
-    if group.rank == 0:
-        log_terms(dispatch_terms(choice.name, needs, group.size))
+    """Allocates what `dispatch_terms` says. RuntimeError when DeepEP cannot begin."""
     if choice.name == "deep_ep":
         return with_deep_ep(deep_ep_library(), group, choice, needs)
     slots, masked_tokens = needs.slots_per_rank, needs.masked_tokens
@@ -91,10 +88,3 @@ def with_deep_ep(
         masked=dispatcher if needs.masked_tokens else None,
         buffer=buffer,
     )
-
-
-def log_terms(terms: Sequence[MemoryTerm]) -> None:
-    for term in terms:
-        log.info("planned memory", term=term.name, mib=round(term.num_bytes / 2**20, 1))
-    total = sum(term.num_bytes for term in terms)
-    log.info("planned memory", term="dispatch: total", mib=round(total / 2**20, 1))

@@ -13,6 +13,15 @@ from ep.dispatch_needs import DispatchNeeds
 from ep.dispatcher import DispatchedMasked, Payload
 from ep.group import EpGroup
 from tests.ep.fake_deep_ep import fake_deep_ep
+from tests.ep.routing_cases import (
+    FP8_BOUND,
+    KINDS,
+    assert_as_expected,
+    routing_cases,
+    through_aligned,
+    through_contiguous,
+    through_masked,
+)
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 
 HIDDEN, SLOTS, CHOICES, CAP = 2048, 3, 3, 8
@@ -155,6 +164,36 @@ def test_low_latency_mode_is_exact(size: int, how: str, payload: Payload) -> Non
             assert torch.equal(dispatcher.combine_masked(out, sent.handle), mine.expected)
 
     on_all_ranks(size, program)
+
+
+def test_skewed_routing() -> None:
+    """What one rank makes of the tokens of all: the low-latency mode to the bit of its payload, the
+    normal one but for the rounding of its partial sums."""
+
+    def program(group: EpGroup, meeting: Meeting) -> int:
+        _, dispatcher = dispatcher_of(group, meeting)
+        first, compared = group.rank * SLOTS, 0
+        for case in routing_cases(4, SLOTS, CHOICES, CAP, HIDDEN, torch.bfloat16):
+            mine, counts = case.by_rank[group.rank], case.tokens_per_rank
+            for payload in Payload:
+                got = through_masked(dispatcher, mine.padded(CAP), payload, first)
+                assert not got[len(mine.hidden) :].any()
+                own = got[: len(mine.hidden)]
+                if payload is Payload.PLAIN:
+                    assert_as_expected(case, group.rank, payload, own, exact=True)
+                else:  # its scales are rounded otherwise, and now and then a value is
+                    plain = case.expected(group.rank, Payload.PLAIN).float()
+                    assert (own.float() - plain).norm() <= FP8_BOUND * plain.norm()
+                got = through_aligned(dispatcher, mine, payload, 16, first, counts)
+                assert_as_expected(case, group.rank, payload, got, exact=False)
+            got = through_contiguous(dispatcher, mine, first, counts)
+            assert_as_expected(case, group.rank, Payload.PLAIN, got, exact=False)
+            compared += 1
+        return compared
+
+    (compared,) = set(on_all_ranks(4, program))
+    assert isinstance(compared, int)
+    assert compared >= len(KINDS)
 
 
 def test_two_dispatches_may_be_open_and_no_third() -> None:
