@@ -14,7 +14,7 @@ class ProcessSpec:
 
     name     of the process, and of its log file
     probe    how readiness is asked: gRPC health of the whole server, or GET /health
-    flags    without dashes in front
+    flags    without dashes in front; "true" and "false" are those of a switch: --flag, --no-flag
     command  instead of `python -m module`, for tests
     """
 
@@ -34,7 +34,10 @@ class ProcessSpec:
         """The whole command line, program first."""
         program = list(self.command) or [sys.executable, "-m", self.module]
         for name, value in self.flags.items():
-            program += [f"--{name}", value]
+            if value in ("true", "false"):
+                program.append(f"--{name}" if value == "true" else f"--no-{name}")
+            else:
+                program += [f"--{name}", value]
         return program
 
     def with_environment(self, **variables: str) -> "ProcessSpec":

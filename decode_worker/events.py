@@ -44,9 +44,17 @@ class Preempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    request_id: str
-    token: TokenOut
+class Launched:
+    """A step has begun, which samples the next token of each of these running requests."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The oldest step under way is over; a token for each of its requests, in their order."""
+
+    tokens: tuple[TokenOut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,8 @@ Event = (
     | Admit
     | Grow
     | Preempt
-    | Sampled
+    | Launched
+    | Landed
     | GrammarReady
     | Tick
 )

@@ -1,14 +1,20 @@
 """Continuous batching on one decode rank: performs what `state` and `plan` decide.
 
     turn:  hear the front and the transfer, plan, preempt, grow, admit
-    step:  turn -> exchange facts with the EP group -> forward and sample -> tell the front
+    step:  turn -> exchange facts with the EP group -> launch: forward and sample
+           -> land: take the tokens in, tell the front
 
 Every rank of the group takes part in every step, with an empty batch if it has nothing to do.
 When nobody has anything to do, ranks wait, each on its own link, until one wakes the others.
+
+With an overlapped schedule a step lands behind the launch of the next one: while the device
+computes, the host hears, plans and tells. Requests whose last token is in flight step all the same.
+What depends on that token has the step land first: sampling by history (penalties, grammars), and
+putting a request back. Experts change places when no step is being computed.
 """
 
 import time
-from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,13 +26,16 @@ from decode_worker.events import (
     Event,
     GrammarReady,
     Grow,
+    Landed,
+    Launched,
     Preempt,
     RankFacts,
-    Sampled,
     Tick,
 )
-from decode_worker.plan import plan
-from decode_worker.request import Phase, Request
+from decode_worker.flight import Flight, next_piece
+from decode_worker.plan import Plan, plan
+from decode_worker.rank_stats import StepRecord, rank_stats
+from decode_worker.request import Request
 from decode_worker.state import RankState
 from engine.grammars import GRAMMAR_POLL_SECONDS, Grammars
 from engine.kv_notice import decode_notices
@@ -34,16 +43,11 @@ from engine.messages import (
     ExpertOrder,
     FrontMessage,
     RankMessage,
-    RankStats,
     Shutdown,
     Submit,
-    TokenOut,
 )
 from engine.rank import RankContext
 from engine.rank_experts import RankExperts
-from engine.runner import Piece
-from engine.sampler import SampleRow
-from engine.sequence_end import suppressed_token_ids
 
 log = get_logger("decode_worker.loop")
 
@@ -75,7 +79,11 @@ class DecodeLoop:
         )
         self._experts = RankExperts(context, self._clock)
         self._outbox: list[RankMessage] = []
-        self._steps: deque[tuple[float, int]] = deque()  # seconds, requests; not reported yet
+        asked = context.settings.overlap_schedule
+        self._overlaps = self._runner.runs_ahead if asked is None else asked
+        self._flight: Flight | None = None
+        self._landed_at = 0.0
+        self._steps: list[StepRecord] = []  # not reported yet
         self._num_steps = 0
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
@@ -85,9 +93,12 @@ class DecodeLoop:
     def run(self) -> None:
         """Steps until all fronts of the group have said Shutdown: the other nodes' requests need
         this rank's experts as long as there are any."""
+        log.info("schedule", overlapped=self._overlaps)
         while self._step():
             pass
+        self._land()
         self._report()
+        self._runner.close()
         self._grammars.close()
 
     def _step(self) -> bool:
@@ -96,20 +107,25 @@ class DecodeLoop:
         if self._outbox:
             self._report()  # Reserved and ends do not wait for the forward pass
         began = self._clock.now()
+        if self._group.steps_use_sockets:
+            self._await_flight()
         facts = self._group.exchange((len(batch), int(self._stop), *self._experts.facts()))
         self._stop_told = self._stop
         if all(stop for _, stop, *_ in facts):
             return False
-        self._outbox.extend(self._experts.at_boundary([told[2:] for told in facts]))
+        self._change_experts([told[2:] for told in facts])
         tokens_per_rank = tuple(told[0] for told in facts)
-        if not any(tokens_per_rank):
+        if any(tokens_per_rank):
+            flight = self._launch(batch, tokens_per_rank, began)
+            self._land()
+            self._flight = flight
+            if not self._overlaps:
+                self._land()
+        elif self._flight is not None:
+            self._land()  # what comes of it is planned before anybody sleeps
+        else:
             self._idle()
             return True
-        pieces = [self._piece(request) for request in batch]
-        tokens = self._runner.step(pieces, tokens_per_rank)
-        self._take(batch, tokens)
-        self._num_steps += 1
-        self._steps.append((self._clock.now() - began, len(batch)))
         self._report_news()
         return True
 
@@ -117,13 +133,56 @@ class DecodeLoop:
         """Brings the books up to date; the requests that step next."""
         events = self._link.drain()
         self._apply(*self._arrived(), *self._heard(events), *self._compiled(), Tick())
-        decided = plan(self._state.snapshot())
+        decided = self._plan()
         self._apply(
             *(Preempt(request_id) for request_id in decided.preempt),
             *(Grow(request_id) for request_id in decided.grow),
             *(Admit(request_id) for request_id in decided.admit),
         )
         return [self._state.requests[request_id] for request_id in decided.step]
+
+    def _plan(self) -> Plan:
+        if self._state.waits_for_tokens:
+            self._land()
+        decided = plan(self._state.snapshot())
+        if decided.preempt and self._flight is not None:
+            # What is in flight may end somebody, and bring the pages that are wanted.
+            self._land()
+            decided = plan(self._state.snapshot())
+        return decided
+
+    def _launch(
+        self, batch: list[Request], tokens_per_rank: tuple[int, ...], began: float
+    ) -> Flight:
+        eos_token_ids = self._state.facts.eos_token_ids
+        pieces = [next_piece(request, self._flight, eos_token_ids) for request in batch]
+        step = self._runner.begin(pieces, tokens_per_rank)
+        names = tuple(request.request_id for request in batch)
+        self._apply(Launched(names))
+        rows = {name: row for row, name in enumerate(names)}
+        return Flight(step=step, rows=rows, began=began)
+
+    def _land(self) -> None:
+        """Takes in the tokens of the step under way, if there is one."""
+        flight = self._flight
+        if flight is None:
+            return
+        self._flight = None
+        self._apply(Landed(flight.tokens()))
+        now = self._clock.now()
+        seconds = now - max(flight.began, self._landed_at)
+        self._steps.append(StepRecord(seconds, len(flight.rows)))
+        self._landed_at = now
+        self._num_steps += 1
+
+    def _await_flight(self) -> None:
+        if self._flight is not None:
+            self._flight.step.wait()
+
+    def _change_experts(self, facts: Sequence[tuple[int, ...]]) -> None:
+        if self._experts.has_work(facts):
+            self._await_flight()  # it reads the weights and the maps that may change
+            self._outbox.extend(self._experts.at_boundary(facts))
 
     def _idle(self) -> None:
         """Returns when this rank or a peer has work, or the group is to leave."""
@@ -195,32 +254,6 @@ class DecodeLoop:
         for event in events:
             self._outbox.extend(self._state.step(event, now))
 
-    def _piece(self, request: Request) -> Piece:
-        """The last token, whose KV is missing yet, and how to sample the one behind it."""
-        position = len(request.tokens)
-        suppressed = suppressed_token_ids(
-            num_tokens=position,
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=request.sampling,
-            eos_token_ids=self._state.facts.eos_token_ids,
-        )
-        return Piece(
-            token_ids=request.tokens[-1:],
-            start=position - 1,
-            pages=request.pages,
-            sample=SampleRow(
-                sampling=request.sampling,
-                position=position,
-                suppressed=suppressed,
-                history=request.history,
-            ),
-        )
-
-    def _take(self, batch: list[Request], tokens: list[TokenOut | None]) -> None:
-        for request, token in zip(batch, tokens, strict=True):
-            assert token is not None
-            self._apply(Sampled(request.request_id, token))
-
     def _report_news(self) -> None:
         if (
             self._outbox
@@ -231,37 +264,12 @@ class DecodeLoop:
 
     def _report(self) -> None:
         """Sends what there is to say, and the statistics."""
-        self._link.send(self._outbox, self._statistics())
+        self._link.send(self._outbox, rank_stats(self._state, self._steps, self._num_steps))
         self._outbox.clear()
         self._steps.clear()
         self._state.kv_waits.clear()
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
-
-    def _statistics(self) -> RankStats:
-        state, totals, counts = self._state, self._state.totals, self._pool.counts()
-        waiting = state.of_phase(Phase.WAITING)
-        num_running = len(state.of_phase(Phase.RUNNING))
-        return RankStats(
-            num_running=num_running,
-            num_waiting=len(waiting),
-            num_transferring=state.num_prefilling,
-            num_waiting_tokens=sum(len(request.tokens) for request in waiting),
-            pages_total=counts.total,
-            pages_free=counts.free,
-            pages_owned=counts.owned,
-            pages_cached=counts.cached,
-            pages_quarantined=counts.quarantined,
-            num_steps=self._num_steps,
-            step_seconds=tuple(seconds for seconds, _ in self._steps),
-            batch_sizes=tuple(size for _, size in self._steps),
-            tokens_transferred_total=totals.tokens_transferred,
-            tokens_generated_total=totals.tokens_generated,
-            kv_bytes_total=totals.kv_bytes,
-            kv_seconds=tuple(state.kv_waits),
-            kv_failures_total=totals.kv_failures,
-            preemptions_total=totals.preemptions,
-        )
 
 
 def _facts(context: RankContext) -> RankFacts:

@@ -9,8 +9,8 @@
        in which somebody was preempted or stalled.
 
 The request that ranks first thus always progresses, or waits only for pages that come back within a
-bound (of prefills under way, or in quarantine): nobody is stuck, and nobody starves but for
-requests of higher priority.
+bound (of prefills and last steps under way, or in quarantine): nobody is stuck, and nobody starves
+but for requests of higher priority.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ HEADROOM_DIVISOR = 16
 
 
 class RequestView(NamedTuple):
-    """A request as the planner sees it."""
+    """A request as the planner sees it; tokens in flight are counted."""
 
     request_id: str
     num_tokens: int
@@ -31,11 +31,13 @@ class RequestView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`running` and `waiting` by rank. `num_prefilling` requests hold pages and places."""
+    """`running` and `waiting` by rank. `num_prefilling` requests hold pages and places, and so do
+    `num_landing` ones, whose last token is in flight."""
 
     running: Sequence[RequestView]
     waiting: Sequence[RequestView]
     num_prefilling: int
+    num_landing: int = 0
     pages_free: int
     pages_total: int
     page_tokens: int
@@ -44,7 +46,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Request ids. To be carried out in this order: preempt, grow, admit, step."""
+    """Request ids. To be carried out in this order: preempt, grow, admit, step. Those to be
+    preempted must not be in flight: their pages are wanted at once."""
 
     preempt: tuple[str, ...] = ()
     grow: tuple[str, ...] = ()
@@ -84,7 +87,7 @@ def plan(snapshot: Snapshot) -> Plan:
 
 
 def _admitted(snapshot: Snapshot, free: int) -> list[str]:
-    num_in = len(snapshot.running) + snapshot.num_prefilling
+    num_in = len(snapshot.running) + snapshot.num_prefilling + snapshot.num_landing
     most_headroom = max(1, snapshot.pages_total // HEADROOM_DIVISOR)
     admit: list[str] = []
     for request in snapshot.waiting:

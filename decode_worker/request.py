@@ -4,7 +4,8 @@
     WAITING      none                       admission, abort
     PREFILLING   owned by the attempt,      KV complete and first token in; failure, abort:
                  a peer writes into them    then into quarantine, unless the KV is complete
-    RUNNING      owned by the attempt       its end, abort: freed; preemption: freed, WAITING
+    RUNNING      owned by the attempt       its end, abort: freed; preemption: freed, WAITING;
+                                            not before the steps that it is part of are over
 
 A request that is over is forgotten; only its pages may outlive it, in quarantine under the
 attempt id, until the prefill peer is known to have stopped.
@@ -26,10 +27,12 @@ class Phase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One prefill of a request. `attempt_id` owns the pages in the pool, while running too."""
+    """One prefill of a request. `attempt_id` owns the pages in the pool, while running too.
+    `num_in_flight` steps with the request have begun, and their tokens are not known yet."""
 
     attempt_id: str
     arrival: Arrival
+    num_in_flight: int = 0
     prefilled: Prefilled | None = None
     prefilled_at: float = 0.0  # seconds of the rank's clock
     kv_complete_at: float = 0.0
@@ -41,7 +44,8 @@ class Request:
     preemptions. `history` is None when the next token depends on logits and position only;
     `is_ready` unless its grammar is still being compiled.
 
-    `tokens` is the prompt and all output; while running, the KV of all but the last is there.
+    `tokens` is the prompt and all output; while running, the KV of all but the last is there, or
+    being written by steps in flight, as that of tokens that are not known yet.
     """
 
     request_id: str
@@ -55,3 +59,13 @@ class Request:
     phase: Phase = Phase.WAITING
     attempt: Attempt | None = None
     pages: list[int] = field(default_factory=list)  # page ids in token order
+
+    @property
+    def num_in_flight(self) -> int:
+        """Tokens behind `tokens` that are being computed."""
+        return self.attempt.num_in_flight if self.attempt is not None else 0
+
+    @property
+    def num_known_soon(self) -> int:
+        """`tokens`, and those in flight."""
+        return len(self.tokens) + self.num_in_flight

@@ -15,12 +15,16 @@ come late, twice or for an unknown request change nothing.
     Tick             clock     .               over, if KV is overdue      .
     Grow             planner   .               .                           one page more
     Preempt          planner   .               .                           -> WAITING
-    Sampled          model     .               .                           next token; may be over
+    Launched         loop      .               .                           a token is in flight
+    Landed           model     .               .                           next token; may be over
     Abort            front     over            over                        over
     PrefillStopped   front     (releases a quarantine; touches no request)
 
     (*) when it names no attempt: the prefill worker is gone before the attempt began
     (+) over, if there is no such grammar, or the output has come to its end
+
+A step may be launched before the one in front of it has landed. Its tokens for requests that are
+not in it any more (over, or preempted) are thrown away, see `decode_worker.flights`.
 """
 
 from decode_worker.arrival import Arrival
@@ -29,14 +33,17 @@ from decode_worker.events import (
     Event,
     GrammarReady,
     Grow,
+    Landed,
+    Launched,
     Preempt,
     RankFacts,
-    Sampled,
     Tick,
     Totals,
 )
-from decode_worker.plan import RequestView, Snapshot, pages_for
+from decode_worker.flights import Flights
+from decode_worker.plan import Snapshot, pages_for
 from decode_worker.request import Attempt, Phase, Request
+from decode_worker.snapshot import snapshot_of
 from engine.history import history_of
 from engine.kv_notice import KvNotice
 from engine.messages import (
@@ -69,6 +76,7 @@ class RankState:
         self.kv_waits: list[float] = []
         self.requests: dict[str, Request] = {}
         self._by_attempt: dict[str, Request] = {}  # attempts in PREFILLING and RUNNING
+        self._flights = Flights(pool)
         self._num_submitted = 0
         self._num_attempts = 0
 
@@ -101,19 +109,24 @@ class RankState:
         """A peer may be writing into our pages, for a live request or an abandoned one."""
         return self.num_prefilling > 0 or self.pool.counts().quarantined > 0
 
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether some request's next token cannot be sampled before the one in flight is known."""
+        return any(
+            request.num_in_flight > 0
+            and request.history is not None
+            and request.history.follows_tokens
+            for request in self.requests.values()
+        )
+
     def snapshot(self) -> Snapshot:
         """What the planner needs to know."""
-        running = self.of_phase(Phase.RUNNING)
-        waiting = self.of_phase(Phase.WAITING)
-        counts = self.pool.counts()
-        return Snapshot(
-            running=[_view(request) for request in running],
-            waiting=[_view(request) for request in waiting],
-            num_prefilling=self.num_prefilling,
-            pages_free=counts.free,
-            pages_total=counts.total,
-            page_tokens=self.facts.page_tokens,
-            max_running=self.facts.max_running,
+        return snapshot_of(
+            self.of_phase(Phase.RUNNING),
+            self.of_phase(Phase.WAITING),
+            self.num_prefilling,
+            self.pool,
+            self.facts,
         )
 
     # ---- events
@@ -140,8 +153,10 @@ class RankState:
                 return self._grow(event.request_id)
             case Preempt():
                 return self._preempt(event.request_id)
-            case Sampled():
-                return self._sampled(event)
+            case Launched():
+                return self._launched(event)
+            case Landed():
+                return self._landed(event)
             case GrammarReady():
                 return self._grammar_ready(event)
             case Tick():
@@ -247,9 +262,18 @@ class RankState:
             return self._finish(request, Finish.LENGTH)
         return self._append(request, attempt.prefilled.token)
 
-    def _sampled(self, event: Sampled) -> list[RankMessage]:
-        request = self._in_phase(event.request_id, Phase.RUNNING)
-        return [] if request is None else self._append(request, event.token)
+    def _launched(self, event: Launched) -> list[RankMessage]:
+        running = [self._in_phase(name, Phase.RUNNING) for name in event.request_ids]
+        self._flights.launch([None if request is None else request.attempt for request in running])
+        return []
+
+    def _landed(self, event: Landed) -> list[RankMessage]:
+        messages: list[RankMessage] = []
+        for attempt, token in zip(self._flights.land(), event.tokens, strict=True):
+            request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
+            if request is not None:
+                messages += self._append(request, token)
+        return messages
 
     def _append(self, request: Request, token: TokenOut) -> list[RankMessage]:
         history = request.history
@@ -348,7 +372,7 @@ class RankState:
 
     def _free_pages(self, request: Request) -> None:
         if request.attempt is not None:
-            self.pool.free(request.attempt.attempt_id)
+            self._flights.give_up(request.attempt)
             del self._by_attempt[request.attempt.attempt_id]
         request.attempt = None
         request.pages = []
@@ -360,9 +384,3 @@ class RankState:
     def _prefilling(self, attempt_id: str) -> Request | None:
         request = self._by_attempt.get(attempt_id)
         return request if request is not None and request.phase is Phase.PREFILLING else None
-
-
-def _view(request: Request) -> RequestView:
-    return RequestView(
-        request_id=request.request_id, num_tokens=len(request.tokens), num_pages=len(request.pages)
-    )

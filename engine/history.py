@@ -54,6 +54,11 @@ class History:
                 self.counts.add(token_id)
 
     @property
+    def follows_tokens(self) -> bool:
+        """Whether the next token depends on which tokens are in front of it: a bias does not."""
+        return self.counts is not None or self.sampling.grammar is not None
+
+    @property
     def is_complete(self) -> bool:
         """The output is all that the grammar asks for, and can only end."""
         return self.match is not None and self.match.is_complete

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from engine.history import History, Match
+from engine.upload import upload
 
 WORD_BITS = 32
+OF_OCTET = (1 << np.arange(8)).astype(np.uint8)
 
 
 def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> torch.Tensor:
@@ -44,11 +46,11 @@ def _add_bias(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
     biases = [(row, history.bias) for row, history in present if history.bias is not None]
     if not biases:
         return
+    device = logits.device
     sizes = [len(token_ids) for _, (token_ids, _) in biases]
-    which = _spread(sizes, logits.device)
-    rows = torch.tensor([row for row, _ in biases], device=logits.device)[which]
-    tokens = _joined([token_ids for _, (token_ids, _) in biases], logits.device)
-    logits[rows, tokens] += _joined([values for _, (_, values) in biases], logits.device)
+    rows = upload(np.repeat([row for row, _ in biases], sizes), device)
+    tokens = upload(np.concatenate([token_ids for _, (token_ids, _) in biases]), device)
+    logits[rows, tokens] += upload(np.concatenate([values for _, (_, values) in biases]), device)
 
 
 def _penalise(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
@@ -57,19 +59,15 @@ def _penalise(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
     if not sum(sizes):
         return
     device = logits.device
-    which = _spread(sizes, device)
-    rows = torch.tensor([row for row, _, _ in counted], device=device)[which]
-    tokens = _joined([counts.token_ids for _, counts, _ in counted], device)
-    count = _joined([counts.output_counts for _, counts, _ in counted], device)
-    knobs = torch.tensor(
-        [
-            (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-            for _, _, params in counted
-        ],
-        dtype=logits.dtype,
-        device=device,
-    )
-    repetition, frequency, presence = knobs.t()[:, which]
+    rows = upload(np.repeat([row for row, _, _ in counted], sizes), device)
+    tokens = upload(np.concatenate([counts.token_ids for _, counts, _ in counted]), device)
+    count = upload(np.concatenate([counts.output_counts for _, counts, _ in counted]), device)
+    knobs = [
+        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        for _, _, params in counted
+    ]
+    spread = np.repeat(np.array(knobs, dtype=np.float32).T, sizes, axis=1)
+    repetition, frequency, presence = upload(spread, device)
     values = logits[rows, tokens]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= count * frequency
@@ -88,20 +86,9 @@ def _fill(matches: list[Match], vocab_size: int) -> torch.Tensor:
 def _mask(logits: torch.Tensor, present: list[int], bits: torch.Tensor) -> None:
     """A row that no token may follow stays as it is: its token is refused afterwards."""
     device, vocab_size = logits.device, logits.shape[1]
-    octets = bits.view(torch.uint8).to(device)
-    of_octet = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+    octets = upload(bits.numpy().view(np.uint8), device)
+    of_octet = upload(OF_OCTET, device)
     forbidden = ((octets.unsqueeze(2) & of_octet) == 0).flatten(1)[:, :vocab_size]
     forbidden &= ~forbidden.all(dim=1, keepdim=True)
-    rows = torch.tensor(present, device=device)
+    rows = upload(np.array(present), device)
     logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
-
-
-def _spread(sizes: list[int], device: torch.device) -> torch.Tensor:
-    """[sum(sizes)] int64: the index of each size, so often."""
-    counts = torch.tensor(sizes, device=device)
-    index = torch.arange(len(sizes), device=device)
-    return index.repeat_interleave(counts, output_size=sum(sizes))
-
-
-def _joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(device)

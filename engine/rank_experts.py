@@ -92,6 +92,10 @@ class RankExperts:
         num_bytes = self._migration.progress.num_bytes
         return order_bytes, report.num_staged, int(report.has_failed), num_bytes
 
+    def has_work(self, facts: Sequence[tuple[int, ...]]) -> bool:
+        """Whether `at_boundary` would do anything; the same on all ranks."""
+        return self._migration.is_moving or facts[0][0] > 0
+
     def at_boundary(self, facts: Sequence[tuple[int, ...]]) -> list[ExpertAnswer]:
         """Behind the exchange of all ranks' facts; what there is to tell the front."""
         answers: list[ExpertAnswer] = []

@@ -1,20 +1,33 @@
-"""Runs pieces of requests through the model: builds the batch, samples where asked to."""
+"""Runs pieces of requests through the model: builds the batch, samples where asked to.
+
+tokens = runner.step(pieces, tokens_per_rank)          # waits
+
+first = runner.begin(pieces, tokens_per_rank)          # does not wait for the device
+piece = Piece(token_ids=UNKNOWN, follows=PendingToken(first, row), ...)
+second = runner.begin([piece], tokens_per_rank)        # the token never passes through the host
+tokens = first.result()
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from engine.cpu_threads import CpuThreads
+from engine.drawn import Drawn
 from engine.messages import TokenOut
+from engine.pending_step import PendingStep, PendingToken
 from engine.prompt_scores import PromptScores
-from engine.sampler import SampleRow, sample
+from engine.sampler import SampleRow, draw
+from engine.step_thread import StepThread
+from engine.upload import upload
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 
 OnLayer = Callable[[int], None]
+UNKNOWN = (0,)  # `Piece.token_ids` of a token that the host does not know yet
 Buffer = TypeVar("Buffer", np.ndarray, torch.Tensor)
 
 
@@ -29,6 +42,7 @@ class Piece:
     sample     how to sample the token behind the last one; None: not wanted
     scores     where log-probabilities of the prompt that this is a piece of are gathered; None:
                not wanted
+    follows    the step under way that samples its only token; None: `token_ids` says them
     """
 
     token_ids: Sequence[int]
@@ -36,6 +50,7 @@ class Piece:
     pages: Sequence[int]
     sample: SampleRow | None = None
     scores: PromptScores | None = None
+    follows: PendingToken | None = None
 
     @property
     def num_rows(self) -> int:
@@ -43,9 +58,30 @@ class Piece:
         return len(self.token_ids) if self.scores is not None else int(self.sample is not None)
 
 
+class Graphs(Protocol):
+    """Recorded steps of one token a piece, as `engine.decode_graphs.DecodeGraphs`."""
+
+    def padded_size(self, tokens_per_rank: Sequence[int]) -> int | None:
+        """The same on all ranks; None when there is no graph for so many."""
+
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        size: int,
+        patch: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """[len(pieces), V] float32, overwritten by the next run. `patch` may change the token ids
+        [size] int64 on the device in front of the step."""
+
+
 class Runner:
     """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device; without `threads` the
-    thread count is left alone."""
+    thread count is left alone. `graphs` are for batches in which every piece is one token that
+    is followed by a sampled one.
+
+    `in_background`: steps that are begun are computed in a thread. That is for the CPU; on a GPU
+    whoever begins a step enqueues it. Steps are computed in the order in which they are begun.
+    """
 
     def __init__(
         self,
@@ -53,14 +89,29 @@ class Runner:
         kv_cache: torch.Tensor,
         form: AttentionForm,
         threads: CpuThreads | None = None,
+        *,
+        graphs: Graphs | None = None,
+        in_background: bool = False,
     ) -> None:
         self._model = model
         self._threads = threads
         self._kv_cache = kv_cache
         self._form = form
         self._page_tokens = kv_cache.shape[2]
+        self._graphs = graphs
+        self._thread = StepThread() if in_background else None
 
-    @torch.inference_mode()
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `begin` returns before the step is computed."""
+        return self._thread is not None or self._graphs is not None
+
+    def close(self) -> None:
+        """Waits for what has begun."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
     def step(
         self,
         pieces: Sequence[Piece],
@@ -72,13 +123,27 @@ class Runner:
         `tokens_per_rank` are the token counts of all ranks of the EP group in this step; a
         rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`.
         """
-        if any(piece.scores is not None for piece in pieces):
-            logits = self._score(pieces, tokens_per_rank, on_layer)
-        else:
-            logits = self.forward(pieces, tokens_per_rank, on_layer)
-        rows = [piece.sample for piece in pieces if piece.sample is not None]
-        tokens = iter(sample(logits, rows))
-        return [None if piece.sample is None else next(tokens) for piece in pieces]
+        pending = PendingStep([piece.sample is not None for piece in pieces])
+        pending.settle(self._compute(pieces, tokens_per_rank, on_layer))
+        return pending.result()
+
+    def begin(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> PendingStep:
+        """As `step`, which must not be called before this one is over. Page lists may change once
+        this has returned; samples are looked at until the step is over."""
+        pending = PendingStep([piece.sample is not None for piece in pieces])
+        if self._thread is None:
+            pending.settle(self._compute(pieces, tokens_per_rank, None))
+            return pending
+        batch = self._batch(pieces, tokens_per_rank)
+
+        def compute() -> None:
+            try:
+                pending.settle(self._compute(pieces, tokens_per_rank, None, batch))
+            except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+                pending.fail(error)
+
+        self._thread.submit(compute)
+        return pending
 
     @torch.inference_mode()
     def forward(
@@ -89,16 +154,47 @@ class Runner:
     ) -> torch.Tensor:
         """[S, V] float32 logits behind the last token of each piece that is to be sampled."""
         batch = self._batch(pieces, tokens_per_rank)
-        return self._model.forward(batch, self._kv_cache, on_layer)
+        return self._logits(pieces, batch, on_layer)
 
-    def _score(
+    @torch.inference_mode()
+    def _compute(
         self,
         pieces: Sequence[Piece],
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None,
+        batch: ForwardBatch | None = None,
+    ) -> Drawn:
+        """`batch` is of these pieces; None: to be built, where one is needed."""
+        size = self._graph_size(pieces, tokens_per_rank)
+        if size is not None:
+            assert self._graphs is not None
+            logits = self._graphs.run(pieces, size, lambda ids: _fill_in(ids, pieces))
+        else:
+            batch = batch or self._batch(pieces, tokens_per_rank)
+            logits = self._logits(pieces, batch, on_layer)
+        return draw(logits, [piece.sample for piece in pieces if piece.sample is not None])
+
+    def _graph_size(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> int | None:
+        """None: no graph. All ranks come to the same conclusion."""
+        if self._graphs is None:
+            return None
+        assert all(len(one.token_ids) == one.num_rows == 1 for one in pieces), "not a decode step"
+        return self._graphs.padded_size(tokens_per_rank)
+
+    def _logits(
+        self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
     ) -> torch.Tensor:
-        """As `forward`; fills the scores of pieces that have some, a slice of logits at a time."""
-        batch = self._batch(pieces, tokens_per_rank)
+        if self._threads is not None:
+            self._threads.prepare(len(batch.token_ids))
+        _fill_in(batch.token_ids, pieces)
+        if any(piece.scores is not None for piece in pieces):
+            return self._score(pieces, batch, on_layer)
+        return self._model.forward(batch, self._kv_cache, on_layer)
+
+    def _score(
+        self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
+    ) -> torch.Tensor:
+        """Fills the scores of pieces that have some, a slice of logits at a time."""
         hidden = self._model.hidden_rows(batch, self._kv_cache, on_layer)
         sampled, begin = [], 0
         for piece in pieces:
@@ -111,8 +207,6 @@ class Runner:
         return self._model.logits(hidden[sampled])
 
     def _batch(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> ForwardBatch:
-        if self._threads is not None:
-            self._threads.prepare(sum(len(piece.token_ids) for piece in pieces))
         return build_batch(
             pieces,
             page_tokens=self._page_tokens,
@@ -120,6 +214,19 @@ class Runner:
             tokens_per_rank=tokens_per_rank,
             device=self._kv_cache.device,
         )
+
+
+def _fill_in(token_ids: torch.Tensor, pieces: Sequence[Piece]) -> None:
+    """Writes the tokens that a step under way samples into `token_ids` [T], on the device."""
+    followers = [(row, piece.follows) for row, piece in enumerate(pieces) if piece.follows]
+    if not followers:
+        return
+    assert all(len(piece.token_ids) == 1 for piece in pieces), "only steps of single tokens follow"
+    step = followers[0][1].step
+    assert all(follows.step is step for _, follows in followers), "two steps are followed"
+    places = np.array([(row, follows.row) for row, follows in followers]).T.copy()
+    rows, sources = upload(places, token_ids.device)
+    token_ids.index_copy_(0, rows, step.token_ids.index_select(0, sources))
 
 
 def build_batch(
@@ -157,7 +264,7 @@ def build_batch(
     # Each piece's last rows, in order.
     logit_rows[:] = np.arange(len(logit_rows))
     logit_rows[:] += np.repeat(query_start[1:] - num_logits.cumsum(), num_logits)
-    parts = _views(torch.from_numpy(buffer).to(device), sizes, torch.int32)
+    parts = _views(upload(buffer, device), sizes, torch.int32)
     return ForwardBatch(
         token_ids=parts[0],
         positions=parts[1],

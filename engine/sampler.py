@@ -8,18 +8,24 @@ Temperature 0 takes the largest logit.
 
 A row's result depends on that row alone. Log-probabilities are those of the unmodified
 distribution (all tokens, temperature 1).
+
+On a GPU nothing here waits for the device: parameters go there by copies that are enqueued, tokens
+and log-probabilities come back the same way.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from engine.drawn import Drawn
 from engine.history import History
 from engine.logit_rules import apply_history
-from engine.logprobs import best, with_logprobs
+from engine.logprobs import best, score
 from engine.messages import Sampling, TokenOut
 from engine.uniform import seeds_to_int64, uniform
+from engine.upload import upload
 
 NUM_CANDIDATES = 128
 
@@ -38,30 +44,40 @@ class SampleRow:
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
     """logits [S, V] float32, one `SampleRow` a row -> S tokens. `logits` is left unchanged."""
+    return draw(logits, rows).tokens()
+
+
+def draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Drawn:
+    """As `sample`; on a GPU all of it is enqueued only."""
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
+    device = logits.device
     if not rows:
-        return []
+        return Drawn.fetch(torch.empty(0, dtype=torch.int64, device=device))
     allowed = _suppress(apply_history(logits, [row.history for row in rows]), rows)
-    token_ids = allowed.argmax(dim=1)
-    random = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
-    if len(random) == len(rows):
-        token_ids = _draw(allowed, rows)
-    elif random:
-        index = torch.tensor(random, device=logits.device)
-        token_ids[index] = _draw(allowed[index], [rows[i] for i in random])
+    token_ids = _choose(allowed, rows)
     wanted = [
         index
         for index, row in enumerate(rows)
         if row.sampling.logprobs or row.sampling.top_logprobs
     ]
-    out = [TokenOut(token_id=token_id) for token_id in token_ids.tolist()]
-    if wanted:
-        index = torch.tensor(wanted, device=logits.device)
-        nums_top = [rows[i].sampling.top_logprobs for i in wanted]
-        scored = with_logprobs(logits[index], token_ids[index], nums_top)
-        for i, token in zip(wanted, scored, strict=True):
-            out[i] = token
-    return out
+    if not wanted:
+        return Drawn.fetch(token_ids)
+    index = upload(np.array(wanted), device)
+    nums_top = [rows[i].sampling.top_logprobs for i in wanted]
+    scores = score(logits[index], token_ids[index], any(nums_top))
+    return Drawn.fetch(token_ids, scores, wanted, nums_top)
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """[S, V] float32 -> [S] int64."""
+    random = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    if len(random) == len(rows):
+        return _draw(logits, rows)
+    token_ids = logits.argmax(dim=1)
+    if random:
+        index = upload(np.array(random), logits.device)
+        token_ids[index] = _draw(logits[index], [rows[i] for i in random])
+    return token_ids
 
 
 def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -73,8 +89,8 @@ def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     ]
     if not pairs:
         return logits
-    at_row, at_token = torch.tensor(pairs, device=logits.device).t()
-    allowed = logits.index_put((at_row, at_token), logits.new_tensor(-torch.inf))
+    at_row, at_token = upload(np.array(pairs), logits.device).t()
+    allowed = logits.index_put((at_row, at_token), logits.new_full((), -torch.inf))
     if any(row.history is not None and row.history.match is not None for row in rows):
         # A grammar may leave nothing else.
         empty = torch.isneginf(allowed.amax(dim=1, keepdim=True))
@@ -86,18 +102,13 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """[S, V] float32, rows with temperature > 0 -> [S] int64.
 
     Sorting a whole vocabulary is most of the work: the best few tokens are tried first, and
-    only rows that they do not decide are sorted.
+    only rows that they do not decide are sorted. Which these are is known on the CPU only: on a
+    GPU looking at it would be a wait, so there all rows are sorted.
     """
     device, vocab_size = logits.device, logits.shape[1]
-    knobs = torch.tensor(
-        [_knobs(row.sampling, vocab_size) for row in rows], dtype=torch.float64, device=device
-    )
-    counters = torch.tensor(
-        [seeds_to_int64([row.sampling.seed for row in rows]), [row.position for row in rows]],
-        device=device,
-    )
-    numbers = uniform(counters[0], counters[1]).unsqueeze(1)
-    if vocab_size <= 2 * NUM_CANDIDATES:
+    table = upload(_knob_table(rows, vocab_size), device)
+    knobs, numbers = table[:, :4], table[:, 4:]
+    if vocab_size <= 2 * NUM_CANDIDATES or device.type == "cuda":
         return _draw_sorted(logits, knobs, numbers)
     ordered, token_of = best(logits, NUM_CANDIDATES)
     place, sure = _invert(ordered, knobs, numbers, _total_weight(logits, knobs), vocab_size)
@@ -153,6 +164,16 @@ def _invert(
     has_total = (top_k <= count) | (top_k >= vocab_size)
     is_distinct = ordered.gather(1, place) > ordered[:, -1:]
     return place, (is_inside | is_uncut) & has_total & is_distinct
+
+
+def _knob_table(rows: Sequence[SampleRow], vocab_size: int) -> np.ndarray:
+    """[S, 5] float64: temperature, top_k, top_p, min_p, and the random number."""
+    table = np.empty((len(rows), 5))
+    table[:, :4] = [_knobs(row.sampling, vocab_size) for row in rows]
+    seeds = torch.tensor(seeds_to_int64([row.sampling.seed for row in rows]))
+    positions = torch.tensor([row.position for row in rows])
+    table[:, 4] = uniform(seeds, positions).numpy()
+    return table
 
 
 def _knobs(sampling: Sampling, vocab_size: int) -> tuple[float, float, float, float]:

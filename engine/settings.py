@@ -65,6 +65,11 @@ class WorkerSettings(ProcessSettings):
     ep_backend: Literal["auto", "sockets", "gloo", "nccl"] = Field(
         "auto", description="What moves tensors between ranks; auto: nccl on cuda, else sockets"
     )
+    ep_dispatcher: Literal["auto", "local", "collective", "deep_ep"] = Field(
+        "auto",
+        description="What moves tokens to their experts; auto: deep_ep where all ranks have it and "
+        "reach each other directly, else collective; local for one rank",
+    )
     num_redundant_experts: int = Field(
         0, ge=0, le=65536, description="Replicas of experts, in all ranks together, a layer"
     )
@@ -161,6 +166,11 @@ class WorkerSettings(ProcessSettings):
     )
 
     # ---- load
+    overlap_schedule: bool | None = Field(
+        None,
+        description="Decode: a step is planned while the one in front of it is computed; default: "
+        "where that one is a recorded step",
+    )
     max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")
     max_waiting: int = Field(256, ge=0, description="Requests a rank may queue")
     chunk_tokens: int = Field(

@@ -113,6 +113,12 @@ class EpGroup:
         """Whether torch.distributed is up, with all ranks of the group in it."""
         return isinstance(self.collectives, TorchCollectives)
 
+    @property
+    def steps_use_sockets(self) -> bool:
+        """Whether tensors travel on the connections of `exchange`: none may begin then while a
+        step is being computed."""
+        return self.size > 1 and not self.uses_torch
+
     def broadcast(self, payload: bytes, num_bytes: int) -> bytes:
         """Rank 0's payload, on all ranks; all know its length, others pass b""."""
         if self.rank == 0:

@@ -98,6 +98,11 @@ class Walk:
 
     def turn(self) -> tuple[str, ...]:
         decided = plan(self.state.snapshot())
+        if decided.preempt and self.flights:
+            # As the loop does: the plan wants pages that nobody writes to any more.
+            while self.flights:
+                self.land()
+            decided = plan(self.state.snapshot())
         for name in decided.preempt:
             self.do(Preempt(name))
         for name in decided.grow:

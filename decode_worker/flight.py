@@ -1,0 +1,53 @@
+"""A step of a decode rank that is under way, and the pieces of the next one."""
+
+from dataclasses import dataclass
+
+from decode_worker.request import Request
+from engine.messages import TokenOut
+from engine.pending_step import PendingStep, PendingToken
+from engine.runner import UNKNOWN, Piece
+from engine.sampler import SampleRow
+from engine.sequence_end import suppressed_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """`rows` says which row of the step each request is; `began` in seconds."""
+
+    step: PendingStep
+    rows: dict[str, int]
+    began: float
+
+    def tokens(self) -> tuple[TokenOut, ...]:
+        """One a row; waits."""
+        tokens = self.step.result()
+        assert all(tokens), "a row without a token"
+        return tuple(token for token in tokens if token is not None)
+
+
+def next_piece(request: Request, before: Flight | None, eos_token_ids: tuple[int, ...]) -> Piece:
+    """The last token, whose KV is missing yet, and how to sample the one behind it. When that
+    token is in flight, `before` is the step that samples it."""
+    position = request.num_known_soon
+    follows = None
+    if request.num_in_flight:
+        assert before is not None
+        follows = PendingToken(before.step, before.rows[request.request_id])
+    suppressed = suppressed_token_ids(
+        num_tokens=position,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        eos_token_ids=eos_token_ids,
+    )
+    return Piece(
+        token_ids=UNKNOWN if follows else request.tokens[-1:],
+        start=position - 1,
+        pages=request.pages,
+        sample=SampleRow(
+            sampling=request.sampling,
+            position=position,
+            suppressed=suppressed,
+            history=request.history,
+        ),
+        follows=follows,
+    )

@@ -1,0 +1,49 @@
+"""Steps that are under way, and the pages that they may still write to.
+
+A step writes the KV of its requests' last tokens. A request may be over, or be preempted, before
+that: its pages then stay its own until the last step that it was part of has landed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from decode_worker.request import Attempt
+from engine.pages import PagePool
+
+
+class Flights:
+    """Steps land in the order in which they were launched."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._flights: deque[tuple[Attempt | None, ...]] = deque()
+        self._given_up: set[str] = set()  # attempts whose pages are free once they have landed
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def launch(self, attempts: Sequence[Attempt | None]) -> None:
+        """A step begins; None for a row that is nobody's."""
+        for attempt in attempts:
+            if attempt is not None:
+                attempt.num_in_flight += 1
+        self._flights.append(tuple(attempts))
+
+    def land(self) -> tuple[Attempt | None, ...]:
+        """The oldest step is over: its attempts, also those that were given up meanwhile."""
+        attempts = self._flights.popleft()
+        for attempt in attempts:
+            if attempt is None:
+                continue
+            attempt.num_in_flight -= 1
+            if not attempt.num_in_flight and attempt.attempt_id in self._given_up:
+                self._given_up.discard(attempt.attempt_id)
+                self._pool.free(attempt.attempt_id)
+        return attempts
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Frees the attempt's pages, as soon as no step writes to them."""
+        if attempt.num_in_flight:
+            self._given_up.add(attempt.attempt_id)
+        else:
+            self._pool.free(attempt.attempt_id)

@@ -1,0 +1,50 @@
+"""What the planner gets to know of a rank's requests."""
+
+from collections.abc import Sequence
+
+from decode_worker.events import RankFacts
+from decode_worker.plan import RequestView, Snapshot
+from decode_worker.request import Request
+from engine.pages import PagePool
+from engine.sequence_end import is_full
+
+
+def snapshot_of(
+    running: Sequence[Request],
+    waiting: Sequence[Request],
+    num_prefilling: int,
+    pool: PagePool,
+    facts: RankFacts,
+) -> Snapshot:
+    """`running` and `waiting` by rank. Tokens in flight are taken as known: whether one of them
+    ends its request shows when it lands."""
+    going_on = [request for request in running if not _ends_in_flight(request, facts)]
+    counts = pool.counts()
+    return Snapshot(
+        running=[_view(request) for request in going_on],
+        waiting=[_view(request) for request in waiting],
+        num_prefilling=num_prefilling,
+        num_landing=len(running) - len(going_on),
+        pages_free=counts.free,
+        pages_total=counts.total,
+        page_tokens=facts.page_tokens,
+        max_running=facts.max_running,
+    )
+
+
+def _ends_in_flight(request: Request, facts: RankFacts) -> bool:
+    """Whether what is in flight is the last token, whatever it is."""
+    return request.num_in_flight > 0 and is_full(
+        num_tokens=request.num_known_soon,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        max_model_len=facts.max_model_len,
+    )
+
+
+def _view(request: Request) -> RequestView:
+    return RequestView(
+        request_id=request.request_id,
+        num_tokens=request.num_known_soon,
+        num_pages=len(request.pages),
+    )

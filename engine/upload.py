@@ -1,0 +1,13 @@
+"""From the host to the device without waiting for the device."""
+
+import numpy as np
+import torch
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """On a GPU the copy is enqueued behind the work of the current stream; on the CPU it is the
+    array's own memory. `array` may be written to again afterwards on a GPU only."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
