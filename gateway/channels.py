@@ -5,19 +5,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from proto.router_pb2 import WorkerRef
-from rpc.client import channel
 from rpc.multiplex_client import MultiplexClient
 
 
 class _Connection:
     def __init__(self, worker: WorkerRef) -> None:
-        self.channel = channel(worker.address)
-        self.calls = MultiplexClient(self.channel, peer_epoch=worker.epoch)
+        self.calls = MultiplexClient(worker.address, peer_epoch=worker.epoch)
         self.num_users = 0
 
     async def close(self) -> None:
         await self.calls.close()
-        await self.channel.close(grace=None)
 
 
 class ChannelPool:

@@ -37,21 +37,26 @@ class _Router:
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = channel(address)
-        self.calls = MultiplexClient(self._channel)
+        self._calls = MultiplexClient(address)
         self.announcements: RouterAsyncStub = RouterStub(self._channel)
+
+    @property
+    def is_connected(self) -> bool:
+        """It is there, as far as is known: each announcement looks."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def assign(self, request: bytes, timeout_seconds: float) -> bytes:
         with tracing.begin("assign", tracing.Kind.CLIENT) as span:
             if span.is_recording:
                 span.note({"epserve.router": self.address})
-            asking = self.calls.call(
+            asking = self._calls.call(
                 ASSIGN, request, timeout_seconds=timeout_seconds, trace=span.context
             )
             with asking as call:
                 return await call.take()
 
     async def close(self) -> None:
-        await self.calls.close()
+        await self._calls.close()
         await self._channel.close(grace=None)
 
     async def retire(self) -> None:
@@ -83,7 +88,7 @@ class Routers:
     @property
     def is_connected(self) -> bool:
         """Some router is there, as far as is known."""
-        return any(router.calls.is_connected for router in self._routers.values())
+        return any(router.is_connected for router in self._routers.values())
 
     async def assign(
         self, request: bytes, *, first_page: int | None, timeout_seconds: float
@@ -101,7 +106,7 @@ class Routers:
                 return await router.assign(request, max(0, seconds))
             except Unavailable as failure:
                 # One that is there knows more about why there is no pair.
-                if error is unknown or router.calls.is_connected:
+                if error is unknown or router.is_connected:
                     error = failure
         raise error
 
@@ -142,7 +147,7 @@ class Routers:
         def rank(router: _Router) -> tuple[bool, int]:
             # By address and page alone: all gateways agree, and when a router comes or goes
             # only its own share moves.
-            return not router.calls.is_connected, zlib.crc32(f"{router.address} {key}".encode())
+            return not router.is_connected, zlib.crc32(f"{router.address} {key}".encode())
 
         return sorted(self._routers.values(), key=rank)
 

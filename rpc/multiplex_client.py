@@ -1,6 +1,6 @@
 """The client's side of `Multiplex`: many calls over one stream.
 
-    peer = MultiplexClient(channel, peer_epoch=worker.epoch)
+    peer = MultiplexClient("host:port", peer_epoch=worker.epoch)
     with peer.call("/epserve.generate.v1.Decode/Generate", request, timeout_seconds=30) as call:
         while content := await call.take():      # b"" at a good end
             response = GenerateResponse.FromString(content)
@@ -11,24 +11,20 @@ what all calls were sent since the last one, and a call that is behind gets ever
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 import grpc
 
-from core.errors import DeadlineExceeded, Draining, EpserveError, InternalError, Unavailable
-from core.log import REQUEST_ID, get_logger
+from core.address import parse_address
+from core.errors import DeadlineExceeded, Draining, EpserveError, Unavailable
+from core.log import REQUEST_ID
 from core.trace_context import TRACE, TraceContext
 from proto.multiplex_pb2 import CallEnd, ClientFrame, OpenCall, ServerFrame
-from proto.multiplex_pb2_grpc import MultiplexStub
+from rpc.grpc_stream import GrpcStream
 from rpc.status import header_text, to_error
 
-if TYPE_CHECKING:  # only the stubs of the type checker have it
-    from proto.multiplex_pb2_grpc import MultiplexAsyncStub
-
-log = get_logger("rpc.multiplex")
-
+SESSION = "/epserve.rpc.v1.Multiplex/Session"
 # Requests that begin together are spread over frames of about this size.
 FRAME_BYTES = 4 * 2**20
 # The server is told of so many frames at once, with so many pieces, or of so many with fewer: a
@@ -41,25 +37,21 @@ MAX_WAITING_BYTES = 512 * 2**10
 
 
 class MultiplexClient:
-    """Calls to the server behind `channel`; opens a session when there is none."""
+    """Calls to the server at `address`; opens a session when there is none."""
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        address: str,
         *,
         peer_epoch: str = "",
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        self._channel = channel
-        self._stub: MultiplexAsyncStub = MultiplexStub(channel)
+        """Raises ValueError when `address` is not host:port."""
+        parse_address(address)
+        self._address = address
         self._peer_epoch = peer_epoch
         self._max_waiting_bytes = max_waiting_bytes
         self._session: _Session | None = None
-
-    @property
-    def is_connected(self) -> bool:
-        """There is a server, as far as is known."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def call(
         self,
@@ -73,7 +65,7 @@ class MultiplexClient:
         """Begins at once; leaving the `with` block of the result ends it. Request id and trace
         are by default those of the current context."""
         if self._session is None or self._session.is_over:
-            self._session = _Session(self._stub, self._peer_epoch)
+            self._session = _Session(self._address, self._peer_epoch)
         text = header_text(REQUEST_ID.get() if request_id is None else request_id)
         opened = OpenCall(
             method=method, request=request, timeout_seconds=timeout_seconds, request_id=text
@@ -167,7 +159,7 @@ class Call:
 class _Session:
     """One stream with its calls. It fails as a whole, and is never used again."""
 
-    def __init__(self, stub: "MultiplexAsyncStub", peer_epoch: str) -> None:
+    def __init__(self, address: str, peer_epoch: str) -> None:
         self.is_over = False
         self._peer_epoch = peer_epoch
         self._calls: dict[int, Call] = {}
@@ -176,47 +168,62 @@ class _Session:
         self._cancelled: list[int] = []
         self._num_read = 0  # frames, and their pieces, that the server was not told of
         self._num_pieces_read = 0
-        self._changed = asyncio.Event()
-        self._stream: Any = stub.Session(self._frames())
-        self._task = asyncio.create_task(self._read())
+        self._loop = asyncio.get_running_loop()
+        self._is_flushing = False
+        self._stream = GrpcStream(address, SESSION, self)
+        self._connecting = asyncio.create_task(self._stream.connect())
 
     def add(self, call: Call, opened: OpenCall) -> int:
         self._last_id += 1
         opened.call = self._last_id
         self._calls[self._last_id] = call
         self._opening.append(opened)
-        self._changed.set()
+        self._flush_soon()
         return self._last_id
 
     def leave(self, call_id: int) -> None:
         """The server is told that nobody wants more of a call."""
         if self._calls.pop(call_id, None) is not None and not self.is_over:
             self._cancelled.append(call_id)
-            self._changed.set()
+            self._flush_soon()
 
     async def close(self) -> None:
-        self.is_over = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._stream.close()
+        self._end_all(Unavailable("the connection is closing"))
+        self._connecting.cancel()
+        await asyncio.gather(self._connecting, return_exceptions=True)
 
-    async def _frames(self) -> AsyncIterator[ClientFrame]:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            if self.is_over:
-                return
-            cancelled = self._take_cancelled()
-            opening: list[OpenCall] = []
-            num_bytes = 0
-            while self._opening and num_bytes < FRAME_BYTES:
-                opened = self._opening.popleft()
-                num_bytes += len(opened.request)
-                opening.append(opened)
-            if self._opening:
-                self._changed.set()
-            num_read, self._num_read = self._num_read, 0
-            self._num_pieces_read = 0
-            yield ClientFrame(open=opening, cancel=cancelled, num_read=num_read)
+    # ---- out
+
+    def _flush_soon(self) -> None:
+        """What is asked for in one turn of the loop goes out together."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        self.on_room()
+
+    def on_room(self) -> None:
+        while self._stream.has_room and (frame := self._next_frame()) is not None:
+            self._stream.send(frame.SerializeToString())
+
+    def _next_frame(self) -> ClientFrame | None:
+        """What the server is to be told next; None when there is nothing."""
+        num_read = self._num_read if self._has_read_much() else 0
+        if not (self._opening or self._cancelled or num_read):
+            return None
+        cancelled = self._take_cancelled()
+        opening: list[OpenCall] = []
+        num_bytes = 0
+        while self._opening and num_bytes < FRAME_BYTES:
+            opened = self._opening.popleft()
+            num_bytes += len(opened.request)
+            opening.append(opened)
+        num_read, self._num_read = self._num_read, 0
+        self._num_pieces_read = 0
+        return ClientFrame(open=opening, cancel=cancelled, num_read=num_read)
 
     def _take_cancelled(self) -> set[int]:
         """Calls that the server is to end. Those that it has never heard of are dropped here: a
@@ -228,30 +235,31 @@ class _Session:
             cancelled.difference_update(opened.call for opened in waiting)
         return cancelled
 
-    async def _read(self) -> None:
-        error: EpserveError = Unavailable("the connection is closing")
-        try:
-            async for frame in self._stream:
-                self._deliver(frame)
-                self._num_read += 1
-                self._num_pieces_read += len(frame.pieces)
-                is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES
-                if is_much or self._num_read >= READ_SMALL_FRAMES:
-                    self._changed.set()
-            error = Draining("the server is stopping", failed_epoch=self._peer_epoch)
-        except grpc.aio.AioRpcError as failure:
-            error = to_error(failure, peer_epoch=self._peer_epoch)
-        except Exception:
-            log.exception("session ended by an unexpected exception")
-            error = InternalError("internal error")
-        finally:
-            self.is_over = True
-            self._stream.cancel()
-            # NOTE: grpc forgets to cancel whoever waits for a frame of a stream that has broken.
-            self._changed.set()
-            calls, self._calls = self._calls, {}
-            for call in calls.values():
-                call.end(error)
+    # ---- in
+
+    def on_message(self, content: bytes) -> None:
+        frame = ServerFrame.FromString(content)
+        self._deliver(frame)
+        self._num_read += 1
+        self._num_pieces_read += len(frame.pieces)
+        if self._has_read_much():
+            self._flush_soon()
+
+    def on_end(self, error: grpc.aio.AioRpcError | None) -> None:
+        if error is None:
+            self._end_all(Draining("the server is stopping", failed_epoch=self._peer_epoch))
+        else:
+            self._end_all(to_error(error, peer_epoch=self._peer_epoch))
+
+    def _has_read_much(self) -> bool:
+        is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES
+        return is_much or self._num_read >= READ_SMALL_FRAMES
+
+    def _end_all(self, error: EpserveError) -> None:
+        self.is_over = True
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.end(error)
 
     def _deliver(self, frame: ServerFrame) -> None:
         calls = self._calls

@@ -75,7 +75,7 @@ async def test_operators_calls_are_not_multiplexed(tmp_path: Path) -> None:
     # There, no metadata comes along.
     async with running(tmp_path, "serve") as (server, _, peer):
         await ready(peer)
-        client = MultiplexClient(server.address)
+        client = MultiplexClient(server.server.address)
         try:
             for method in ("Apply", "RollBack"):
                 name = f"/epserve.experts.v1.Experts/{method}"

@@ -21,7 +21,7 @@ from core.errors import (
 from core.log import REQUEST_ID
 from proto import generate_pb2, generate_pb2_grpc
 from proto.generate_pb2 import GenerateRequest, GenerateResponse, Token
-from rpc.client import channel, remaining_seconds
+from rpc.client import remaining_seconds
 from rpc.multiplex_client import Call, MultiplexClient
 from rpc.server import RpcServer
 
@@ -90,13 +90,12 @@ async def serving(**options: Any) -> AsyncIterator[Served]:
         generate_pb2_grpc.add_DecodeServicer_to_server, servicer, generate_pb2, "Decode"
     )  # fmt: skip
     await server.start()
-    async with channel(server.address) as peer:
-        client = MultiplexClient(peer, peer_epoch="epoch-0", **options)
-        try:
-            yield Served(server, servicer, client)
-        finally:
-            await client.close()
-            await server.stop(0)
+    client = MultiplexClient(server.address, peer_epoch="epoch-0", **options)
+    try:
+        yield Served(server, servicer, client)
+    finally:
+        await client.close()
+        await server.stop(0)
 
 
 async def tokens_of(call: Call) -> list[int]:
@@ -275,12 +274,11 @@ async def test_a_broken_session_leaves_no_task_behind() -> None:
 
 async def test_a_lost_client_ends_its_calls() -> None:
     async with serving() as served:
-        other = channel(served.server.address)
-        client = MultiplexClient(other)
+        client = MultiplexClient(served.server.address)
         request = GenerateRequest(model="hang", prompt_token_ids=[1]).SerializeToString()
         call = client.call(GENERATE, request, timeout_seconds=20)
         assert await call.take()
-        await other.close(grace=None)
+        await client.close()
         await eventually(lambda: served.servicer.num_running == 0)
         with pytest.raises(Unavailable):
             await call.take()

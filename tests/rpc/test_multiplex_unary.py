@@ -11,7 +11,6 @@ import pytest
 from core.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from proto import generate_pb2, generate_pb2_grpc
 from proto.generate_pb2 import AbortRequest, AbortResponse, PrefillRequest, PrefillResponse
-from rpc.client import channel
 from rpc.multiplex_client import MultiplexClient
 from rpc.server import RpcServer
 
@@ -50,13 +49,12 @@ async def serving() -> AsyncIterator[tuple[MultiplexClient, Prefiller]]:
         multiplexed=("Prefill",),
     )
     await server.start()
-    async with channel(server.address) as peer:
-        client = MultiplexClient(peer)
-        try:
-            yield client, servicer
-        finally:
-            await client.close()
-            await server.stop(0)
+    client = MultiplexClient(server.address)
+    try:
+        yield client, servicer
+    finally:
+        await client.close()
+        await server.stop(0)
 
 
 async def asked(client: MultiplexClient, num_tokens: int, model: str = "", **options: Any) -> int:

@@ -41,7 +41,7 @@ async def ask(address: str, trace: TraceContext | None) -> None:
     async with channel(address) as peer:
         metadata = request_metadata(trace=trace)
         await generate_pb2_grpc.PrefillStub(peer).Prefill(PrefillRequest(), metadata=metadata)
-        client = MultiplexClient(peer)
+        client = MultiplexClient(address)
         with client.call(GENERATE, b"", timeout_seconds=5, trace=trace) as call:
             assert await call.take()
             assert await call.take() == b""

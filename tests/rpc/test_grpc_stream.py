@@ -1,0 +1,303 @@
+"""A gRPC client of our own: gRPC's server must take it for any other, and it must bear any peer."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpc import grpc_stream, http2
+from rpc.grpc_stream import GrpcStream
+from rpc.options import MAX_MESSAGE_BYTES, SERVER_OPTIONS
+
+PATH = "/echo.Echo/Echo"
+
+
+class Heard:
+    """Sends what it is given as room comes, and keeps what it is told."""
+
+    def __init__(self, address: str, outgoing: list[bytes]) -> None:
+        self.messages: list[bytes] = []
+        self.ended: asyncio.Future[grpc.aio.AioRpcError | None]
+        self.ended = asyncio.get_running_loop().create_future()
+        self.outgoing = list(outgoing)
+        self.stream = GrpcStream(address, PATH, self)
+
+    def on_room(self) -> None:
+        while self.outgoing and self.stream.has_room:
+            self.stream.send(self.outgoing.pop(0))
+
+    def on_message(self, content: bytes) -> None:
+        self.messages.append(content)
+
+    def on_end(self, error: grpc.aio.AioRpcError | None) -> None:
+        self.ended.set_result(error)
+
+    async def end(self) -> grpc.aio.AioRpcError:
+        await self.stream.connect()
+        error = await asyncio.wait_for(self.ended, 60)
+        assert error is not None
+        return error
+
+
+Behaviour = Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]
+
+
+@asynccontextmanager
+async def serving(behaviour: Behaviour) -> AsyncIterator[str]:
+    """gRPC's own server."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    handler = grpc.stream_stream_rpc_method_handler(behaviour)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("echo.Echo", {"Echo": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def speaking(*content: bytes, ends: bool = False) -> AsyncIterator[str]:
+    """A peer that says this, whatever it hears."""
+    done = asyncio.Event()
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for part in content:
+            writer.write(part)
+            await writer.drain()
+        if not ends:
+            await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        done.set()
+        server.close()
+
+
+async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield request
+        if request == b"last":
+            return
+
+
+async def test_messages_of_all_sizes_go_both_ways() -> None:
+    source = random.Random(1)
+    sizes = [0, 1, 16378, 16379, 16380, 65_530, 65_536, 3 * 2**20, 18 * 2**20, 5, 0, 7]
+    messages = [source.randbytes(size) for size in sizes] + [b"x"] * 500 + [b"last"]
+    async with serving(echo) as address:
+        heard = Heard(address, messages)
+        await heard.stream.connect()
+        assert await asyncio.wait_for(heard.ended, 60) is None
+        assert heard.messages == messages
+
+
+async def test_a_server_that_reads_late_gets_everything() -> None:
+    go = asyncio.Event()
+
+    async def late(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await go.wait()
+        async for message in echo(requests, context):
+            yield message
+
+    messages = [bytes([number % 251]) * 2**20 for number in range(24)] + [b"last"]
+    async with serving(late) as address:
+        heard = Heard(address, messages)
+        await heard.stream.connect()
+        assert not heard.stream.has_room  # the windows are full
+        assert heard.outgoing
+        go.set()
+        assert await asyncio.wait_for(heard.ended, 60) is None
+        assert heard.messages == messages
+
+
+async def refusing(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    trailers = (("error-code", "full"), ("details-bin", b"\x00\xff\x01"))
+    if await anext(aiter(requests)) == b"talks":
+        yield b"before"
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "50 % of the größten", trailers)
+
+
+@pytest.mark.parametrize("first", [b"talks", b"is silent"])
+async def test_errors_are_those_that_grpcs_own_client_sees(first: bytes) -> None:
+    async with serving(refusing) as address:
+        error = await Heard(address, [first]).end()
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.stream_stream(PATH)(iter([first]))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call:
+                    pass
+    expected = caught.value
+    assert (error.code(), error.details()) == (expected.code(), expected.details())
+    wanted = dict(expected.trailing_metadata() or ())
+    assert wanted
+    assert wanted.items() <= dict(error.trailing_metadata() or ()).items()
+
+
+async def test_a_method_that_is_not_there_and_a_server_that_stops() -> None:
+    async with serving(echo) as address:
+        heard = Heard(address, [])
+        heard.stream._path = "/echo.Echo/Nothing"
+        assert (await heard.end()).code() is grpc.StatusCode.UNIMPLEMENTED
+        heard = Heard(address, [b"a"])
+        await heard.stream.connect()
+        while not heard.messages:
+            await asyncio.sleep(0.01)
+    assert await asyncio.wait_for(heard.ended, 60) is not None
+    error = await Heard(address, []).end()  # nobody listens there any more
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+HELLO = http2.settings(())
+GOOD = http2.header_block(((b":status", b"200"), (b"content-type", b"application/grpc")))
+HEAD = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, GOOD)
+END = http2.END_HEADERS | http2.END_STREAM
+BAD_STATUS = http2.header_block([(b"grpc-status", b"x")])
+LARGE = MAX_MESSAGE_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n", "UNAVAILABLE"),
+        (HELLO + b"\xff" * 4000, "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.HEADERS, END, 1, b"\xff\xff\xff"), "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.CONTINUATION, END, 1, GOOD), "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.HEADERS, 0, 1, GOOD) + HELLO, "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.DATA, http2.PADDED, 1, b"\x09ab"), "UNAVAILABLE"),
+        (HELLO + HEAD + http2.frame(http2.DATA, 0, 3, b"ab"), "UNAVAILABLE"),
+        (HELLO + HEAD + http2.frame(http2.DATA, 0, 1, b"\1\0\0\0\0"), "UNAVAILABLE"),
+        (HELLO + HEAD + http2.frame(0, 0, 1, b"\0" + LARGE.to_bytes(4, "big")), "UNAVAILABLE"),
+        (HELLO + HEAD + http2.frame(http2.DATA, http2.END_STREAM, 1, b""), "INTERNAL"),
+        (HELLO + http2.frame(http2.SETTINGS, 0, 0, b"abc"), "UNAVAILABLE"),
+        (http2.settings([(4, 2**31)]), "UNAVAILABLE"),
+        (http2.settings([(5, 1)]), "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.PUSH_PROMISE, 0, 1, b"\0\0\0\2"), "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.GOAWAY, 0, 0, b"\0" * 8), "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.RST_STREAM, 0, 1, b"\0\0\0\7"), "UNAVAILABLE"),
+        (HELLO + http2.frame(http2.RST_STREAM, 0, 1, b"\0\0\0\x08"), "CANCELLED"),
+        (HELLO + http2.frame(http2.RST_STREAM, 0, 1, b"\0\0\0\2"), "INTERNAL"),
+        (
+            HELLO + http2.frame(http2.HEADERS, END, 1, http2.header_block([(b":status", b"503")])),
+            "UNAVAILABLE",
+        ),
+        (
+            HELLO + http2.frame(http2.HEADERS, END, 1, BAD_STATUS),
+            "UNKNOWN",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_is_said_wrongly_ends_the_stream(said: bytes, code: str) -> None:
+    async with speaking(said) as address:
+        heard = Heard(address, [b"hello"])
+        assert (await heard.end()).code().name == code
+        assert not heard.messages
+        assert not heard.stream.has_room
+
+
+async def test_headers_in_parts_padding_and_messages_in_parts_are_understood() -> None:
+    block = hpack.Encoder().encode([("x-long", "y" * 300), ("grpc-status", "0")])
+    said = (
+        HELLO
+        + HEAD
+        + http2.frame(http2.DATA, http2.PADDED, 1, b"\x03" + b"\0\0\0" + b"...")
+        + http2.frame(http2.DATA, 0, 1, b"\0\2a")
+        + http2.frame(http2.GOAWAY, 0, 0, b"\x7f\xff\xff\xff" + b"\0" * 4)
+        + http2.frame(0xF, 0, 9, b"of a kind that is not known")
+        + http2.frame(http2.DATA, 0, 1, b"b\0\0\0\0\0")
+        + http2.frame(http2.HEADERS, http2.END_STREAM, 1, block[:100])
+        + http2.frame(http2.CONTINUATION, http2.END_HEADERS, 1, block[100:])
+    )
+    async with speaking(*(said[at : at + 5] for at in range(0, len(said), 5))) as address:
+        heard = Heard(address, [])
+        await heard.stream.connect()
+        assert await asyncio.wait_for(heard.ended, 60) is None
+        assert heard.messages == [b"ab", b""]
+
+
+async def test_a_peer_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_stream, "CONNECT_SECONDS", 0.2)
+    async with speaking() as address:
+        error = await Heard(address, []).end()
+        assert "no answer" in (error.details() or "")
+    monkeypatch.setattr(grpc_stream, "CONNECT_SECONDS", 20.0)
+    monkeypatch.setattr(grpc_stream, "TICK_SECONDS", 0.01)
+    async with speaking(HELLO) as address:  # and then never again
+        error = await Heard(address, []).end()
+        assert "does not answer" in (error.details() or "")
+    monkeypatch.setattr(grpc_stream, "TICK_SECONDS", 20.0)
+    async with speaking(HELLO, ends=True) as address:
+        assert "is lost" in ((await Heard(address, []).end()).details() or "")
+
+
+async def test_a_peer_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_stream, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(grpc_stream, "GONE_AFTER_TICKS", 1000)
+    pings: list[bytes] = []
+    original = GrpcStream._accept
+
+    def accept(stream: GrpcStream, one: http2.Frame) -> None:
+        if one.kind == http2.PING and one.flags & http2.ACK:
+            pings.append(one.payload)
+        original(stream, one)
+
+    monkeypatch.setattr(GrpcStream, "_accept", accept)
+    async with serving(echo) as address:
+        heard = Heard(address, [])
+        await heard.stream.connect()
+        async with asyncio.timeout(60):
+            while len(pings) < 3:
+                await asyncio.sleep(0.01)
+        assert not heard.ended.done()
+        heard.stream.close()
+        assert set(pings) == {b"epserve."}
+
+
+async def test_a_user_that_fails_ends_its_stream() -> None:
+    async with serving(echo) as address:
+        heard = Heard(address, [b"x"])
+        heard.on_message = lambda content: 1 / 0  # type: ignore[method-assign, assignment]
+        assert (await heard.end()).code() is grpc.StatusCode.INTERNAL
+
+
+FRAMES = st.lists(
+    st.tuples(
+        st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=40)
+    ),
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(FRAMES, st.lists(st.integers(1, 30), min_size=1, max_size=5))
+def test_frames_are_found_however_they_are_cut(
+    frames: list[tuple[int, int, int, bytes]], cuts: list[int]
+) -> None:
+    content = b"".join(http2.frame(*one) for one in frames)
+    reader, found, position = http2.FrameReader(), [], 0
+    while position < len(content):
+        size = cuts[len(found) % len(cuts)]
+        found += reader.feed(content[position : position + size])
+        position += size
+    assert found == frames
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=400), st.binary(max_size=400)), max_size=4)
+)
+def test_headers_are_read_by_the_library(headers: list[tuple[bytes, bytes]]) -> None:
+    decoded = hpack.Decoder().decode(http2.header_block(headers), raw=True)
+    assert [(bytes(name), bytes(value)) for name, value in decoded] == headers
