@@ -58,7 +58,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            wait_until(self.is_ready, 90, f"cluster ready; it said: {self.output()}")
+            wait_until(self.is_ready, 240, f"cluster ready; it said: {self.output()}")
         except BaseException:
             self.close()
             raise
@@ -79,7 +79,7 @@ class Cluster:
         self._channel.close()
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(60)
+            self.process.wait(120)
         finally:
             self.process.kill()
             self._output.close()
@@ -120,7 +120,7 @@ class Cluster:
             for rank in worker.ranks
         )
 
-    def assert_nothing_held(self, seconds: float = 30.0) -> None:
+    def assert_nothing_held(self, seconds: float = 60.0) -> None:
         """All pages free and no request open, on every rank of every worker."""
 
         def nothing_held() -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # importing it warns
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     # Both warn of what the libraries below them deprecate.
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.cluster.harness import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 QUESTION = "What is 37 + 48?"
 WORKING = "\n37+48\n7+8=15 carry: 5\n3+4+1=8: 85\n=85\n"

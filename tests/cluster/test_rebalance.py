@@ -83,7 +83,7 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for running in self._running:
-            running.result(120)
+            running.result(240)
         self._pool.shutdown()
 
 
@@ -134,7 +134,7 @@ def by_rank(placed: Any) -> list[list[list[int]]]:
 
 def ctl(cluster: Cluster, *arguments: str) -> Any:
     command = [sys.executable, "-m", "ctl", *arguments, "--router", f"127.0.0.1:{cluster.port + 1}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -159,7 +159,7 @@ def test_rebalances_in_a_row(cluster: Cluster, num_rebalances: int) -> None:
     report = ctl(cluster, "expert-load", "--output", "json")
     assert report["placement_version"] == before.placement_version + num_rebalances + 2
     assert report["num_tokens"] > before.num_tokens
-    cluster.assert_nothing_held(20)
+    cluster.assert_nothing_held()
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -178,9 +178,9 @@ def test_a_rank_killed_while_experts_move(cluster: Cluster, victim: int) -> None
             (now,) = cluster.workers(worker_pb2.ROLE_DECODE) or (worker,)
             return now.identity.epoch != worker.identity.epoch and now.ready
 
-        wait_until(is_back, 60, "the group started again")
+        wait_until(is_back, 240, "the group started again")
         answered = clients.num_answers
-        wait_until(lambda: clients.num_answers > answered, 30, "it answers")
+        wait_until(lambda: clients.num_answers > answered, 120, "it answers")
     for refusal in clients.refusals:
         assert int(refusal.headers["retry-after"]) >= 1
     load = operator.load()
@@ -188,4 +188,4 @@ def test_a_rank_killed_while_experts_move(cluster: Cluster, victim: int) -> None
     in_turn = [*range(NUM_EXPERTS), *range(NUM_REDUNDANT)]
     assert placement_of(load) == [in_turn] * len(load.layers)
     list(operator.apply(operator.shuffled(random.Random(7))))
-    cluster.assert_nothing_held(20)
+    cluster.assert_nothing_held()

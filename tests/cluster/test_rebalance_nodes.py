@@ -30,13 +30,13 @@ def nodes(tmp_path: Path) -> Iterator[list[grpc.Channel]]:
             command += ["--rendezvous", f"127.0.0.1:{rendezvous}", "--expert-group", "pool"]
             command += ["--num-redundant-experts", "4", "--stop-grace-seconds", "0"]
             process = stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY))
-            stack.callback(process.wait, 20)
+            stack.callback(process.wait, 60)
             processes.append(process)
             channels.append(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")))
         for process in processes:  # first of all: they leave together
             stack.callback(process.terminate)
         for channel in channels:
-            wait_until(lambda channel=channel: status(channel).ready, 90, "the node is ready")
+            wait_until(lambda channel=channel: status(channel).ready, 240, "the node is ready")
         yield channels
 
 

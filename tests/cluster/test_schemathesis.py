@@ -74,6 +74,6 @@ def test_no_server_error_and_no_undocumented_status(
         for path in ("/v1/chat/completions", "/v1/completions"):
             assert counts[path, "200"] >= 20, "hardly any request was a good one"
         assert not [code for _, code in +counts if code >= "500"], counts
-        cluster.assert_nothing_held(20)
+        cluster.assert_nothing_held()
         assert cluster.complete([5, 6, 7], 4)["usage"]["completion_tokens"] >= 1
         assert "restart" not in cluster.output().lower()

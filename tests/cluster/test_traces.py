@@ -81,7 +81,7 @@ def trace_of(collector: Collector, trace_id: str, num_generated: int) -> list[Se
             names.count(name) >= num_of(name, num_generated) for name in PARENTS
         )
 
-    wait_until(complete, 30, f"{num_generated} legs of trace {trace_id}")
+    wait_until(complete, 60, f"{num_generated} legs of trace {trace_id}")
     time.sleep(0.5)  # should there be more than there ought to be
     return collector.trace(trace_id)
 
@@ -169,7 +169,7 @@ def test_a_request_that_moves_stays_in_its_trace(cluster: Cluster, collector: Co
         lines = reply.iter_lines()
         while '"content":"' not in next(lines).replace('"content":""', ""):
             pass
-        busy = wait_until(lambda: busy_worker(cluster), 10, "a worker says that it is busy")
+        busy = wait_until(lambda: busy_worker(cluster), 60, "a worker says that it is busy")
         with grpc.insecure_channel(busy.identity.address) as peer:
             stub = worker_pb2_grpc.WorkerStub(peer)
             stub.Drain(worker_pb2.DrainRequest(grace_seconds=0), timeout=30)

@@ -71,4 +71,4 @@ def test_answers_stay_while_experts_move(model: Path, tmp_path: Path) -> None:
                 assert list(operator.apply(plan))[-1].num_bytes_done > 0
                 assert by_rank(operator.load()) == by_rank(plan)
         assert not clients.refusals
-        cluster.assert_nothing_held(20)
+        cluster.assert_nothing_held()

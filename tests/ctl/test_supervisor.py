@@ -266,6 +266,6 @@ def test_children_die_with_a_killed_launcher(tmp_path: Path) -> None:
         child = psutil.Process(int(launcher.stdout.readline()))
     launcher.kill()
     launcher.wait()
-    gone, alive = psutil.wait_procs([child], timeout=5)
+    gone, alive = psutil.wait_procs([child], timeout=30)
     assert gone == [child]
     assert alive == []

@@ -17,7 +17,7 @@ from rpc.client import channel
 from tests.deploy.chart import ROOT, PodTemplate
 
 MODEL = ROOT / "demo_model" / "checkpoint"
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 
 
 class RunningPod:

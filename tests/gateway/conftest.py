@@ -107,7 +107,7 @@ async def running_gateway(
     stop = stop or asyncio.Event()
     task = asyncio.create_task(serve(settings, ServedModel.load(settings), listener, stop))
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             await asyncio.wait_for(cluster.router.announced.wait(), 20)
             while (await client.get("/health")).status_code != 200:
                 await asyncio.sleep(0.01)

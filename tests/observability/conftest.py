@@ -29,5 +29,5 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             asyncio.run(play(cluster, prometheus))
             # What happened last has been scraped when a later scrape says so.
             ended = 'sum(epserve_gateway_num_running_requests) == 0 and sum(up{job="gateway"}) == 1'
-            wait_until(lambda: prometheus.now(ended), 60, "a scrape behind the last request")
+            wait_until(lambda: prometheus.now(ended), 120, "a scrape behind the last request")
             yield Played(cluster, prometheus, targets)

@@ -56,12 +56,12 @@ class Prometheus:
                 command, stdout=log, stderr=log, env=os.environ | {"GOMAXPROCS": "1"}
             )
         self.url = f"http://127.0.0.1:{port}"
-        self._client = httpx.Client(base_url=self.url, timeout=30)
+        self._client = httpx.Client(base_url=self.url, timeout=60)
         self.began_at = time.time()
 
     def __enter__(self) -> Self:
         try:
-            wait_until(self._all_up, 60, f"all targets up: {self._log_path}")
+            wait_until(self._all_up, 180, f"all targets up: {self._log_path}")
         except BaseException:
             self.close()
             raise

@@ -40,7 +40,7 @@ def metrics_targets(cluster: Cluster) -> dict[str, str]:
         row = r"((?:gateway|router|prefill|decode)[\w-]*) .*?http://(\S+?)/metrics"
         return dict(re.findall(row, cluster.output()))
 
-    wait_until(lambda: len(told()) == NUM_PROCESSES, 90, "the table of processes")
+    wait_until(lambda: len(told()) == NUM_PROCESSES, 240, "the table of processes")
     return told()
 
 
@@ -60,13 +60,13 @@ OF_BALANCING = (
     "epserve_expert_placement_version",
     'epserve_expert_rebalances_total{outcome="done"}',
 )
-SCENE_SECONDS = 90.0
+SCENE_SECONDS = 180.0
 
 
 async def play(cluster: Cluster, prometheus: Prometheus) -> None:
     """All of it; returns when every request has ended and Prometheus has seen it."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=limits) as client:
         scenes = Scenes(cluster, client, prometheus)
         await scenes.ordinary_requests()
         await scenes.wrong_requests()
