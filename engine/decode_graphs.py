@@ -61,6 +61,12 @@ class DecodeGraphs:
         # Of all sizes: graphs share their memory, so each leaves its result here.
         self._logits = torch.zeros(self.sizes[-1], vocab_size, dtype=torch.float32, device=device)
         self._replays: dict[int, Step] = {}
+        self._recorded_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the device, once all is recorded."""
+        return self._buffers.num_bytes + self._logits.nbytes + self._recorded_bytes
 
     @torch.inference_mode()
     def capture_all(self, on_graph: OnGraph | None = None) -> None:
@@ -70,12 +76,13 @@ class DecodeGraphs:
         for done, size in enumerate(reversed(self.sizes), start=1):
             self._buffers.fill((), size)
             self._replays[size] = self._capture(lambda size=size: self._step(size))
+            self._recorded_bytes = self._capture.reserved_bytes() - before
             log.info(
-                "graph captured",
+                "decode step recorded",
                 size=size,
                 done=f"{done}/{len(self.sizes)}",
                 seconds=round(time.monotonic() - began, 1),
-                gib=round((self._capture.reserved_bytes() - before) / GIB, 3),
+                gib=round(self._recorded_bytes / GIB, 3),
             )
             if on_graph is not None:
                 on_graph(done, len(self.sizes))

@@ -204,6 +204,7 @@ class Ready(Frozen, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     start_seconds: tuple[tuple[str, float], ...] = ()  # (phase of the start, how long it took)
+    memory: tuple[tuple[str, int, int], ...] = ()  # (term, planned bytes, used bytes)
     moe_layers: tuple[int, ...] = ()  # layers of the model that have experts to choose from
     num_expert_groups: int = 1  # of a layer's experts, as the gate has them
     experts_per_token: int = 1

@@ -17,18 +17,18 @@ import torch
 from core.log import configure, get_logger
 from core.process import die_with_parent
 from engine.cpu_threads import CpuThreads
-from engine.expert_placement import starting_placement
 from engine.fingerprint import kv_fingerprint
-from engine.kv_memory import KvPlan, make_kv_cache, plan_kv, rank_memory_bytes
+from engine.kv_memory import KvPlan
 from engine.link import RankLink
-from engine.messages import Failed, RankStats, Ready, Sampling
+from engine.messages import Failed, RankStats, Ready
+from engine.model_loading import weights_revision
 from engine.pages import PagePool
+from engine.rank_model import RankModel
 from engine.rank_start import RankStart
-from engine.runner import Piece, Runner
-from engine.sampler import SampleRow
+from engine.runner import Runner
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
-from ep.expert_shard import ExpertShard, make_dispatcher
+from ep.dispatchers import Dispatchers
 from ep.group import EpGroup
 from kernels.paths import paths
 from model.batch import AttentionForm
@@ -62,6 +62,8 @@ class RankContext:
     runner: Runner
     link: RankLink
     start_seconds: tuple[tuple[str, float], ...] = ()
+    dispatchers: Dispatchers | None = None
+    memory: tuple[tuple[str, int, int], ...] = ()  # (term, planned bytes, used bytes)
 
     @property
     def ready(self) -> Ready:
@@ -77,10 +79,9 @@ class RankContext:
             eos_token_ids=self.config.eos_token_ids,
             vocab_size=self.config.vocab_size,
             start_seconds=self.start_seconds,
+            memory=self.memory,
             moe_layers=tuple(
-                layer
-                for layer in range(self.config.num_layers)
-                if not self.config.is_dense(layer)
+                layer for layer in range(self.config.num_layers) if not self.config.is_dense(layer)
             ),
             num_expert_groups=self.config.num_groups,
             experts_per_token=self.config.experts_per_token,
@@ -88,6 +89,8 @@ class RankContext:
 
     def close(self) -> None:
         self.transfer.close()
+        if self.dispatchers is not None:
+            self.dispatchers.close()
         self.group.close()
 
 
@@ -121,7 +124,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
 
 
 def build_context(start: RankStart, link: RankLink) -> RankContext:
-    """Joins the EP group, loads the model, makes and registers the KV pool, warms up."""
+    """Joins the EP group, makes what computes, registers the KV pool for transfer."""
     clock = StartClock()
     settings = WorkerSettings.model_validate(start.settings)
     configure(
@@ -134,7 +137,6 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
     config = ModelConfig.from_folder(settings.model)
     threads = CpuThreads(config, settings.threads or _threads_of(settings))
-    placement = starting_placement(settings, config, start.size)
     group = EpGroup.create(
         rank=start.rank,
         size=start.size,
@@ -145,33 +147,34 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         backend=settings.ep_backend,
     )
     clock.note("group")
-    dispatcher = make_dispatcher(group, placement.slots_per_rank)
-    experts = ExpertShard.build(
-        placement, start.rank, dispatcher, device, fold_shared=settings.shared_expert == "folded"
+    form = FORMS[start.role]
+    built = RankModel.build(
+        settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
-    model = DeepseekV3.load(settings.model, device=device, dtype=dtype, experts=experts)
-    clock.note("load")
-    memory_bytes = rank_memory_bytes(settings, device)
-    plan = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=memory_bytes)
-    kv_cache = make_kv_cache(settings, config, plan, device, dtype)
     transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
-    transfer.register(kv_cache)
-    clock.note("memory")
+    transfer.register(built.kv_cache)
+    clock.note("transfer")
     on_cpu = device.type == "cpu"
-    runner = Runner(model, kv_cache, FORMS[start.role], threads if on_cpu else None)
-    _warm_up(runner, start.size)
-    clock.note("warm_up")
-    experts.counts.zero_()
+    runner = Runner(
+        built.model,
+        built.kv_cache,
+        form,
+        threads if on_cpu else None,
+        graphs=built.graphs,
+        in_background=on_cpu and start.role == "decode" and bool(settings.overlap_schedule),
+    )
     return RankContext(
         start=start,
         settings=settings,
         config=config,
-        kv_plan=plan,
+        kv_plan=built.plan.kv,
         kv_fingerprint=_fingerprint_of(settings, config),
         group=group,
-        model=model,
-        kv_cache=kv_cache,
-        pool=PagePool(plan.num_pages),
+        dispatchers=built.dispatchers,
+        model=built.model,
+        kv_cache=built.kv_cache,
+        memory=built.memory,
+        pool=PagePool(built.plan.kv.num_pages),
         transfer=transfer,
         runner=runner,
         link=link,
@@ -185,6 +188,7 @@ def _fingerprint_of(settings: WorkerSettings, config: ModelConfig) -> str:
         config,
         dtype_name=settings.dtype_name,
         page_tokens=settings.page_tokens,
+        revision=weights_revision(settings),
     )
 
 
@@ -198,11 +202,3 @@ def _take_device(settings: WorkerSettings, start: RankStart) -> torch.device:
 def _threads_of(settings: WorkerSettings) -> int:
     return max(1, len(os.sched_getaffinity(0)) // settings.ranks)
 
-
-def _warm_up(runner: Runner, size: int) -> None:
-    """One token through the model on every rank: what is built lazily is built before `Ready`.
-    It writes to page 0, which nobody owns yet."""
-    piece = Piece(
-        token_ids=[0], start=0, pages=[0], sample=SampleRow(sampling=Sampling(), position=1)
-    )
-    runner.step([piece], (1,) * size)

@@ -9,6 +9,10 @@ import os
 import time
 from pathlib import Path
 
+from core.log import get_logger
+
+log = get_logger("engine.start_clock")
+
 # Behind the closing parenthesis of the name: what `proc(5)` calls starttime, in clock ticks.
 _STARTTIME = 19
 
@@ -22,8 +26,10 @@ class StartClock:
         self._last = time.monotonic()
 
     def note(self, phase: str) -> None:
+        """`phase` is over; logged."""
         now = time.monotonic()
         self._seconds.append((phase, now - self._last))
+        log.info("start phase over", phase=phase, seconds=round(now - self._last, 2))
         self._last = now
 
     def seconds(self) -> tuple[tuple[str, float], ...]:

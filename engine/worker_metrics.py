@@ -211,13 +211,25 @@ def _facts(ready: Sequence[Ready]) -> Iterator[Family]:
     phases = GaugeMetricFamily(
         "epserve_start_seconds",
         "How long each phase of a rank's start took: python (interpreter and imports), group, "
-        "load, memory, warm_up",
+        "plan (of memory), dispatchers, load, memory (KV pages), warm_up (kernels compiled), "
+        "graphs (decode steps recorded), transfer (pages registered)",
         labels=["rank", "phase"],
     )
     for rank in ready:
         for phase, seconds in rank.start_seconds:
             phases.add_metric([str(rank.rank), phase], seconds)
     yield phases
+    memory = GaugeMetricFamily(
+        "epserve_memory_bytes",
+        "Memory of a rank's device by what it is for: as it was planned, and as it turned out "
+        "once loaded",
+        labels=["rank", "term", "state"],
+    )
+    for rank in ready:
+        for term, planned, used in rank.memory:
+            memory.add_metric([str(rank.rank), term, "planned"], planned)
+            memory.add_metric([str(rank.rank), term, "used"], used)
+    yield memory
     info = GaugeMetricFamily(
         "epserve_kv_info",
         "Always 1; the labels say how many tokens a KV page has and how many pages a rank",

@@ -1,0 +1,209 @@
+"""What a rank computes with: planned, then loaded, allocated, warmed up and recorded.
+
+    built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
+    built.runner(...)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.log import get_logger
+from core.memory_term import MemoryTerm
+from engine.decode_graphs import Decode, DecodeGraphs, graph_sizes
+from engine.expert_placement import starting_placement
+from engine.graph_capture import CudaCapture
+from engine.kv_memory import make_kv_cache, rank_memory_bytes
+from engine.memory_plan import GRAPHS, KV, MemoryPlan, plan_memory
+from engine.model_loading import load_model, open_weights
+from engine.settings import WorkerSettings
+from engine.start_clock import StartClock
+from engine.warm_up import warm_up
+from ep.dispatch_needs import DispatchNeeds
+from ep.dispatchers import Dispatchers, agree, dispatch_terms, make_dispatchers
+from ep.expert_shard import ExpertShard
+from ep.group import EpGroup
+from ep.token_caps import decode_cap
+from model.batch import AttentionForm
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.decode_batch import DecodeBatch
+from model.deepseek import DeepseekV3
+from model.weight_bytes import held_weights, planned_weights
+from model.weights import Weights
+
+log = get_logger("engine.rank_model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModel:
+    """`kv_cache` is [L, pages, page_tokens, kv_dim]; `memory` are (term, planned, used bytes)."""
+
+    plan: MemoryPlan
+    dispatchers: Dispatchers
+    model: DeepseekV3
+    kv_cache: torch.Tensor
+    graphs: DecodeGraphs | None
+    memory: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def build(
+        cls,
+        settings: WorkerSettings,
+        config: ModelConfig,
+        group: EpGroup,
+        *,
+        form: AttentionForm,
+        device: torch.device,
+        dtype: torch.dtype,
+        clock: StartClock,
+    ) -> "RankModel":
+        """On all ranks of the group at once. ValueError for a plan that does not fit."""
+        placement = starting_placement(settings, config, group.size)
+        sizes = recorded_sizes(settings, form)
+        needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
+        choice = agree(group, settings.ep_dispatcher, needs, device)
+        source = open_weights(settings, device)
+        plan = plan_memory(
+            settings,
+            config,
+            weights=_planned_weights(settings, config, source, needs.slots_per_rank, device, dtype),
+            dispatch=dispatch_terms(choice.name, needs, group.size),
+            graph_sizes=sizes,
+            num_slots=needs.slots_per_rank,
+            itemsize=dtype.itemsize,
+            memory_bytes=rank_memory_bytes(settings, device),
+        )
+        plan.log(group.rank)
+        clock.note("plan")
+        dispatchers = make_dispatchers(group, choice, needs, device)
+        experts = ExpertShard.build(
+            placement,
+            group.rank,
+            dispatchers.dispatcher,
+            device,
+            fold_shared=settings.shared_expert == "folded",
+            aligned=dispatchers.aligned,
+            masked=dispatchers.masked,
+        )
+        clock.note("dispatchers")
+        model = load_model(
+            source,
+            settings,
+            rank=group.rank,
+            device=device,
+            dtype=dtype,
+            experts=experts,
+            num_layers=config.num_layers,
+        )
+        clock.note("load")
+        kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
+        clock.note("memory")
+        warm_up(
+            model,
+            kv_cache,
+            form,
+            longest=needs.step_tokens,
+            num_ranks=group.size,
+            on_gpu=device.type == "cuda",
+        )
+        clock.note("warm_up")
+        graphs = record(settings, model, kv_cache, plan, sizes)
+        clock.note("graphs")
+        experts.counts.zero_()
+        used = {term.name: term.num_bytes for term in held_weights(model)}
+        used[KV] = kv_cache.nbytes
+        if graphs is not None:
+            used[GRAPHS] = graphs.num_bytes
+        plan.log_used(group.rank, used)
+        return cls(
+            plan=plan,
+            dispatchers=dispatchers,
+            model=model,
+            kv_cache=kv_cache,
+            graphs=graphs,
+            memory=plan.with_used(used),
+        )
+
+
+def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
+    """Batch sizes of decode steps that are recorded; none on a CPU."""
+    if form is not AttentionForm.ABSORBED or settings.device == "cpu" or not settings.cuda_graph:
+        return ()
+    return graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
+
+
+def dispatch_needs(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    slots_per_rank: int,
+    form: AttentionForm,
+    itemsize: int,
+) -> DispatchNeeds:
+    sizes = recorded_sizes(settings, form)
+    decodes = form is AttentionForm.ABSORBED
+    return DispatchNeeds(
+        hidden=config.hidden_size,
+        itemsize=itemsize,
+        slots_per_rank=slots_per_rank,
+        num_choices=config.experts_per_token,
+        step_tokens=settings.max_running if decodes else settings.step_tokens,
+        masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
+    )
+
+
+def record(
+    settings: WorkerSettings,
+    model: DeepseekV3,
+    kv_cache: torch.Tensor,
+    plan: MemoryPlan,
+    sizes: Sequence[int],
+) -> DecodeGraphs | None:
+    """On all ranks at once; None where nothing is to be recorded."""
+    if not sizes:
+        log.info("decode steps are not recorded", cuda_graph=settings.cuda_graph)
+        return None
+    decode: Decode = model.decode
+    if settings.torch_compile:
+        decode = compiled_up_to(settings.torch_compile_max_batch, decode)
+    graphs = DecodeGraphs(
+        decode,
+        kv_cache,
+        sizes=sizes,
+        max_pages=-(-plan.kv.max_model_len // settings.page_tokens),
+        vocab_size=model.config.vocab_size,
+        capture=CudaCapture(kv_cache.device),
+    )
+    graphs.capture_all()
+    return graphs
+
+
+def compiled_up_to(max_batch: int, decode: Decode) -> Decode:
+    """`decode`, through torch.compile for at most `max_batch` rows: each size is compiled by
+    itself."""
+    compiled: Decode = torch.compile(decode, dynamic=False)
+
+    def choose(batch: DecodeBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        way = compiled if len(batch.token_ids) <= max_batch else decode
+        return way(batch, kv_cache)
+
+    return choose
+
+
+def _planned_weights(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    source: Checkpoint,
+    num_slots: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[MemoryTerm, ...]:
+    """CheckpointError for a folder that does not fit the configuration."""
+    source.check(config)
+    return planned_weights(
+        Weights(checkpoint=source, device=device, dtype=dtype),
+        config,
+        num_slots=num_slots,
+        fold_shared=settings.shared_expert == "folded",
+    )

@@ -1,0 +1,80 @@
+"""Runs every kernel that a rank will need once, so that what is compiled or allocated lazily is
+there before the rank says `Ready`.
+
+    warm_up(model, kv_cache, form, longest=2048, num_ranks=4, on_gpu=True)
+
+Layers of one kind have the same shapes: on a GPU a dense one and one with experts stand for all,
+and passes of 1, 2, 4, ... tokens for all lengths, since kernels are chosen by powers of two. What
+is compiled stays on disk (Triton's cache, DeepGEMM's), so that the next start finds it. A CPU
+compiles nothing: one token through the whole model there. The passes write to pages that nobody
+owns yet.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from core.log import get_logger
+from engine.messages import Sampling
+from engine.runner import Piece, Runner
+from engine.sampler import SampleRow
+from model.batch import AttentionForm
+from model.deepseek import DeepseekV3
+
+log = get_logger("engine.warm_up")
+
+
+def warm_up(
+    model: DeepseekV3,
+    kv_cache: torch.Tensor,
+    form: AttentionForm,
+    *,
+    longest: int,
+    num_ranks: int,
+    on_gpu: bool,
+) -> None:
+    """`longest` is the largest number of tokens of a pass. To be called on all ranks at once."""
+    whole = Runner(model, kv_cache, form)
+    pages = range(kv_cache.shape[1])
+    whole.step([_piece(1, pages)], (1,) * num_ranks)
+    if not on_gpu:
+        return
+    layers = representatives(model)
+    short = Runner(
+        replace(model, layers=tuple(model.layers[layer] for layer in layers)),
+        kv_cache[layers[0] : layers[-1] + 1],
+        form,
+    )
+    began = time.monotonic()
+    room = kv_cache.shape[1] * kv_cache.shape[2]
+    for length in lengths_up_to(min(longest, room)):
+        pieces = (
+            [_piece(length, pages)]
+            if form is AttentionForm.PLAIN
+            else [_piece(1, pages) for _ in range(length)]
+        )
+        short.step(pieces, (length,) * num_ranks)
+        seconds = round(time.monotonic() - began, 1)
+        log.info("warmed up", tokens=length, up_to=longest, seconds=seconds)
+
+
+def representatives(model: DeepseekV3) -> list[int]:
+    """The last dense layer, and the first with experts behind it; one where all are alike."""
+    num_dense = min(model.config.num_dense_layers, model.config.num_layers)
+    return [layer for layer in (num_dense - 1, num_dense) if 0 <= layer < model.config.num_layers]
+
+
+def lengths_up_to(longest: int) -> Iterator[int]:
+    """1, 2, 4, ... and `longest` itself."""
+    length = 1
+    while length < longest:
+        yield length
+        length *= 2
+    yield longest
+
+
+def _piece(num_tokens: int, pages: Sequence[int]) -> Piece:
+    row = SampleRow(sampling=Sampling(), position=num_tokens)
+    return Piece(token_ids=[0] * num_tokens, start=0, pages=pages, sample=row)
