@@ -49,10 +49,11 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """`reason` is why it is not DeepEP, or why it is."""
+    """`reason` is why it is not DeepEP, or why it is; `is_wish` that nothing else will do."""
 
     name: DispatcherName
     reason: str
+    is_wish: bool = False
 
 
 def choose(wanted: Wanted, needs: DispatchNeeds, ranks: Sequence[RankFacts]) -> Choice:
@@ -62,10 +63,11 @@ def choose(wanted: Wanted, needs: DispatchNeeds, ranks: Sequence[RankFacts]) -> 
     if len(ranks) == 1 and wanted != "deep_ep":
         return Choice(name="local", reason="the group is one rank")
     if wanted == "collective":
-        return Choice(name="collective", reason="it was asked for")
+        return Choice(name="collective", reason="it was asked for", is_wish=True)
     obstacle = deep_ep_obstacle(needs, ranks)
     if not obstacle:
-        return Choice(name="deep_ep", reason="all ranks reach each other directly")
+        reason, is_wish = "all ranks reach each other directly", wanted == "deep_ep"
+        return Choice(name="deep_ep", reason=reason, is_wish=is_wish)
     if wanted == "deep_ep":
         raise ValueError(f"ep-dispatcher deep_ep cannot be had: {obstacle}")
     return Choice(name="collective", reason=f"no DeepEP: {obstacle}")

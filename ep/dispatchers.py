@@ -59,9 +59,13 @@ def dispatch_terms(
 def make_dispatchers(
     group: EpGroup, choice: Choice, needs: DispatchNeeds, device: torch.device
 ) -> Dispatchers:
-    """Allocates what `dispatch_terms` says. RuntimeError when DeepEP cannot begin."""
+    """Allocates what `dispatch_terms` says. ValueError, on all ranks, when DeepEP does not begin
+    and nothing else will do."""
     if choice.name == "deep_ep":
-        return with_deep_ep(deep_ep_library(), group, choice, needs)
+        made = with_deep_ep(deep_ep_library(), group, choice, needs)
+        if made is not None:
+            return made
+        choice = Choice(name="collective", reason="DeepEP does not begin")
     slots, masked_tokens = needs.slots_per_rank, needs.masked_tokens
     on_gpu = device.type == "cuda"
     return Dispatchers(
@@ -77,9 +81,23 @@ def with_deep_ep(
     group: EpGroup,
     choice: Choice,
     needs: DispatchNeeds,
-) -> Dispatchers:
-    """`library` is the module `deep_ep`."""
-    buffer = DeepEpBuffer(library, group, [needs])
+) -> Dispatchers | None:
+    """`library` is the module `deep_ep`. None, on all ranks, when one of them cannot begin; where
+    they do not all fail at once, they fall out of step and end with Unavailable."""
+    failure, buffer = "", None
+    try:
+        buffer = DeepEpBuffer(library, group, [needs])
+    except RuntimeError as error:
+        failure = str(error)
+        log.warning("DeepEP does not begin", rank=group.rank, reason=failure)
+    began = group.exchange((int(not failure),))
+    if buffer is None or (0,) in began:
+        if choice.is_wish:
+            reason = failure or f"rank {began.index((0,))} fails"
+            raise ValueError(f"ep-dispatcher deep_ep cannot be had: {reason}")
+        return None
+    # What the device waits for in DeepEP's kernels, nobody else would notice the end of.
+    group.watch()
     dispatcher = DeepEpDispatcher(buffer, needs)
     return Dispatchers(
         choice=choice,

@@ -18,6 +18,7 @@ import os
 import socket
 from array import array
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -26,6 +27,7 @@ import zmq
 
 from core.errors import Unavailable
 from ep.collectives import Collectives, MeshCollectives, TorchCollectives
+from ep.group_watch import GroupWatch
 from ep.mesh import SocketMesh
 from ep.rendezvous import connect_all, open_store, split_address
 
@@ -53,6 +55,7 @@ class EpGroup:
         self._mesh = mesh
         self._store = store  # rank 0's end serves it: it lives as long as the group
         self._host = host
+        self._watch: GroupWatch | None = None
 
     @classmethod
     def create(
@@ -102,6 +105,8 @@ class EpGroup:
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         """All ranks' facts, by rank; equally many int64 on each. Begins a step."""
+        if self._watch is not None:
+            self._watch.beat()
         own = memoryview(array("q", facts).tobytes())
         incoming = [memoryview(bytearray(len(own))) for _ in range(self.size)]
         incoming[self.rank][:] = own
@@ -158,7 +163,8 @@ class EpGroup:
         poller.register(inbox, zmq.POLLIN)
         for connection in self._mesh.sockets:
             poller.register(connection.fileno(), zmq.POLLIN)
-        poller.poll(math.ceil(timeout_seconds * 1000))
+        with self._watch.idle() if self._watch is not None else nullcontext():
+            poller.poll(math.ceil(timeout_seconds * 1000))
         self.peer_woke()  # finds a peer that died while nobody had work
 
     def wake(self) -> None:
@@ -169,7 +175,18 @@ class EpGroup:
         """Whether a peer waits for the next exchange."""
         return self._mesh.has_news()
 
+    def watch(self) -> None:
+        """From now on the process ends when a peer is lost and this rank does not notice, because
+        its device waits for that peer; after the first `idle_wait` also when a step takes longer
+        than a peer may be silent. For dispatchers whose kernels wait without a limit."""
+        if self._watch is None and self.size > 1:
+            seconds = self._mesh.timeout_seconds
+            self._watch = GroupWatch(self._mesh.sockets, silence_seconds=seconds)
+
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self._mesh.close()
         if isinstance(self.collectives, TorchCollectives):
             dist.destroy_process_group()

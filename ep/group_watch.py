@@ -33,8 +33,9 @@ class GroupWatch:
         grace_seconds: float = GRACE_SECONDS,
         end: Callable[[str], None] | None = None,
     ) -> None:
-        """Begins to watch. `silence_seconds` is what a step may take; `end` (default: the process
-        ends) is called with the reason, from the watching thread, once."""
+        """Begins to watch. `silence_seconds` is what a step may take, once there has been an idle
+        time: loading may take any time. `end` (default: the process ends) is called with the
+        reason, from the watching thread, once."""
         self._silence_seconds = silence_seconds
         self._grace_seconds = grace_seconds
         self._end = end or _end_process
@@ -43,18 +44,20 @@ class GroupWatch:
             self._poller.register(connection.fileno(), select.POLLRDHUP)
         self._stop_reading, self._stop_writing = os.pipe()
         self._poller.register(self._stop_reading, select.POLLIN)
-        self._began: float | None = time.monotonic()  # the step; None: nobody waits for anything
+        self._has_idled = False
+        self._began: float | None = None  # the step; None: nobody waits for anything
         self._thread = threading.Thread(target=self._look, name="group-watch", daemon=True)
         self._thread.start()
 
     def beat(self) -> None:
         """A step begins, and the one before has ended."""
-        self._began = time.monotonic()
+        if self._has_idled:
+            self._began = time.monotonic()
 
     @contextmanager
     def idle(self) -> Iterator[None]:
         """There is no step for as long as this lasts."""
-        self._began = None
+        self._began, self._has_idled = None, True
         try:
             yield
         finally:

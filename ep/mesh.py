@@ -54,6 +54,11 @@ class SocketMesh:
         """For polling only: readable when `has_news` has something to tell."""
         return list(self._peers.values())
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long a peer may be silent."""
+        return self._timeout_seconds
+
     def swap(
         self,
         outgoing: Sequence[memoryview],
