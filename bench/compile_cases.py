@@ -10,8 +10,10 @@ from kernels import (
     fp8_gemm_triton,
     fused_moe_triton,
     gate_triton,
+    grouped_linear_triton,
     merge_states_triton,
     mla_decode_triton,
+    permute_masked_triton,
     permute_triton,
     quantise_triton,
     rescale_triton,
@@ -84,7 +86,8 @@ def _gate(tokens: int) -> Call:
         experts_per_token=CHOICES, norm_topk=True, scaling=2.5,
         physical=integers(EXPERTS, 2, dtype=torch.int64),
         num_replicas=integers(EXPERTS, dtype=torch.int64),
-        counts=integers(EXPERTS, dtype=torch.int64),
+        counts=integers(EXPERTS, dtype=torch.int64), first=3,
+        is_row=empty(tokens, dtype=torch.bool),
     )  # fmt: skip
 
 
@@ -110,6 +113,19 @@ def _permute(dtype: torch.dtype) -> Call:
     scale = empty_scales(hidden) if dtype == torch.float8_e4m3fn else None
     topk_idx = integers(128, CHOICES, dtype=torch.int64)
     return partial(permute_triton.launch, hidden, topk_idx, LOCAL, 128, scale)
+
+
+def _permute_masked(dtype: torch.dtype) -> Call:
+    hidden = empty(512, HIDDEN, dtype=dtype)
+    scale = empty_scales(hidden) if dtype == torch.float8_e4m3fn else None
+    return partial(
+        permute_masked_triton.launch, hidden, integers(512, CHOICES), LOCAL, 512, LOCAL, scale
+    )
+
+
+def _grouped_linear(dtype: torch.dtype, rows: int) -> Call:
+    x, weight = empty(LOCAL, 512, HIDDEN, dtype=dtype), empty(LOCAL, 4096, HIDDEN, dtype=dtype)
+    return partial(grouped_linear_triton.masked, x, integers(LOCAL), weight, rows)
 
 
 def _around_rows() -> dict[str, Call]:
@@ -142,6 +158,9 @@ def _around_rows() -> dict[str, Call]:
         "combine": partial(
             combine_triton.launch, x, integers(CHOICES, 128), f32(128, CHOICES), 2.5, x
         ),
+        "permute_masked bf16": _permute_masked(torch.bfloat16),
+        "permute_masked fp8": _permute_masked(torch.float8_e4m3fn),
+        "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
         "permute bf16": _permute(torch.bfloat16),
         "permute fp8": _permute(torch.float8_e4m3fn),
     }  # fmt: skip
@@ -159,6 +178,13 @@ def _products() -> dict[str, Call]:
     for rows in (8, 64, 256):
         cases[f"fp8_gemm masked m{rows} n4096 k7168"] = _masked(rows, 512, 4096, HIDDEN)
     cases["fp8_gemm contiguous n4096 k7168"] = _contiguous(4096, 4096, HIDDEN)
+    for rows in (4, 64, 256):
+        cases[f"grouped_linear masked m{rows}"] = _grouped_linear(torch.bfloat16, rows)
+    cases["grouped_linear masked float32"] = _grouped_linear(torch.float32, 64)
+    cases["grouped_linear aligned"] = partial(
+        grouped_linear_triton.aligned, empty(4096, HIDDEN), integers(4096),
+        empty(LOCAL, 4096, HIDDEN),
+    )  # fmt: skip
     for tokens in (16, 128, 1024, 8192):
         cases[f"fused_moe bf16 m{tokens}"] = _fused_moe(tokens, torch.bfloat16)
         cases[f"fused_moe fp8 m{tokens}"] = _fused_moe(tokens, torch.float8_e4m3fn)
