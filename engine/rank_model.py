@@ -86,6 +86,8 @@ class RankModel:
             fold_shared=settings.shared_expert == "folded",
             aligned=dispatchers.aligned,
             masked=dispatchers.masked,
+            # No plan has more in a step; if one ever does, it goes in sub-steps.
+            step_tokens=max(settings.step_tokens, needs.step_tokens),
         )
         clock.note("dispatchers")
         model = load_model(
