@@ -85,12 +85,13 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
             task.add_done_callback(lambda _: session.changed.set())
         try:
             while True:
-                await session.changed.wait()
                 frame = session.take()
                 if frame is not None and frame.pieces:
                     yield frame
-                elif ending.done() or (reading.done() and not session.tasks):
+                    continue  # what ended meanwhile has said so before `take`
+                if ending.done() or (reading.done() and not session.tasks):
                     return
+                await session.changed.wait()
         finally:
             tasks = [*both, *session.tasks.values()]
             for task in tasks:
