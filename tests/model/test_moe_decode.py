@@ -1,0 +1,172 @@
+"""A MoE layer in its three forms: tokens in fixed sizes, aligned on the device, and contiguous."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ep.collective_aligned import CollectiveAlignedDispatcher
+from ep.collective_masked import CollectiveMaskedDispatcher
+from ep.dispatcher import Payload
+from ep.expert_shard import ExpertShard, make_dispatcher
+from ep.expert_slots import ExpertSlots
+from ep.group import EpGroup
+from ep.local import LocalDispatcher
+from ep.local_aligned import LocalAlignedDispatcher
+from ep.local_masked import LocalMaskedDispatcher
+from ep.placement import EMPTY, Placement
+from kernels import paths
+from model.fp8_experts import Fp8Experts
+from tests.ep.thread_ranks import Meeting, on_all_ranks
+from tests.kernels.triton_device import INTERPRETED
+from tests.model.decode_rows import norm_error
+from tests.model.moe_layer import FORMATS, HIDDEN, load_moe, make_folders, padded
+
+EXPERTS, CAP = 16, 12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_folders(tmp_path_factory.mktemp("moe"))
+
+
+def alone(*, fold_shared: bool = False) -> ExpertShard:
+    """All experts, in an order of their own, some twice, one slot empty."""
+    experts = (*reversed(range(EXPERTS)), 3, EMPTY, 3, 0)
+    placement = Placement(
+        num_ranks=1, slots_per_rank=20, num_logical=EXPERTS, physical_to_logical=(experts,)
+    )
+    return ExpertShard.build(
+        placement, 0, LocalDispatcher(20), "cpu", fold_shared,
+        aligned=LocalAlignedDispatcher(20), masked=LocalMaskedDispatcher(20, CAP),
+    )  # fmt: skip
+
+
+def tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_tokens, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(got: torch.Tensor, want: torch.Tensor, kind: str) -> None:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    if kind == "fp8":  # summed in an order that depends on the number of rows
+        assert not len(want) or norm_error(got, want) < 1e-3
+    else:
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fold_shared"), [(kind, False) for kind in FORMATS] + [("plain", True), ("fp8", True)]
+)
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, CAP])
+def test_all_forms_are_the_same(
+    folders: dict[str, Path], kind: str, fold_shared: bool, num_tokens: int
+) -> None:
+    moe = load_moe(folders[kind], shard=alone(fold_shared=fold_shared))
+    assert (moe.experts.payload is Payload.PLAIN) == (kind == "plain")
+    x = tokens(num_tokens)
+    want = replace(moe, aligned=None).forward(x, (num_tokens,))
+    counted = moe.counts.clone()
+    assert int(counted.sum()) == num_tokens * 4
+    assert_same(moe.forward(x, (num_tokens,)), want, kind)
+    assert torch.equal(moe.counts, 2 * counted)
+    assert_same(moe.decode(*padded(x, CAP))[:num_tokens], want, kind)
+    assert torch.equal(moe.counts, 3 * counted)  # padding is not counted
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_without_tokens(folders: dict[str, Path], kind: str) -> None:
+    moe = load_moe(folders[kind], shard=alone())
+    for each in (moe, replace(moe, aligned=None)):
+        assert each.forward(tokens(0), (0,)).shape == (0, HIDDEN)
+    only_padding = padded(tokens(0), 3)
+    assert torch.equal(moe.decode(*only_padding), moe.shared.forward(only_padding[0]))
+    assert not moe.counts.any()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_ranks_are_the_same_as_one(folders: dict[str, Path], kind: str) -> None:
+    placement = Placement(
+        num_ranks=3,
+        slots_per_rank=7,
+        num_logical=EXPERTS,
+        physical_to_logical=(
+            (15, 2, 3, EMPTY, 0, 5, 9, 6, 7, 8, 4, 1, 3, 3, 10, 11, EMPTY, 13, 14, 12, 0),
+        ),
+    )
+    one, num_tokens = load_moe(folders[kind], shard=alone()), (CAP, 0, 5)
+
+    def on_rank(group: EpGroup, meeting: Meeting) -> None:
+        shard = ExpertShard.build(
+            placement, group.rank, make_dispatcher(group, 7), "cpu",
+            aligned=CollectiveAlignedDispatcher(group, 7),
+            masked=CollectiveMaskedDispatcher(group, 7, CAP),
+        )  # fmt: skip
+        moe = load_moe(folders[kind], shard=shard)
+        own = num_tokens[group.rank]
+        x = tokens(own, seed=group.rank)
+        want = one.forward(x, (own,)) if own else x
+        assert_same(moe.decode(*padded(x, CAP))[:own], want, kind)
+        assert_same(moe.forward(x, num_tokens), want, kind)
+
+    on_all_ranks(3, on_rank)
+
+
+def test_fp8_experts_are_what_the_checkpoint_says(folders: dict[str, Path]) -> None:
+    kept = load_moe(folders["fp8"], shard=alone())
+    plain = load_moe(folders["fp8"], shard=alone(), linear="plain")
+    assert isinstance(kept.experts, Fp8Experts)
+    assert not isinstance(plain.experts, Fp8Experts)
+    x = tokens(CAP)
+    # What is left between them is FP8 activations in front of each product.
+    assert 1e-3 < norm_error(kept.decode(*padded(x, CAP)), plain.decode(*padded(x, CAP))) < 0.05
+
+
+def test_fp8_experts_move_whole(folders: dict[str, Path]) -> None:
+    """As migration moves them: bytes of a slot over those of another."""
+    moe = load_moe(folders["fp8"], shard=alone())
+    x = tokens(5)
+    want = moe.decode(*padded(x, CAP))[:5]
+    slots = ExpertSlots(moe.experts.slot_tensors)
+    assert slots.num_slots == 20
+    row = torch.empty(slots.slot_bytes, dtype=torch.uint8)
+    # Expert 15 (slot 0) into the empty slot, and gone from where it was.
+    slots.read(0, row)
+    slots.write(17, row)
+    slots.write(0, torch.zeros_like(row))
+    moe.maps.physical[15] = 17
+    assert_same(moe.decode(*padded(x, CAP))[:5], want, "fp8")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="the GPU runs these kernels in test_cuda_moe.py")
+@pytest.mark.parametrize("kind", ["plain", "fp8"])
+@pytest.mark.filterwarnings("ignore:overflow|invalid value|All-NaN:RuntimeWarning")
+def test_through_every_triton_kernel(
+    folders: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU without other libraries runs, in Triton's interpreter."""
+    moe, x = load_moe(folders[kind], shard=alone()), tokens(5)
+    if kind == "plain":  # as it is laid out on a GPU
+        experts = moe.experts
+        experts = replace(
+            experts, gate_up=experts.gate_up.contiguous(), down=experts.down.contiguous()
+        )
+        moe = replace(moe, experts=experts)
+    want = moe.decode(*padded(x, 8))[:5]
+    chosen: set[str] = set()
+
+    def triton(operation: str, device_type: str, index: int) -> str:
+        del device_type, index
+        chosen.add(operation)
+        return "triton"
+
+    monkeypatch.setattr(paths, "_path_of", triton)
+    moe.counts.zero_()
+    got = moe.decode(*padded(x, 8))[:5]
+    product = {"plain": "grouped_linear", "fp8": "fp8_grouped_gemm"}[kind]
+    assert {"gate", "permute", product, "silu_mul", "combine"} <= chosen
+    # The interpreter rounds some values up to the next power of two wrongly in e4m3.
+    assert norm_error(got, want) < (0.3 if kind == "fp8" else 1e-4)
+    assert norm_error(moe.forward(x, (5,)), want) < (0.3 if kind == "fp8" else 1e-4)
+    assert int(moe.counts.sum()) == 2 * 5 * 4
