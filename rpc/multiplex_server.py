@@ -88,7 +88,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
                 frame = session.take()
                 if frame is not None and frame.pieces:
                     yield frame
-                    continue  # what ended meanwhile has said so before `take`
+                    continue  # and looks again at all that changed meanwhile
                 if ending.done() or (reading.done() and not session.tasks):
                     return
                 await session.changed.wait()
