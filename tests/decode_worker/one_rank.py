@@ -46,6 +46,7 @@ from engine.rank import RankContext
 from engine.rank_start import RankStart
 from engine.runner import Piece, Runner
 from engine.sampler import SampleRow
+from engine.sequence_end import suppressed_token_ids
 from engine.settings import WorkerSettings
 from ep.group import EpGroup
 from model.batch import AttentionForm
@@ -83,6 +84,7 @@ class FakePrefill:
         self.transfer = transfer
         transfer.register(self.kv_cache)
         self._runner = Runner(load_model(folder), self.kv_cache, AttentionForm.PLAIN)
+        self._eos_token_ids = config.eos_token_ids
         self._compiler = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
 
     def answer(
@@ -100,7 +102,17 @@ class FakePrefill:
             token_ids=reserved.token_ids,
             start=0,
             pages=pages,
-            sample=SampleRow(sampling=sampling, position=num_tokens, history=history),
+            sample=SampleRow(
+                sampling=sampling,
+                position=num_tokens,
+                suppressed=suppressed_token_ids(
+                    num_tokens=num_tokens,
+                    num_prompt_tokens=num_prompt_tokens,
+                    sampling=sampling,
+                    eos_token_ids=self._eos_token_ids,
+                ),
+                history=history,
+            ),
         )
         (token,) = self._runner.step([piece], (num_tokens,))
         assert token is not None
