@@ -134,7 +134,7 @@ def test_no_token_before_all_kv_is_there(rank: OneRank, expected: list[list[int]
 def test_kv_that_is_lost_fails_the_request_and_keeps_its_pages_aside(
     folder: Path, tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    with one_rank(folder, tmp_path, num_pages=16, kv_arrival_seconds=0.2) as rank:
+    with one_rank(folder, tmp_path, num_pages=16, kv_arrival_seconds=1.0) as rank:
         memory(rank).drop_next(1)  # one layer of three
         rank.submit("lost", PROMPTS[5], max_tokens=4)
         rank.run()
@@ -173,7 +173,7 @@ def test_aborts_at_any_point_free_everything(folder: Path, tmp_path: Path) -> No
 
 
 def test_an_idle_rank_reports_each_second_and_burns_nothing(rank: OneRank) -> None:
-    assert rank.hear(1.5)
+    assert rank.hear(20)
     before = rank.stats.num_steps
-    assert rank.hear(1.5)
+    assert rank.hear(20)
     assert rank.stats.num_steps == before == 0

@@ -101,7 +101,7 @@ async def test_many_at_once_also_under_preemption(both: Cluster) -> None:
     # Four at a time of up to 12 pages each want more than the 32 there are.
     request = {"prompt_token_ids": list(range(20, 40)), "sampling": {"max_tokens": 28}}
     calls = [
-        collect(both.decode.Generate(both.request(f"r{n}", **request), timeout=20))
+        collect(both.decode.Generate(both.request(f"r{n}", **request), timeout=60))
         for n in range(7)
     ]
     for responses in await asyncio.gather(*calls):
