@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels clean
+.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-ep clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test-gpu: ## the tests that need a GPU, in the environment at hand (PYTHON)
 bench-kernels: ## measure the kernels on this GPU, record in bench/results
 	$(PYTHON) -m bench.kernels_w4a8 $(BENCH_ARGS)
 	$(PYTHON) -m bench.kernels $(BENCH_ARGS)
+
+bench-ep: ## measure dispatchers and moving experts between the GPUs here, record in bench/results
+	$(PYTHON) -m bench.ep --record $(BENCH_ARGS)
+	$(PYTHON) -m bench.expert_transfer --record
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

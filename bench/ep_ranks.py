@@ -1,0 +1,68 @@
+"""Ranks of an EP group, one process each, that measure together."""
+
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+from ep.group import EpGroup
+
+PATIENCE_SECONDS = 300.0
+Program = Callable[..., Any]
+
+
+def on_all_ranks(program: Program, num_ranks: int, *arguments: object) -> list[Any]:
+    """What `program(group, device, *arguments)` returns on each rank, by rank. One GPU a rank, or
+    the CPU where there are none. Raises what a rank raised."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    ranks = multiprocessing.spawn(
+        _rank,
+        (program, num_ranks, port, results, arguments),
+        nprocs=num_ranks,
+        join=False,
+        start_method="spawn",
+    )
+    found: dict[int, Any] = {}
+    while len(found) < num_ranks:
+        if not results.empty():
+            rank, value = results.get()
+            found[rank] = value
+        elif ranks.join(timeout=0.1):
+            break
+    while not ranks.join():
+        pass
+    return [found[rank] for rank in range(num_ranks)]
+
+
+def _rank(
+    rank: int,
+    program: Program,
+    num_ranks: int,
+    port: int,
+    results: "multiprocessing.SimpleQueue",
+    arguments: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    group = EpGroup.create(
+        rank=rank,
+        size=num_ranks,
+        rendezvous=f"127.0.0.1:{port}",
+        device=device,
+        timeout_seconds=PATIENCE_SECONDS,
+    )
+    value = program(group, device, *arguments)
+    results.put((rank, value))
+    group.exchange([0])
+    group.close()
+    sys.stdout.flush()
