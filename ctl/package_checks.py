@@ -24,11 +24,15 @@ create_agent("doctor")
 print("UCX")
 """
 
-# distribution, what it is called, what it does
+# distributions that it may come from, what it is called, what it does
 _FAST_PATHS = (
-    ("deep_ep", "DeepEP", "expert-parallel dispatch over NVLink and RDMA; without it NCCL is used"),
-    ("deep_gemm", "DeepGEMM", "FP8 matrix products; without it Triton's are used"),
-    ("flash_mla", "FlashMLA", "MLA decoding; without it torch's own attention is used"),
+    (
+        ("deep_ep", "sgl-deep-ep"),
+        "DeepEP",
+        "expert-parallel dispatch over NVLink and RDMA; without it NCCL is used",
+    ),
+    (("deep_gemm",), "DeepGEMM", "FP8 matrix products; without it Triton's are used"),
+    (("flash_mla",), "FlashMLA", "MLA decoding; without it torch's own attention is used"),
 )
 
 
@@ -88,8 +92,8 @@ def check_nixl(host: Host) -> list[Finding]:
 def check_fast_paths(host: Host, *, cuda: bool) -> list[Finding]:
     """Libraries that make GPUs faster; nothing breaks without them."""
     findings = []
-    for distribution, name, purpose in _FAST_PATHS:
-        version = host.version(distribution)
+    for distributions, name, purpose in _FAST_PATHS:
+        version = next(filter(None, map(host.version, distributions)), "")
         if version:
             findings.append(Finding(check=name, state="ok", detail=version))
         elif cuda:

@@ -175,4 +175,4 @@ def _leave_room_in_queues(max_tokens: int) -> None:
 
 
 def _captures() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

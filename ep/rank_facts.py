@@ -51,7 +51,7 @@ def _host() -> int:
 
 
 def _index(device: torch.device) -> int:
-    return device.index if device.index is not None else torch.cuda.current_device()
+    return int(device.index if device.index is not None else torch.cuda.current_device())
 
 
 def _peers(device: int) -> int:
