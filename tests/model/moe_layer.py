@@ -10,7 +10,8 @@ from ep.expert_shard import ExpertShard
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.moe import Moe
-from model.quantize import main
+from model.tensor_names import SCALE_SUFFIX
+from model.w4afp8 import QUANT_METHOD, input_scale_name, is_routed_weight
 from model.weights import LinearForm, Weights
 from tests.model.random_folder import make_random_folder
 
@@ -21,17 +22,22 @@ HIDDEN = SIZES["hidden_size"]
 
 def make_folders(root: Path) -> dict[str, Path]:
     """By format. The gate is stored in bfloat16, as it is in public checkpoints."""
-    plain = make_random_folder(root / "plain", **SIZES)
-    _halve_gate(plain)
-    fp8 = make_random_folder(root / "fp8", fp8=True, **SIZES)
-    _halve_gate(fp8)
-    int4, static = root / "int4", root / "static"
-    for folder in (int4, static):
-        assert main(["--model", str(plain), "--output", str(folder)]) == 0
-    fields = json.loads((static / "config.json").read_text())
-    fields["quantization_config"]["moe_activation_scheme"] = "static"
-    (static / "config.json").write_text(json.dumps(fields))
-    return dict(zip(FORMATS, (plain, fp8, int4, static), strict=True))
+    folders = {}
+    for kind in FORMATS:
+        folders[kind] = make_random_folder(root / kind, fp8=kind == "fp8", **SIZES)
+        path = folders[kind] / "model.safetensors"
+        tensors = load_file(path)
+        for name in [name for name in tensors if name.endswith("gate.weight")]:
+            tensors[name] = tensors[name].bfloat16()
+        if "int4" in kind:
+            _make_int4(tensors)
+            scheme = "static" if "static" in kind else "dynamic"
+            quantization = {"quant_method": QUANT_METHOD, "moe_activation_scheme": scheme}
+            config = json.loads((folders[kind] / "config.json").read_text())
+            config["quantization_config"] = quantization
+            (folders[kind] / "config.json").write_text(json.dumps(config))
+        save_file(tensors, path)
+    return folders
 
 
 def load_moe(
@@ -59,10 +65,14 @@ def padded(x: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat((x, more)), torch.arange(num_rows, device=x.device) < len(x)
 
 
-def _halve_gate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    for name in tensors:
-        if name.endswith("gate.weight"):
-            tensors[name] = tensors[name].bfloat16()
-    save_file(tensors, path)
+def _make_int4(tensors: dict[str, torch.Tensor]) -> None:
+    """Random values in place of the matrices of routed experts."""
+    generator = torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if is_routed_weight(name)]:
+        rows, columns = tensors[name].shape
+        tensors[name] = torch.randint(
+            -128, 128, (rows, columns // 2), generator=generator, dtype=torch.int8
+        )
+        scales = torch.rand(rows, columns // 128, generator=generator) + 0.5
+        tensors[name + SCALE_SUFFIX] = scales * 0.02
+        tensors[input_scale_name(name)] = torch.tensor(0.02)
