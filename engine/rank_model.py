@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from core.log import get_logger
 from core.memory_term import MemoryTerm
 from engine.decode_graphs import Decode, DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
@@ -32,8 +31,6 @@ from model.decode_batch import DecodeBatch
 from model.deepseek import DeepseekV3
 from model.weight_bytes import held_weights, planned_weights
 from model.weights import Weights
-
-log = get_logger("engine.rank_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +161,6 @@ def record(
 ) -> DecodeGraphs | None:
     """On all ranks at once; None where nothing is to be recorded."""
     if not sizes:
-        log.info("decode steps are not recorded", cuda_graph=settings.cuda_graph)
         return None
     decode: Decode = model.decode
     if settings.torch_compile:

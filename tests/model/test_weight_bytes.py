@@ -1,0 +1,95 @@
+"""What weights will take, from headers alone, against what the loaded tensors take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.deepseek_v3_config import WeightFormat, write_config
+from core.memory_term import MemoryTerm
+from ep.expert_shard import ExpertShard
+from ep.local import LocalDispatcher
+from ep.placement import Placement
+from model.config import ModelConfig
+from model.deepseek import DeepseekV3
+from model.dummy_checkpoint import DummyCheckpoint
+from model.weight_bytes import (
+    ATTENTION,
+    DENSE,
+    EXPERTS,
+    VOCABULARY,
+    held_weights,
+    planned_weights,
+)
+from model.weights import LinearForm, Weights
+from tests.model.test_dummy_checkpoint import FP8, INT4, config_folder
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "tied": {"tie_word_embeddings": True},
+    "odd": {"q_lora_rank": None, "attention_bias": True, "intermediate_size": 96},
+    "no shared expert": {"n_shared_experts": 0, "q_lora_rank": 128},
+}
+
+
+def planned(
+    folder: Path, num_slots: int, *, device: str = "cpu", fold_shared: bool = False, **options: Any
+) -> tuple[MemoryTerm, ...]:
+    weights = Weights(
+        checkpoint=DummyCheckpoint(folder, device), device=torch.device(device), **options
+    )
+    config = ModelConfig.from_folder(folder)
+    return planned_weights(weights, config, num_slots=num_slots, fold_shared=fold_shared)
+
+
+@pytest.mark.parametrize("linear", ["plain", "fp8"])
+@pytest.mark.parametrize("quantization", [None, FP8, INT4 | {"moe_activation_scheme": "static"}])
+@pytest.mark.parametrize("overrides", OTHERS.values(), ids=OTHERS)
+def test_what_is_planned_is_what_is_held(
+    tmp_path: Path,
+    linear: LinearForm,
+    quantization: dict[str, Any] | None,
+    overrides: dict[str, Any],
+) -> None:
+    folder = config_folder(tmp_path, quantization, num_hidden_layers=2, **overrides)
+    options: dict[str, Any] = {"dtype": torch.float32, "linear": linear}
+    placement = Placement.trivial(1, 16, 3, num_redundant=1)  # 6 slots, the last rank has 5
+    is_int4 = quantization is not None and quantization["quant_method"] == "w4afp8"
+    can_fold = not is_int4 and overrides.get("n_shared_experts") != 0
+    shard = ExpertShard.build(placement, 2, LocalDispatcher(6), "cpu", fold_shared=can_fold)
+    model = DeepseekV3.load(
+        folder, device="cpu", experts=shard, source=DummyCheckpoint(folder), **options
+    )
+    terms = planned(folder, placement.slots_per_rank, fold_shared=can_fold, **options)
+    assert terms == held_weights(model)
+    assert all(term.num_bytes for term in terms if term.name in (ATTENTION, EXPERTS, VOCABULARY))
+
+
+@pytest.mark.slow  # headers of 90,000 tensors
+@pytest.mark.parametrize(
+    ("weights", "num_ranks", "gigabytes"),
+    [
+        # 656 GB of 3 x 256 x 58 expert matrices, an eighth each; 12.4 GB of attention.
+        ("fp8", 8, {ATTENTION: 12.44, DENSE: 3.743, EXPERTS: 81.74, VOCABULARY: 3.707}),
+        ("w4afp8", 4, {ATTENTION: 12.44, DENSE: 3.743, EXPERTS: 86.85, VOCABULARY: 3.707}),
+    ],
+)
+def test_deepseek_v3_on_gpus(
+    tmp_path: Path, weights: WeightFormat, num_ranks: int, gigabytes: dict[str, float]
+) -> None:
+    folder = write_config(tmp_path, weights=weights)
+    terms = planned(folder, 256 // num_ranks, device="cuda", dtype=torch.bfloat16)
+    found = {term.name: term.num_bytes / 1e9 for term in terms}
+    for name, expected in gigabytes.items():
+        assert found[name] == pytest.approx(expected, rel=1e-3), name
+
+
+@pytest.mark.slow
+def test_deepseek_v3_has_671_billion_parameters(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, weights="bf16")
+    terms = planned(folder, 256, device="cuda", dtype=torch.bfloat16)
+    # What is no parameter: the table of rotations.
+    table = 8 * 32 * 163840
+    total = (sum(term.num_bytes for term in terms) - table) / 2
+    assert total == pytest.approx(671.03e9, rel=1e-4)
