@@ -20,12 +20,14 @@ from kernels import (
     rms_norm_triton,
     rope_write_triton,
     router_gemm_triton,
+    sample_triton,
     silu_mul_triton,
 )
 from kernels.fused_moe import Experts
 from kernels.quantise import empty_scales
 
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
+VOCABULARY = 129_280
 LOCAL, WIDTH = 32, 2048  # experts of a rank, and their inner width
 
 Call = Callable[[], object]
@@ -128,6 +130,11 @@ def _grouped_linear(dtype: torch.dtype, rows: int) -> Call:
     return partial(grouped_linear_triton.masked, x, integers(LOCAL), weight, rows)
 
 
+def _sample(rows: int) -> Call:
+    knobs = (f32(rows), integers(rows), f32(rows), f32(rows), empty(rows, dtype=torch.float64))
+    return partial(sample_triton.launch, f32(rows, VOCABULARY), *knobs)
+
+
 def _around_rows() -> dict[str, Call]:
     x = empty(128, HIDDEN)
     both = empty(1152, 2 * WIDTH)
@@ -155,6 +162,7 @@ def _around_rows() -> dict[str, Call]:
             rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
         ),
         "gate": _gate(128),
+        "sample": _sample(64),
         "combine": partial(
             combine_triton.launch, x, integers(CHOICES, 128), f32(128, CHOICES), 2.5, x
         ),

@@ -28,6 +28,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("triton",),
     "rope_write": ("triton",),
     "router_gemm": ("triton",),
+    "sample": ("triton",),
     "silu_mul": ("triton",),
 }
 
