@@ -17,6 +17,16 @@ if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+if find_spec("hypothesis") is not None:  # a machine with a GPU may do without
+    from hypothesis import HealthCheck, settings
+
+    # The same examples each time, however long the machine takes for one.
+    settings.register_profile(
+        "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("tests")
+
+
 def has_cuda() -> bool:
     if find_spec("torch") is None:
         return False

@@ -81,7 +81,7 @@ def smoke_test(url: str, *args: str, seconds: float = 0.0) -> tuple[int, str]:
     script = CHART / "files" / "smoke_test.py"
     done = subprocess.run(
         [sys.executable, script, url, f"--timeout-seconds={seconds}", *args],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
