@@ -30,7 +30,10 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "router_gemm": ("triton",),
     "sample": ("triton",),
     "silu_mul": ("triton",),
+    "w4a8_grouped_gemm": ("cuda",),
 }
+# The package that a path comes from; "cuda" is ours, compiled at first use.
+PACKAGES = {"deep_gemm": "deep_gemm", "flash_mla": "flash_mla", "triton": "triton"}
 
 
 def path_of(operation: str, device: torch.device) -> str:
@@ -49,9 +52,10 @@ def _path_of(operation: str, device_type: str, index: int) -> str:
     if device_type != "cuda" or os.environ.get("EPSERVE_KERNELS") == "reference":
         return "reference"
     is_hopper = torch.cuda.get_device_capability(index)[0] == 9
-    modules = {"triton": "triton", "deep_gemm": "deep_gemm", "flash_mla": "flash_mla"}
     for candidate in candidates:
         needs_hopper = candidate != "triton"
-        if find_spec(modules[candidate]) is not None and (is_hopper or not needs_hopper):
+        package = PACKAGES.get(candidate)
+        is_installed = package is None or find_spec(package) is not None
+        if is_installed and (is_hopper or not needs_hopper):
             return candidate
     return "reference"

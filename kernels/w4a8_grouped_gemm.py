@@ -19,12 +19,11 @@ kernel never waits for the host and can be captured in a CUDA graph after one ca
 It agrees with the reference within TOLERANCE, relative by norm; bfloat16 rounding is most of that.
 """
 
-import os
-
 import torch
 
 from kernels import w4a8_grouped_gemm_cuda
 from kernels.linear import linear
+from kernels.paths import path_of
 from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
 
 TOLERANCE = 2e-3
@@ -48,7 +47,7 @@ def w4a8_grouped_gemm_masked(
         raise ValueError(f"{activations.shape[0]} experts' rows, {weights.num_experts} experts")
     if not activations.numel():
         return out
-    if not _has_kernel(activations):
+    if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
         return w4a8_grouped_gemm_masked_reference(
             activations, activation_scales, weights, counts, out=out
         )
@@ -81,7 +80,7 @@ def w4a8_grouped_gemm_contiguous(
     out = _checked(activations, activation_scales, weights, counts, out)
     if not activations.numel():
         return out
-    if not _has_kernel(activations):
+    if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
         return w4a8_grouped_gemm_contiguous_reference(
             activations, activation_scales, weights, counts, out=out
         )
@@ -150,12 +149,6 @@ def _rows(
 def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
     """[N, K] float32 weights of an expert."""
     return dequantise_weights(PackedWeights(weights.blocks[expert : expert + 1]))[0]
-
-
-def _has_kernel(activations: torch.Tensor) -> bool:
-    if not activations.is_cuda or os.environ.get("EPSERVE_KERNELS") == "reference":
-        return False
-    return bool(torch.cuda.get_device_capability(activations.device) == (9, 0))
 
 
 def _checked(

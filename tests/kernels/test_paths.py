@@ -39,10 +39,17 @@ def test_the_best_that_is_installed(
     paths._path_of.cache_clear()
 
 
+def test_what_we_compile_ourselves_needs_no_package(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(paths, "find_spec", lambda name: None)
+    assert path_of("w4a8_grouped_gemm", torch.device("cuda")) == "cuda"
+    paths._path_of.cache_clear()
+
+
 def test_another_gpu_has_what_runs_everywhere(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(torch.cuda, "get_device_capability", lambda index: (8, index))
     hopper.setattr(paths, "find_spec", find_spec)
     assert path_of("fp8_gemm", torch.device("cuda")) == "triton"
+    assert path_of("w4a8_grouped_gemm", torch.device("cuda")) == "reference"
     paths._path_of.cache_clear()
 
 
