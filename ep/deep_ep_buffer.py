@@ -69,7 +69,7 @@ class DeepEpBuffer:
             num_nvl_bytes=self.sizes.nvlink_bytes,
             num_rdma_bytes=self.sizes.rdma_bytes,
             low_latency_mode=self.sizes.low_latency,
-            num_qps_per_rank=max(NUM_CHANNELS, *(each.slots_per_rank for each in needs)),
+            num_qps_per_rank=max(2 * NUM_CHANNELS, *(each.slots_per_rank for each in needs)),
             allow_nvlink_for_low_latency_mode=True,
             allow_mnnvl=False,
             explicitly_destroy=True,

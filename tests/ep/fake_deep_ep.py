@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.ep.fake_deep_ep_low_latency import LowLatency
-from tests.ep.fake_deep_ep_sizes import Config, low_latency_size, normal_bytes
+from tests.ep.fake_deep_ep_sizes import NUM_SMS, Config, low_latency_size, normal_bytes
 from tests.ep.thread_ranks import Meeting
 
 HANDLE_BYTES = 64  # of CUDA's inter-process memory handles
@@ -58,6 +58,7 @@ class FakeBuffer(LowLatency):
         assert low_latency_mode or num_rdma_bytes <= INT_MAX
         assert self.size < 8 or self.size % 8 == 0
         assert not num_rdma_bytes or self.size > 8 or low_latency_mode
+        assert self.size <= 8 or num_qps_per_rank == NUM_SMS // 2 or num_qps_per_rank >= NUM_SMS
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.num_qps = low_latency_mode, num_qps_per_rank
         self.explicitly_destroy = explicitly_destroy
