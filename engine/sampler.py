@@ -26,6 +26,7 @@ from engine.logprobs import best, score
 from engine.messages import Sampling, TokenOut
 from engine.uniform import seeds_to_int64, uniform
 from engine.upload import upload
+from kernels.sample import sample as sample_kernel
 
 NUM_CANDIDATES = 128
 
@@ -71,13 +72,38 @@ def draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Drawn:
 def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """[S, V] float32 -> [S] int64."""
     random = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    if not random:
+        return logits.argmax(dim=1)
+    if logits.is_cuda:
+        return choose_on_device(logits, rows)
     if len(random) == len(rows):
         return _draw(logits, rows)
     token_ids = logits.argmax(dim=1)
-    if random:
-        index = upload(np.array(random), logits.device)
-        token_ids[index] = _draw(logits[index], [rows[i] for i in random])
+    index = torch.tensor(random)
+    token_ids[index] = _draw(logits[index], [rows[i] for i in random])
     return token_ids
+
+
+def choose_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """[S, V] float32 -> [S] int64, with one copy to the device and without a look back at what
+    the logits are. Parameters are float32 here: see `kernels.sample` for when that can be seen."""
+    num_rows = len(rows)
+    numbers = _numbers(rows)
+    sampling = [row.sampling for row in rows]
+    floats = [(one.temperature, one.top_p or 1.0, one.min_p) for one in sampling]
+    top_k = np.array([min(one.top_k, logits.shape[1]) for one in sampling], dtype=np.int32)
+    parts = (numbers, np.array(floats, dtype=np.float32).T, top_k)
+    packed = upload(np.concatenate([part.ravel().view(np.uint8) for part in parts]), logits.device)
+    uniforms, knobs, cut = packed.split([8 * num_rows, 12 * num_rows, 4 * num_rows])
+    temperature, top_p, min_p = knobs.view(torch.float32).view(3, num_rows)
+    return sample_kernel(
+        logits,
+        temperature,
+        cut.view(torch.int32),
+        top_p,
+        min_p,
+        uniforms.view(torch.float64),
+    )
 
 
 def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -102,13 +128,12 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """[S, V] float32, rows with temperature > 0 -> [S] int64.
 
     Sorting a whole vocabulary is most of the work: the best few tokens are tried first, and
-    only rows that they do not decide are sorted. Which these are is known on the CPU only: on a
-    GPU looking at it would be a wait, so there all rows are sorted.
+    only rows that they do not decide are sorted.
     """
-    device, vocab_size = logits.device, logits.shape[1]
-    table = upload(_knob_table(rows, vocab_size), device)
-    knobs, numbers = table[:, :4], table[:, 4:]
-    if vocab_size <= 2 * NUM_CANDIDATES or device.type == "cuda":
+    vocab_size = logits.shape[1]
+    knobs = torch.tensor([_knobs(row.sampling, vocab_size) for row in rows], dtype=torch.float64)
+    numbers = torch.from_numpy(_numbers(rows)).unsqueeze(1)
+    if vocab_size <= 2 * NUM_CANDIDATES:
         return _draw_sorted(logits, knobs, numbers)
     ordered, token_of = best(logits, NUM_CANDIDATES)
     place, sure = _invert(ordered, knobs, numbers, _total_weight(logits, knobs), vocab_size)
@@ -166,14 +191,11 @@ def _invert(
     return place, (is_inside | is_uncut) & has_total & is_distinct
 
 
-def _knob_table(rows: Sequence[SampleRow], vocab_size: int) -> np.ndarray:
-    """[S, 5] float64: temperature, top_k, top_p, min_p, and the random number."""
-    table = np.empty((len(rows), 5))
-    table[:, :4] = [_knobs(row.sampling, vocab_size) for row in rows]
+def _numbers(rows: Sequence[SampleRow]) -> np.ndarray:
+    """[S] float64, a random number for each row."""
     seeds = torch.tensor(seeds_to_int64([row.sampling.seed for row in rows]))
     positions = torch.tensor([row.position for row in rows])
-    table[:, 4] = uniform(seeds, positions).numpy()
-    return table
+    return uniform(seeds, positions).numpy()
 
 
 def _knobs(sampling: Sampling, vocab_size: int) -> tuple[float, float, float, float]:

@@ -76,5 +76,6 @@ def lengths_up_to(longest: int) -> Iterator[int]:
 
 
 def _piece(num_tokens: int, pages: Sequence[int]) -> Piece:
-    row = SampleRow(sampling=Sampling(), position=num_tokens)
+    sampling = Sampling(temperature=1.0, logprobs=True, top_logprobs=1)  # the most that is done
+    row = SampleRow(sampling=sampling, position=num_tokens)
     return Piece(token_ids=[0] * num_tokens, start=0, pages=pages, sample=row)
