@@ -108,6 +108,11 @@ class DecodeGraphs:
         self._replays[size]()
         return self._logits[: len(pieces)]
 
+    @torch.inference_mode()
+    def replay(self, size: int) -> None:
+        """The last step of this size once more, if no other size came between."""
+        self._replays[size]()
+
     def _step(self, size: int) -> None:
         self._logits[:size] = self._decode(self._buffers.batch(size), self._kv_cache)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from core.memory_term import MemoryTerm
 from engine.decode_graphs import Decode, DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
 from engine.graph_capture import CudaCapture
@@ -20,9 +19,11 @@ from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
 from engine.warm_up import warm_up
 from ep.dispatch_needs import DispatchNeeds
+from ep.dispatcher_choice import Choice
 from ep.dispatchers import Dispatchers, agree, dispatch_terms, make_dispatchers
 from ep.expert_shard import ExpertShard
 from ep.group import EpGroup
+from ep.placement import Placement
 from ep.token_caps import decode_cap
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
@@ -57,38 +58,22 @@ class RankModel:
         clock: StartClock,
     ) -> "RankModel":
         """On all ranks of the group at once. ValueError for a plan that does not fit."""
-        placement = starting_placement(settings, config, group.size)
-        sizes = recorded_sizes(settings, form)
-        needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
-        choice = agree(group, settings.ep_dispatcher, needs, device)
-        source = open_weights(settings, device)
-        plan = plan_memory(
-            settings,
-            config,
-            weights=_planned_weights(settings, config, source, needs.slots_per_rank, device, dtype),
-            dispatch=dispatch_terms(choice.name, needs, group.size),
-            graph_sizes=sizes,
-            num_slots=needs.slots_per_rank,
-            itemsize=dtype.itemsize,
-            memory_bytes=rank_memory_bytes(settings, device),
-        )
-        plan.log(group.rank)
+        prepared = Prepared.agree(settings, config, group, form=form, device=device, dtype=dtype)
+        plan, needs = prepared.plan, prepared.needs
         clock.note("plan")
-        dispatchers = make_dispatchers(group, choice, needs, device)
+        dispatchers = make_dispatchers(group, prepared.choice, needs, device)
         experts = ExpertShard.build(
-            placement,
+            prepared.placement,
             group.rank,
             dispatchers.dispatcher,
             device,
             fold_shared=settings.shared_expert == "folded",
             aligned=dispatchers.aligned,
             masked=dispatchers.masked,
-            # No plan has more in a step; if one ever does, it goes in sub-steps.
-            step_tokens=max(settings.step_tokens, needs.step_tokens),
         )
         clock.note("dispatchers")
         model = load_model(
-            source,
+            prepared.source,
             settings,
             rank=group.rank,
             device=device,
@@ -99,16 +84,11 @@ class RankModel:
         clock.note("load")
         kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
         clock.note("memory")
-        warm_up(
-            model,
-            kv_cache,
-            form,
-            longest=needs.step_tokens,
-            num_ranks=group.size,
-            on_gpu=device.type == "cuda",
-        )
+        on_gpu = device.type == "cuda"
+        longest, num_ranks = needs.step_tokens, group.size
+        warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=on_gpu)
         clock.note("warm_up")
-        graphs = record(settings, model, kv_cache, plan, sizes)
+        graphs = record(settings, model, kv_cache, plan, prepared.sizes)
         clock.note("graphs")
         experts.counts.zero_()
         used = {term.name: term.num_bytes for term in held_weights(model)}
@@ -123,6 +103,57 @@ class RankModel:
             kv_cache=kv_cache,
             graphs=graphs,
             memory=plan.with_used(used),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that is decided before memory is taken. `sizes` are of recorded steps."""
+
+    placement: Placement
+    sizes: tuple[int, ...]
+    needs: DispatchNeeds
+    choice: Choice
+    source: Checkpoint
+    plan: MemoryPlan
+
+    @classmethod
+    def agree(
+        cls,
+        settings: WorkerSettings,
+        config: ModelConfig,
+        group: EpGroup,
+        *,
+        form: AttentionForm,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> "Prepared":
+        """With the other ranks. The plan is logged; ValueError when it does not fit,
+        CheckpointError for a folder that is not what its configuration says."""
+        placement = starting_placement(settings, config, group.size)
+        sizes = recorded_sizes(settings, form)
+        needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
+        choice = agree(group, settings.ep_dispatcher, needs, device)
+        source = open_weights(settings, device)
+        source.check(config)
+        plan = plan_memory(
+            settings,
+            config,
+            weights=planned_weights(
+                Weights(checkpoint=source, device=device, dtype=dtype),
+                config,
+                num_slots=needs.slots_per_rank,
+                fold_shared=settings.shared_expert == "folded",
+            ),
+            dispatch=dispatch_terms(choice.name, needs, group.size),
+            graph_sizes=sizes,
+            num_slots=needs.slots_per_rank,
+            itemsize=dtype.itemsize,
+            memory_bytes=rank_memory_bytes(settings, device),
+        )
+        plan.log(group.rank)
+        return cls(
+            placement=placement, sizes=sizes, needs=needs, choice=choice, source=source, plan=plan
         )
 
 
@@ -187,21 +218,3 @@ def compiled_up_to(max_batch: int, decode: Decode) -> Decode:
         return way(batch, kv_cache)
 
     return choose
-
-
-def _planned_weights(
-    settings: WorkerSettings,
-    config: ModelConfig,
-    source: Checkpoint,
-    num_slots: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[MemoryTerm, ...]:
-    """CheckpointError for a folder that does not fit the configuration."""
-    source.check(config)
-    return planned_weights(
-        Weights(checkpoint=source, device=device, dtype=dtype),
-        config,
-        num_slots=num_slots,
-        fold_shared=settings.shared_expert == "folded",
-    )
