@@ -9,7 +9,8 @@ streams   so many at once, each fed at `rate` tokens a second: do they all keep 
           tokens on their way (from the stub's tick to the client), CPU and memory of it
 ttft      requests of 1,000-token prompts at a fixed mean rate (Poisson), over connections that
           are kept, answered at once by the stub: the time to the first token is what the gateway
-          adds
+          adds. The same requests to a server that only answers them (`bench.null_gateway`), just
+        before, say what of it is the machine's and the benchmark's own
 """
 
 import argparse
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -37,6 +39,7 @@ from bench.summary import Figure, percentile
 
 CHAT = "/v1/chat/completions"
 MODEL = "bench"
+FLOOR = "null HTTP server, same core"
 # One a stub worker: its output tells which one it comes from.
 LETTERS = "abcd"
 READY_SECONDS = 30.0
@@ -66,8 +69,7 @@ class Gateway:
 def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
     """Stub cluster and gateway, each on its cores. Raises RuntimeError when one does not start."""
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
-    others = os.sched_getaffinity(0) - {arguments.gateway_cpu} or {arguments.gateway_cpu}
-    os.sched_setaffinity(0, others)
+    _leave_core(arguments)
     stub = subprocess.Popen(
         [sys.executable, "-m", "bench.stub_cluster", "--rate", str(arguments.rate),
          "--workers", str(len(LETTERS)),
@@ -78,21 +80,44 @@ def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
     router = stub.stdout.readline().strip()
     if not router:
         raise RuntimeError("the stub cluster did not start")
+    try:
+        with _serving(
+            arguments, "gateway", "--router", router, "--model", str(arguments.model),
+            "--served-model-name", MODEL, "--log-level", arguments.log_level,
+        ) as gateway:  # fmt: skip
+            yield gateway
+    finally:
+        stub.communicate(timeout=10)
+
+
+@contextmanager
+def running_null(arguments: argparse.Namespace) -> Iterator[Gateway]:
+    """The gateway that does nothing, on the same core. Raises RuntimeError as `running`."""
+    _leave_core(arguments)
+    with _serving(arguments, "bench.null_gateway") as gateway:
+        yield gateway
+
+
+def _leave_core(arguments: argparse.Namespace) -> None:
+    """This process, and what it starts, is not to run on the gateway's core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores - {arguments.gateway_cpu} or cores)
+
+
+@contextmanager
+def _serving(arguments: argparse.Namespace, module: str, *options: str) -> Iterator[Gateway]:
     with tempfile.TemporaryFile() as output:
         gateway = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "--router", router,
-             "--listen", f"127.0.0.1:{arguments.port}", "--model", str(arguments.model),
-             "--served-model-name", MODEL, "--log-level", arguments.log_level],
+            [sys.executable, "-m", module, "--listen", f"127.0.0.1:{arguments.port}", *options],
             preexec_fn=lambda: os.sched_setaffinity(0, {arguments.gateway_cpu}),
             stderr=output,
-        )  # fmt: skip
+        )
         try:
             _wait_until_ready(arguments.port, gateway)
             yield Gateway(gateway.pid, ("127.0.0.1", arguments.port))
         finally:
             gateway.terminate()
             gateway.wait(10)
-            stub.communicate(timeout=10)
 
 
 def _wait_until_ready(port: int, gateway: "subprocess.Popen[bytes]") -> None:
@@ -258,19 +283,37 @@ def cut(tokenizer: tokenizers.Tokenizer, text: str, num_tokens: int) -> str:
 # ---- command line
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Figure]]:
-    """Each case with a gateway of its own; (case, figure)."""
-    cases = {
-        f"{arguments.streams} streams of {arguments.rate:g} tokens/s, gateway on one core":
-            measure_streams,
-        f"{arguments.request_rate:g} requests/s of {arguments.prompt_tokens} prompt tokens, "
-        "gateway on one core": measure_ttft,
-    }  # fmt: skip
-    for case, measured in cases.items():
-        if arguments.only in ("", measured.__name__.removeprefix("measure_")):
-            with running(arguments) as gateway:
-                for figure in uvloop.run(measured(gateway, arguments)):
-                    yield case, figure
+class Measured(NamedTuple):
+    """One number of a case, and the null server's for the same where there is one."""
+
+    case: str
+    figure: Figure
+    floor: float | None = None
+
+    def line(self) -> str:
+        metric, unit, value = self.figure.metric, self.figure.unit, self.figure.value
+        floor = "" if self.floor is None else f" ({FLOOR}: {self.floor:.4g})"
+        return f"{self.case}: {metric} {value:.4g} {unit}{floor}\n"
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Measured]:
+    """Each case with a gateway of its own."""
+    if arguments.only in ("", "streams"):
+        case = f"{arguments.streams} streams of {arguments.rate:g} tokens/s, gateway on one core"
+        with running(arguments) as gateway:
+            for figure in uvloop.run(measure_streams(gateway, arguments)):
+                yield Measured(case, figure)
+    if arguments.only in ("", "ttft"):
+        case = (
+            f"{arguments.request_rate:g} requests/s of {arguments.prompt_tokens} prompt tokens, "
+            "gateway on one core"
+        )
+        with running_null(arguments) as gateway:
+            figures = uvloop.run(measure_ttft(gateway, arguments))
+            floor = {figure.metric: figure.value for figure in figures}
+        with running(arguments) as gateway:
+            for figure in uvloop.run(measure_ttft(gateway, arguments)):
+                yield Measured(case, figure, floor[figure.metric])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -294,10 +337,15 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     run = Run.begin("gateway")
     records = []
-    for case, figure in measure(arguments):
-        sys.stdout.write(f"{case}: {figure.metric} {figure.value:.4g} {figure.unit}\n")
+    for one in measure(arguments):
+        sys.stdout.write(one.line())
         sys.stdout.flush()
-        records.append(run.record(case, figure.metric, figure.unit, figure.value))
+        figure, peer = one.figure, None if one.floor is None else FLOOR
+        records.append(
+            run.record(
+                one.case, figure.metric, figure.unit, figure.value, peer=peer, peer_value=one.floor
+            )
+        )
     if arguments.record:
         append(RESULTS / "gateway.jsonl", records)
     return 0
