@@ -1,7 +1,9 @@
 """Settings that every test shares."""
 
 import os
+import random
 import shutil
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -33,6 +35,13 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def pytest_runtest_setup() -> None:
+    """The same random numbers, whichever tests ran before."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
