@@ -60,6 +60,20 @@ def mla_decode_paged(
         from kernels.mla_decode_triton import launch
 
         return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
+    return mla_decode_reference(
+        query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale
+    )
+
+
+def mla_decode_reference(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lengths: torch.Tensor,
+    *,
+    value_dim: int,
+    scale: float,
+) -> torch.Tensor:
     num_queries = len(query) // max(1, len(kv_lengths))
     counts = torch.where(kv_lengths > 0, num_queries, 0)
     starts = F.pad(counts.cumsum(0), (1, 0))
