@@ -71,7 +71,9 @@ class CollectiveMaskedDispatcher:
             expected_rows=mean_rows(topk_idx.numel(), slots),
         )
 
-    def combine_masked(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+    def combine_masked(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[S, C, H] -> [T, H] in the dtype of `expert_out`."""
         assert isinstance(handle, CollectiveMaskedHandle), type(handle)
         return bring_back(
@@ -81,4 +83,5 @@ class CollectiveMaskedDispatcher:
             self._group.size,
             self._slots_per_rank,
             exact=expert_out.is_cpu if self._exact is None else self._exact,
+            base=base,
         )

@@ -167,14 +167,16 @@ class DeepEpDispatcher:
             expected_rows=-(-len(hidden) * topk_idx.shape[1] // self._num_slots),
         )
 
-    def combine_masked(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+    def combine_masked(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[slots_per_rank, C, H] bfloat16 -> [T, H]."""
         assert isinstance(handle, MaskedHandle), type(handle)
         out, _, _ = self._buffer.raw.low_latency_combine(
             expert_out, handle.topk_idx, handle.topk_weights, handle.raw
         )
         self._buffer.closed()
-        return _tensor(out)
+        return _tensor(out) if base is None else _tensor(out) + base
 
     def _send(
         self,

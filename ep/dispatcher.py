@@ -136,6 +136,10 @@ class MaskedDispatcher(Protocol):
         """`meanwhile` as in `Dispatcher.dispatch`. ValueError for more than `max_tokens`, before
         anything is sent."""
 
-    def combine_masked(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
-        """[slots_per_rank, C, H] in the layout of `DispatchedMasked.hidden` -> [T, H], as
-        `Dispatcher.combine`; a token without experts becomes zeros."""
+    def combine_masked(
+        self,
+        expert_out: torch.Tensor,  # [slots_per_rank, C, H] in the layout of `hidden`
+        handle: object,
+        base: torch.Tensor | None = None,  # [T, H], what else a token is the sum of
+    ) -> torch.Tensor:
+        """[T, H], as `Dispatcher.combine`; a token without experts becomes zeros, or its base."""

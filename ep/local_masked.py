@@ -52,7 +52,9 @@ class LocalMaskedDispatcher:
             expected_rows=mean_rows(topk_idx.numel(), self._num_slots),
         )
 
-    def combine_masked(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+    def combine_masked(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[S, C, H] -> [T, H] in the dtype of `expert_out`."""
         assert isinstance(handle, LocalMaskedHandle), type(handle)
-        return combine(expert_out.flatten(0, 1), handle.row_of, handle.weights)
+        return combine(expert_out.flatten(0, 1), handle.row_of, handle.weights, base=base)

@@ -40,26 +40,30 @@ def bring_back(
     slots_per_rank: int,
     *,
     exact: bool,
+    base: torch.Tensor | None = None,  # [T, H], added
 ) -> torch.Tensor:
     """[T, H] in the dtype of `rows`."""
     if not exact:
-        return _partial(rows, way, collectives, num_ranks)
+        return _partial(rows, way, collectives, num_ranks, base)
     num_choices = way.row_of.shape[0]
     places = min(num_choices, slots_per_rank)
     received = _swap(_returned(rows, way.row_of, places).flatten(0, 1), collectives, num_ranks)
-    return combine(
-        received, _row_of_choice(way.own_idx, slots_per_rank, places), way.own_weights
-    )
+    row_of = _row_of_choice(way.own_idx, slots_per_rank, places)
+    return combine(received, row_of, way.own_weights, base=base)
 
 
 def _partial(
-    rows: torch.Tensor, way: WayBack, collectives: Collectives, num_ranks: int
+    rows: torch.Tensor,
+    way: WayBack,
+    collectives: Collectives,
+    num_ranks: int,
+    base: torch.Tensor | None,
 ) -> torch.Tensor:
     received = _swap(combine(rows, way.row_of, way.weights), collectives, num_ranks)
     num_tokens = len(received) // num_ranks
     numbers = torch.arange(len(received), dtype=torch.int32, device=rows.device)
     ones = torch.ones(num_tokens, num_ranks, device=rows.device)
-    return combine(received, numbers.view(num_ranks, num_tokens), ones)
+    return combine(received, numbers.view(num_ranks, num_tokens), ones, base=base)
 
 
 def _swap(rows: torch.Tensor, collectives: Collectives, num_ranks: int) -> torch.Tensor:

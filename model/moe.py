@@ -7,12 +7,14 @@ import torch
 
 from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.expert_shard import ExpertShard
+from ep.local_masked import LocalMaskedDispatcher
 from ep.placement_maps import LayerMaps
 from ep.split_dispatch import in_sub_steps
 from kernels.gate import route
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
 from model.mlp import Mlp
+from model.side_work import SideWork
 from model.weights import Weights
 
 
@@ -110,20 +112,28 @@ class Moe:
         if len(x) > cap:
             parts = zip(x.split(cap), is_row.split(cap), strict=True)
             return torch.cat([self.decode(*part) for part in parts])
-        physical, topk_weights = self._route(x, is_row)
-        beside: list[torch.Tensor] = []
+        # The shared expert is computed while tokens travel, or beside everything if they do not.
+        travels = not isinstance(self.masked, LocalMaskedDispatcher)
+        side = SideWork(x.device, has_stream=not travels)
 
-        def compute_shared() -> None:
+        def start_shared() -> None:
             if self.shared is not None:
-                beside.append(self.shared.forward(x))
+                side.start(lambda: self.shared.forward(x))
             elif self.experts.folds_shared:
-                beside.append(self.experts.forward_shared(x))
+                side.start(lambda: self.experts.forward_shared(x))
 
+        if not travels:
+            start_shared()
+        physical, topk_weights = self._route(x, is_row)
         sent = self.masked.dispatch_masked(
-            x, physical, topk_weights, self.experts.payload, meanwhile=compute_shared
+            x,
+            physical,
+            topk_weights,
+            self.experts.payload,
+            meanwhile=start_shared if travels else None,
         )
-        routed = self.masked.combine_masked(self.experts.forward_masked(sent), sent.handle)
-        return routed + beside[0] if beside else routed
+        computed = self.experts.forward_masked(sent)
+        return self.masked.combine_masked(computed, sent.handle, base=side.join())
 
     def _aligned(
         self,
