@@ -54,11 +54,16 @@ bench-rebalance: $(VENV)/.installed-dev ## measure what answers feel of experts 
 	$(BIN)/python -m bench.rebalance --record $(BENCH_ARGS)
 
 test-gpu: ## the tests that need a GPU, in the environment at hand (PYTHON)
-	$(PYTHON) -m pytest -m gpu tests/kernels $(TEST_ARGS)
+	$(PYTHON) -m pytest -c /dev/null --rootdir=. --import-mode=importlib -m gpu \
+	  tests/kernels tests/model tests/ep $(TEST_ARGS)
 
 bench-kernels: ## measure the kernels on this GPU, record in bench/results
 	$(PYTHON) -m bench.kernels_w4a8 $(BENCH_ARGS)
 	$(PYTHON) -m bench.kernels $(BENCH_ARGS)
+
+tune-kernels: ## find block sizes of the Triton products on this GPU, write kernels/tuned
+	$(PYTHON) -m bench.tune_fused_moe $(BENCH_ARGS)
+	$(PYTHON) -m bench.tune_fp8_gemm $(BENCH_ARGS)
 
 bench-ep: ## measure dispatchers and moving experts between the GPUs here, record in bench/results
 	$(PYTHON) -m bench.ep --record $(BENCH_ARGS)

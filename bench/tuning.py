@@ -1,0 +1,68 @@
+"""What tuners share: candidates are compiled by all cores first, then measured one by one."""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Generic, TypeVar
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from bench.gpu_timing import Call, microseconds
+
+Blocks = TypeVar("Blocks")
+
+
+class Tuner(Generic[Blocks]):
+    """Measures candidates of one kernel. `seconds_left` bounds the whole: what is not measured by
+    then is left out, never the first candidate of a shape."""
+
+    def __init__(self, seconds: float, now: Callable[[], float]) -> None:
+        self._now = now
+        self._end = now() + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        return self._end - self._now()
+
+    def times(
+        self, candidates: Iterable[Blocks], call_of: Callable[[Blocks], Call], calls: int = 3
+    ) -> dict[Blocks, float]:
+        """Microseconds of each candidate that the device can run; the first comes first."""
+        found: dict[Blocks, float] = {}
+        for number, blocks in enumerate(candidates):
+            if number and self.seconds_left <= 0:
+                break
+            try:
+                found[blocks] = microseconds(call_of(blocks), calls)
+            except OutOfResources as error:
+                sys.stdout.write(f"  {blocks}: {error}\n")
+        return found
+
+
+def precompile(compile_one: Callable[[Blocks], None], jobs: Sequence[Blocks]) -> None:
+    """Fills Triton's cache of compiled kernels: `compile_one`, a function of a module, is called
+    in processes of their own, which see no GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        context = multiprocessing.get_context("spawn")
+        workers = max(1, min(len(jobs), os.cpu_count() or 1))
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            for _ in pool.map(compile_one, jobs):
+                pass
+    finally:
+        if visible is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    """Random values of a wide range, made in parts: float32 ones would need four times the room."""
+    out = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for part in out.view(-1, shape[-1]).split(8192):
+        part.copy_((60 * torch.randn(part.shape, device="cuda")).clamp(-400, 400))
+    return out

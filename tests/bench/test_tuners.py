@@ -1,0 +1,69 @@
+"""What the tuners of kernels try, choose and write; measuring needs a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import tune_fused_moe
+from bench.compile_offline import MAX_SHARED_BYTES
+from bench.tune_fused_moe import best_pair, candidates
+from kernels.fp8_gemm_blocks import Fp8Blocks
+from kernels.tuned import Blocks, default_blocks, read_table, write_section
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("dtype", tune_fused_moe.DTYPES)
+def test_candidates_fit_and_suit_the_rows(dtype: torch.dtype, quick: bool) -> None:
+    for rows in tune_fused_moe.ROWS:
+        found = list(candidates(dtype, rows, quick=quick))
+        assert found[0] == default_blocks(dtype, rows)
+        assert len(set(found)) == len(found) <= (70 if quick else 180)
+        for each in found:
+            shared = each.num_stages * each.block_k * (each.block_m + each.block_n)
+            assert shared * dtype.itemsize <= MAX_SHARED_BYTES
+        # A pair of one height is always possible.
+        assert {each.block_m for each in found} <= {16, 32, 64, 128}
+
+
+def test_the_best_pair_has_one_height() -> None:
+    low, high = (
+        Blocks(block_m=block_m, block_n=64, block_k=64, num_warps=4, num_stages=3)
+        for block_m in (16, 64)
+    )
+    assert best_pair({low: 1.0, high: 5.0}, {low: 7.0, high: 2.0}) == (7.0, (high, high))
+
+
+def test_sections_are_kept_beside_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "tuned" / "NVIDIA_H200.json"
+    assert read_table(path) == {}
+    blocks = default_blocks(torch.bfloat16, 4).record()
+    write_section(path, "fused_moe", {"bfloat16 e32 n4096 k7168": {"4": blocks}})
+    cut = Fp8Blocks(
+        block_m=16, block_n=64, halves=1, swapped=True, splits=2, num_warps=4, num_stages=4
+    )
+    write_section(path, "fp8_gemm", {"dense n7168 k16384": {"16": cut.record()}})
+    write_section(path, "fused_moe", {"bfloat16 e32 n7168 k2048": {"8": blocks}})
+    table = read_table(path)
+    assert set(table["fused_moe"]) == {"bfloat16 e32 n4096 k7168", "bfloat16 e32 n7168 k2048"}
+    assert Fp8Blocks(**table["fp8_gemm"]["dense n7168 k16384"]["16"]) == cut
+    assert json.loads(path.read_text()) == table
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="no table"):
+        read_table(path)
+
+
+def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kernels import fp8_gemm_blocks, tuned
+
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
+    wanted = default_blocks(torch.bfloat16, 1000)
+    shapes = {"bfloat16 e8 n4096 k7168": {"4": wanted.record()}}
+    write_section(tuned.table_path("NVIDIA Test"), "fused_moe", shapes)
+    device = torch.device("cuda", 77)  # whose table nobody has read yet
+    assert tuned.blocks_for(device, torch.bfloat16, 8, 4096, 7168, 3) == wanted
+    assert tuned.blocks_for(device, torch.bfloat16, 9, 4096, 7168, 3) != wanted
+    default = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    assert fp8_gemm_blocks.fp8_blocks(device, 0, 64, 7168, 16384) == default
