@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -164,7 +165,7 @@ class DeepseekV3:
                 plan,
                 cache,
                 batch.tokens_per_rank,
-                written=None if on_layer is None else lambda index=index: on_layer(index),
+                written=None if on_layer is None else partial(on_layer, index),
                 rows=rows if index == last else None,
             )
         return hidden

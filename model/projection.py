@@ -2,6 +2,7 @@
 in FP8."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -11,8 +12,8 @@ from kernels.quantise import quantise
 from kernels.rms_norm import add_rms_norm, add_rms_norm_quantise, rms_norm, rms_norm_quantise
 
 # As `kernels.quantise` gives them: values [T, K] float8_e4m3fn, scales [T, K / 128] float32.
-Quantised = tuple[torch.Tensor, torch.Tensor]
-Activations = torch.Tensor | Quantised
+Quantised: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Activations: TypeAlias = torch.Tensor | Quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

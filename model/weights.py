@@ -49,7 +49,7 @@ class Weights:
     @property
     def keeps_fp8(self) -> bool:
         if self.linear == "auto":
-            return self.device.type == "cuda" and self.dtype == torch.bfloat16
+            return bool(self.device.type == "cuda" and self.dtype == torch.bfloat16)
         return self.linear == "fp8"
 
     def fits_fp8(self, names: tuple[str, ...]) -> bool:
