@@ -40,6 +40,8 @@ class Cluster:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_dir = log_dir
         command = [sys.executable, "-m", "ctl", "up", "--port", str(self.port)]
+        # The machine that tests may keep a process from running, and from talking, for seconds.
+        command += ["--set", "router.silence-seconds=20"]
         command += ["--model", str(model), "--log-dir", str(log_dir), *options]
         log_dir.mkdir(parents=True, exist_ok=True)
         self._output_path = log_dir / "terminal.txt"

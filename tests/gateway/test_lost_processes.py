@@ -1,6 +1,7 @@
 """Workers and routers whose sockets are really gone."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.conftest import ANSWERS, Gateway, running_gateway, tokens_of
+from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID
-from tests.gateway.stream import join
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,12 +30,16 @@ async def running_cluster(
 async def test_sockets_that_are_gone(model_folder: Path) -> None:
     async with running_cluster(model_folder) as (cluster, gateway):
         cluster.first.plan.step_seconds = 0.02
-        task = asyncio.create_task(gateway.complete("unicode", stream=True))
-        await asyncio.wait_for(cluster.first.started.wait(), 20)
-        await asyncio.sleep(0.1)
-        await cluster.first.server.stop(0)
-        (choice,), _ = join(await task, chat=False)
-        assert choice.text == ANSWERS["unicode"]
+        body = {"model": MODEL, "prompt": "unicode", "max_tokens": 200}
+        body |= {"temperature": 0, "stream": True}
+        async with gateway.client.stream("POST", "/v1/completions", json=body) as streamed:
+            lines = streamed.aiter_lines()
+            events = [await anext(lines)]
+            await cluster.first.server.stop(0)  # in mid-stream
+            events += [line async for line in lines]
+        chunks = [json.loads(line[6:]) for line in events if line.startswith("data: {")]
+        text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+        assert text == ANSWERS["unicode"]
         assert cluster.second.requests[0].output_token_ids
         # The router still names the dead one: refused connection, then the other.
         reply = await gateway.complete("unicode")
