@@ -11,7 +11,7 @@ import torch
 
 from engine.decode_graphs import DecodeGraphs, graph_sizes
 from engine.graph_capture import RepeatedCall, Step
-from engine.runner import Piece
+from engine.piece import Piece
 from ep.collective import CollectiveDispatcher
 from ep.collective_masked import CollectiveMaskedDispatcher
 from ep.expert_shard import ExpertShard

@@ -11,8 +11,9 @@ from engine import memory_plan, rank_model
 from engine.fingerprint import kv_fingerprint
 from engine.messages import Sampling
 from engine.model_loading import weights_revision
+from engine.piece import Piece
 from engine.rank_model import RankModel, compiled_up_to
-from engine.runner import Piece, Runner
+from engine.runner import Runner
 from engine.sampler import SampleRow
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock

@@ -1,0 +1,132 @@
+"""A decode step of one rank of eight, at the size of DeepSeek-V3: `make bench-decode`.
+
+All layers with weights of their own, made up, FP8 or W4A8; requests of 2,048 tokens each; perfect
+balance of experts and nothing sent (`bench.emulated_rank`). The step is the recorded one that
+decode workers replay. Prints and records its time on the device, its time with what the host does
+in front, and by `--profile` where the time goes. SGLang 0.5.16 on the same GPU is the peer: its
+step without dispatch and combine.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from bench.deepseek_v3_config import WeightFormat
+from bench.emulated_rank import PAGE_TOKENS, EmulatedRank, pages_for
+from bench.gpu_timing import copy_bytes_per_second
+from bench.rank_runs import measure_all, parser_of
+from bench.records import Record, Run
+from bench.step_breakdown import by_purpose, profile_step, write_breakdown
+from bench.step_floor import decode_floor
+from engine.decode_graphs import DecodeGraphs
+from engine.graph_capture import CudaCapture, RepeatedCall
+from engine.piece import Piece
+
+BENCH = "decode_rank"
+PEER = "SGLang 0.5.16"
+# Milliseconds by format and batch.
+PEER_STEP: dict[WeightFormat, dict[int, float]] = {
+    "fp8": {1: 16.6, 32: 34.3, 64: 35.8, 128: 43.7},
+    "w4afp8": {128: 54.0},
+}
+NUM_STEPS = 30
+CPU_BYTES_PER_SECOND = 1e10
+
+
+def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iterator[Record]:
+    device = rank.kv_cache.device
+    on_gpu = device.type == "cuda"
+    batches = sorted(set(arguments.batches))
+    graphs = DecodeGraphs(
+        rank.model.decode,
+        rank.kv_cache,
+        sizes=batches,
+        max_pages=arguments.context // PAGE_TOKENS + 1,
+        vocab_size=rank.model.config.vocab_size,
+        capture=CudaCapture(device) if on_gpu else RepeatedCall(),
+    )
+    began = time.monotonic()
+    graphs.capture_all()
+    rate = copy_bytes_per_second() if on_gpu else CPU_BYTES_PER_SECOND
+    num_layers = rank.model.config.num_layers
+    where = f"{rank.weights}, {num_layers} layers, context {arguments.context}"
+    yield run.record(where, "time to record all steps", "s", time.monotonic() - began)
+    for batch in batches:
+        case = f"{where}, batch {batch}"
+        pieces = rank.decode_pieces(batch, arguments.context)
+        is_peer_case = on_gpu and num_layers == 61 and arguments.context == 2048
+        peer = PEER_STEP[rank.weights].get(batch) if is_peer_case else None
+        graphs.run(pieces, batch)
+        yield run.record(
+            case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
+            peer=None if peer is None else PEER, peer_value=peer,
+        )  # fmt: skip
+        launched = 1000 * steps_seconds(graphs, pieces, arguments.steps)
+        yield run.record(case, "step with its launch", "ms", launched)
+        floor = decode_floor(rank, batch, arguments.context, rate)
+        yield run.record(case, "step if memory were all", "ms", sum(floor.values()) / 1000)
+        if batch in arguments.profile:
+            kernels = profile_step(partial(graphs.replay, batch), device)
+            name = f"{BENCH}_{rank.weights}_{batch}.json"
+            write_breakdown(arguments.results / "details" / name, case, kernels, floor)
+            yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
+            for purpose, microseconds in by_purpose(kernels).items():
+                yield run.record(
+                    case, f"time in {purpose}", "us", microseconds,
+                    peer="memory" if purpose in floor else None, peer_value=floor.get(purpose),
+                )  # fmt: skip
+
+
+def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int) -> float:
+    """Median over steps, on the device's clock where it has one."""
+    times: list[float] = []
+    for _ in range(steps):
+        if device.type != "cuda":
+            began = time.perf_counter()
+            graphs.replay(batch)
+            times.append(1000 * (time.perf_counter() - began))
+            continue
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graphs.replay(batch)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def steps_seconds(graphs: DecodeGraphs, pieces: Sequence[Piece], steps: int) -> float:
+    """A step among many that are begun one behind the other, with their inputs copied and the
+    likeliest tokens taken."""
+    tokens: torch.Tensor | None = None
+    began = time.perf_counter()
+    for _ in range(steps):
+        tokens = graphs.run(pieces, len(pieces)).argmax(-1)
+    assert tokens is not None
+    tokens.tolist()
+    return (time.perf_counter() - began) / steps
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__ or "")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 64, 128])
+    parser.add_argument("--context", type=int, default=2048, help="tokens of a request")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--profile", type=int, nargs="*", default=[], help="batches to break down")
+    arguments = parser.parse_args(argv)
+    return measure_all(
+        BENCH,
+        measure,
+        arguments,
+        max_tokens=max(arguments.batches),
+        num_pages=pages_for(arguments.batches, arguments.context),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""One rank of a group that does not exist: its share of a full-size model, and its share of the
+group's tokens at perfect balance.
+
+A rank of R holds every R-th part of the experts and keeps what attention and the other layers need
+for its own requests. From R ranks with T tokens each, T * K rows reach its experts. Here each of
+its own T tokens goes to K of them in turn, which are as many rows; nothing is sent. The gate
+computes as ever, its choices are counted and its weights used, but not its experts.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.deepseek_v3_config import WeightFormat, write_config
+from engine.piece import Piece
+from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload
+from ep.expert_shard import ExpertShard
+from ep.local import LocalDispatcher
+from ep.local_aligned import LocalAlignedDispatcher
+from ep.local_masked import LocalMaskedDispatcher
+from ep.placement import Placement
+from model.config import ModelConfig
+from model.deepseek import DeepseekV3
+from model.dummy_checkpoint import DummyCheckpoint
+
+NUM_RANKS = 8
+PAGE_TOKENS = 64
+# A model of the same make that a CPU computes in a moment.
+SMALL: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "moe_intermediate_size": 128,
+    "vocab_size": 512,
+    "num_attention_heads": 4,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 4096,
+}
+
+
+class InTurn:
+    """Slots for T tokens and K choices, K of them in turn to each token; made once for each T, so
+    that a step does not pay for them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._slots: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def like(self, topk_idx: torch.Tensor) -> torch.Tensor:
+        """[T, K]."""
+        shape = tuple(topk_idx.shape)
+        assert shape[1] <= self._num_slots, "a token's slots would not be distinct"
+        if shape not in self._slots:
+            every = torch.arange(topk_idx.numel(), device=topk_idx.device) % self._num_slots
+            self._slots[shape] = every.view(shape).to(topk_idx.dtype)
+        return self._slots[shape]
+
+
+class Balanced(LocalDispatcher):
+    """As its base, but to slots in turn, whatever the gate says."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._in_turn = InTurn(num_slots)
+
+    def dispatch(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Dispatched:
+        slots = self._in_turn.like(topk_idx)
+        return super().dispatch(hidden, slots, topk_weights, tokens_per_rank, meanwhile)
+
+
+class BalancedAligned(LocalAlignedDispatcher):
+    """As its base, but to slots in turn, whatever the gate says."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._in_turn = InTurn(num_slots)
+
+    def dispatch_aligned(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        payload: Payload,
+        alignment: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedAligned:
+        slots = self._in_turn.like(topk_idx)
+        return super().dispatch_aligned(
+            hidden, slots, topk_weights, tokens_per_rank, payload, alignment, meanwhile
+        )
+
+
+class BalancedMasked(LocalMaskedDispatcher):
+    """As its base, but to slots in turn, whatever the gate says."""
+
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        super().__init__(num_slots, max_tokens)
+        self._in_turn = InTurn(num_slots)
+
+    def dispatch_masked(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        payload: Payload,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedMasked:
+        slots = self._in_turn.like(topk_idx)
+        return super().dispatch_masked(hidden, slots, topk_weights, payload, meanwhile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedRank:
+    """kv_cache [L, pages, page_tokens, kv_dim] of random latents."""
+
+    model: DeepseekV3
+    kv_cache: torch.Tensor
+    weights: WeightFormat
+    num_slots: int
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        weights: WeightFormat,
+        device: torch.device,
+        max_tokens: int,
+        num_pages: int,
+        num_layers: int | None = None,
+        sizes: dict[str, Any] | None = None,
+    ) -> "EmulatedRank":
+        """`folder` gets a config.json; weights are made up. `max_tokens` of a decode step."""
+        write_config(folder, weights=weights, num_layers=num_layers, sizes=sizes)
+        config = ModelConfig.from_folder(folder)
+        on_gpu = device.type == "cuda"
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        placement = Placement.trivial(config.num_moe_layers, config.num_experts, NUM_RANKS)
+        num_slots = placement.slots_per_rank
+        experts = ExpertShard.build(
+            placement,
+            0,
+            Balanced(num_slots),
+            device,
+            aligned=BalancedAligned(num_slots) if on_gpu else None,
+            masked=BalancedMasked(num_slots, max_tokens),
+        )
+        source = DummyCheckpoint(folder, device)
+        model = DeepseekV3.load(folder, device=device, dtype=dtype, experts=experts, source=source)
+        shape = (config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
+        kv_cache = torch.empty(shape, dtype=dtype, device=device)
+        for layer in kv_cache:
+            layer.normal_()
+        return cls(model=model, kv_cache=kv_cache, weights=weights, num_slots=num_slots)
+
+    def decode_pieces(self, batch: int, context: int) -> list[Piece]:
+        """One token each of `batch` requests behind `context` others, on pages from all over."""
+        pages_each = context // PAGE_TOKENS + 1
+        pages = random.Random(0).sample(range(self.kv_cache.shape[1]), batch * pages_each)
+        return [
+            Piece(
+                token_ids=[7 * row % self.model.config.vocab_size],
+                start=context,
+                pages=pages[row * pages_each : (row + 1) * pages_each],
+            )
+            for row in range(batch)
+        ]
+
+    def prefill_pieces(self, num_tokens: int) -> list[Piece]:
+        num_pages = -(-num_tokens // PAGE_TOKENS)
+        vocab_size = self.model.config.vocab_size
+        return [
+            Piece(
+                token_ids=[7 * position % vocab_size for position in range(num_tokens)],
+                start=0,
+                pages=random.Random(0).sample(range(self.kv_cache.shape[1]), num_pages),
+            )
+        ]
+
+
+def pages_for(batches: Sequence[int], context: int) -> int:
+    return max(batches) * (context // PAGE_TOKENS + 1)

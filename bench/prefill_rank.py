@@ -1,0 +1,91 @@
+"""A prefill step of one rank of eight, at the size of DeepSeek-V3: `make bench-prefill`.
+
+As `bench.decode_rank`, for a prompt without a cached prefix, as prefill workers compute it: the
+whole forward pass and the token behind the prompt, on the host's clock. Prints and records the
+median, what the host alone needs to launch it, and by `--profile` where the time goes. SGLang
+0.5.16 on the same GPU is the peer: its step without dispatch and combine.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from bench.deepseek_v3_config import WeightFormat
+from bench.emulated_rank import PAGE_TOKENS, EmulatedRank
+from bench.rank_runs import measure_all, parser_of
+from bench.records import Record, Run
+from bench.step_breakdown import by_purpose, profile_step, write_breakdown
+from engine.batch_building import build_batch
+from engine.piece import Piece
+from model.batch import AttentionForm
+
+BENCH = "prefill_rank"
+PEER = "SGLang 0.5.16"
+# Milliseconds by format and prompt; 110 to 130 of up to 512 tokens, whatever their number.
+PEER_PASS: dict[WeightFormat, dict[int, float]] = {
+    "fp8": {512: 120.0, 4096: 384.0},
+    "w4afp8": {512: 120.0, 4096: 589.0},
+}
+NUM_PASSES = 7
+
+
+def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iterator[Record]:
+    device = rank.kv_cache.device
+    num_layers = rank.model.config.num_layers
+    for num_tokens in arguments.tokens:
+        case = f"{rank.weights}, {num_layers} layers, {num_tokens} tokens"
+        pieces = rank.prefill_pieces(num_tokens)
+        times = [one_pass(rank, pieces) for _ in range(1 + arguments.passes)][1:]
+        is_peer_case = device.type == "cuda" and num_layers == 61
+        peer = PEER_PASS.get(rank.weights, {}).get(num_tokens) if is_peer_case else None
+        yield run.record(
+            case, "pass", "ms", 1000 * statistics.median(whole for _, whole in times),
+            peer=None if peer is None else PEER, peer_value=peer,
+        )  # fmt: skip
+        launched = 1000 * statistics.median(launch for launch, _ in times)
+        yield run.record(case, "time until all is launched", "ms", launched)
+        if num_tokens in arguments.profile:
+            kernels = profile_step(partial(one_pass, rank, pieces), device)
+            name = f"{BENCH}_{rank.weights}_{num_tokens}.json"
+            write_breakdown(arguments.results / "details" / name, case, kernels, {})
+            for purpose, microseconds in by_purpose(kernels).items():
+                yield run.record(case, f"time in {purpose}", "us", microseconds)
+
+
+def one_pass(rank: EmulatedRank, pieces: Sequence[Piece]) -> tuple[float, float]:
+    """Seconds until it is launched, and until its token is there."""
+    num_tokens = sum(len(piece.token_ids) for piece in pieces)
+    began = time.perf_counter()
+    batch = build_batch(
+        pieces,
+        page_tokens=PAGE_TOKENS,
+        form=AttentionForm.PLAIN,
+        tokens_per_rank=(num_tokens,),
+        device=rank.kv_cache.device,
+    )
+    with torch.inference_mode():
+        token = rank.model.forward(batch, rank.kv_cache).argmax(-1)
+    launched = time.perf_counter() - began
+    token.tolist()
+    return launched, time.perf_counter() - began
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__ or "")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096], help="of a prompt")
+    parser.add_argument("--passes", type=int, default=NUM_PASSES)
+    parser.add_argument("--profile", type=int, nargs="*", default=[], help="prompts to break down")
+    arguments = parser.parse_args(argv)
+    most = max(arguments.tokens)
+    return measure_all(
+        BENCH, measure, arguments, max_tokens=1, num_pages=2 * -(-most // PAGE_TOKENS)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What benches of one emulated rank have in common: flags, one model after the other, records."""
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from bench.emulated_rank import NUM_RANKS, SMALL, EmulatedRank
+from bench.records import RESULTS, Record, Run, append
+
+Measure = Callable[[EmulatedRank, Run, argparse.Namespace], Iterable[Record]]
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--weights", nargs="+", default=["fp8", "w4afp8"],
+                        choices=["fp8", "w4afp8", "bf16"])  # fmt: skip
+    parser.add_argument("--layers", type=int, help="fewer of them, for a quick look")
+    parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
+    parser.add_argument("--record", action="store_true", help="append to bench/results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
+    return parser
+
+
+def measure_all(
+    bench: str, measure: Measure, arguments: argparse.Namespace, *, max_tokens: int, num_pages: int
+) -> int:
+    """Each format in turn: two models do not fit beside each other."""
+    device = torch.device("cpu" if arguments.small else "cuda")
+    run = Run.begin(bench)
+    records: list[Record] = []
+    for weights in arguments.weights:
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            rank = EmulatedRank.load(
+                Path(folder),
+                weights=weights,
+                device=device,
+                max_tokens=max_tokens,
+                num_pages=num_pages,
+                num_layers=arguments.layers,
+                sizes=SMALL if arguments.small else None,
+            )
+            say(f"{weights}: loaded in {time.monotonic() - began:.1f} s, 1 of {NUM_RANKS} ranks")
+            for record in measure(rank, run, arguments):
+                say_record(record)
+                records.append(record)
+            del rank
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    if arguments.record:
+        append(arguments.results / f"{bench}.jsonl", records)
+    return 0
+
+
+def say_record(record: Record) -> None:
+    peer = f"  ({record.peer}: {record.peer_value})" if record.peer else ""
+    say(f"{record.case:48} {record.metric:32} {record.value:10} {record.unit}{peer}")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
