@@ -117,12 +117,13 @@ def _permute(dtype: torch.dtype) -> Call:
     return partial(permute_triton.launch, hidden, topk_idx, LOCAL, 128, scale)
 
 
-def _permute_masked(dtype: torch.dtype) -> Call:
-    hidden = empty(512, HIDDEN, dtype=dtype)
+def _permute_masked(rows: int, dtype: torch.dtype, *, quantises: bool = False) -> Call:
+    hidden = empty(rows, HIDDEN, dtype=dtype)
     scale = empty_scales(hidden) if dtype == torch.float8_e4m3fn else None
     return partial(
-        permute_masked_triton.launch, hidden, integers(512, CHOICES), LOCAL, 512, LOCAL, scale
-    )
+        permute_masked_triton.launch, hidden, integers(rows, CHOICES), LOCAL, rows, LOCAL, scale,
+        quantises=quantises,
+    )  # fmt: skip
 
 
 def _grouped_linear(dtype: torch.dtype, rows: int) -> Call:
@@ -166,8 +167,11 @@ def _around_rows() -> dict[str, Call]:
         "combine": partial(
             combine_triton.launch, x, integers(CHOICES, 128), f32(128, CHOICES), 2.5, x
         ),
-        "permute_masked bf16": _permute_masked(torch.bfloat16),
-        "permute_masked fp8": _permute_masked(torch.float8_e4m3fn),
+        "permute_masked bf16": _permute_masked(512, torch.bfloat16),
+        "permute_masked fp8": _permute_masked(512, torch.float8_e4m3fn),
+        "permute_masked few bf16": _permute_masked(128, torch.bfloat16),
+        "permute_masked few fp8": _permute_masked(128, torch.float8_e4m3fn),
+        "permute_masked quantise": _permute_masked(128, torch.bfloat16, quantises=True),
         "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
         "permute bf16": _permute(torch.bfloat16),
         "permute fp8": _permute(torch.float8_e4m3fn),

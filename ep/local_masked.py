@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatcher import DispatchedMasked, Payload
-from ep.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
+from ep.masked_rows import blocks_of, check_tokens, mean_rows
 from kernels.combine import combine
 
 
@@ -43,7 +43,9 @@ class LocalMaskedDispatcher:
         check_tokens(len(hidden), self._max_tokens)
         if meanwhile is not None:
             meanwhile()
-        blocks = blocks_of(as_payload(hidden, payload), topk_idx, self._num_slots)
+        blocks = blocks_of(
+            (hidden, None), topk_idx, self._num_slots, quantises=payload is Payload.FP8
+        )
         return DispatchedMasked(
             hidden=blocks.rows,
             scales=blocks.scales,

@@ -16,14 +16,18 @@ def as_payload(hidden: torch.Tensor, payload: Payload) -> Rows:
 
 
 def blocks_of(
-    rows: Rows, topk_idx: torch.Tensor, num_slots: int, *, first: int = 0
+    rows: Rows, topk_idx: torch.Tensor, num_slots: int, *, first: int = 0, quantises: bool = False
 ) -> MaskedRows:
-    """A block for each slot, of as many rows as there are; `first` is the first slot's id."""
+    """A block for each slot, of as many rows as there are; `first` is the first slot's id.
+    `quantises`: they become FP8 on the way."""
     values, scales = rows
     capacity = len(values)
-    if scales is not None and values.is_cuda:  # FP8 products on GPUs work on whole tiles
+    # FP8 products on GPUs work on whole tiles.
+    if values.is_cuda and (quantises or scales is not None):
         capacity = -(-capacity // ALIGNMENT) * ALIGNMENT
-    return permute_masked(values, topk_idx, num_slots, capacity, first=first, scale=scales)
+    return permute_masked(
+        values, topk_idx, num_slots, capacity, first=first, scale=scales, quantises=quantises
+    )
 
 
 def check_tokens(num_tokens: int, max_tokens: int) -> None:

@@ -6,7 +6,8 @@
     rows[expert, place] = hidden[t]
 
     hidden     [T, H]          any dtype, columns contiguous; with FP8, `scale` [T, H / 128]
-                               float32 travels along
+                               float32 travels along; `quantises`: it becomes FP8 on the way, as by
+                               `kernels.quantise`
     topk_idx   [T, K]          int32 or int64, columns contiguous
     rows       [E, C, H]       those from counts[e] on mean nothing
     row_of     [K, T]          int32
@@ -14,7 +15,7 @@
     scales     [E, C, H / 128] float32, rows contiguous (`kernels.quantise.empty_scales`), or None
 
 A token's choices are distinct, so that C = T is enough; what does not fit all the same is left out.
-Exact. Nothing waits for the host on a GPU.
+Exact (what is quantised: as `kernels.quantise` says). Nothing waits for the host on a GPU.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.paths import path_of
-from kernels.quantise import empty_scales
+from kernels.quantise import GROUP, empty_scales, quantise_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ def permute_masked(
     *,
     first: int = 0,
     scale: torch.Tensor | None = None,
+    quantises: bool = False,
 ) -> MaskedRows:
     """Raises ValueError for shapes or dtypes that do not fit."""
     if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
@@ -51,10 +53,16 @@ def permute_masked(
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
     if hidden.stride(1) != 1 or topk_idx.stride(1) != 1:
         raise ValueError("the columns of hidden and of topk_idx must be contiguous")
+    if quantises and (hidden.shape[1] % GROUP or scale is not None):
+        raise ValueError(f"{tuple(hidden.shape)} cannot be quantised, or is already")
     if path_of("permute", hidden.device) == "triton":
         from kernels.permute_masked_triton import launch
 
-        return launch(hidden, topk_idx, num_experts, capacity, first, scale)
+        return launch(
+            hidden, topk_idx, num_experts, capacity, first, scale, quantises=quantises
+        )
+    if quantises:
+        hidden, scale = quantise_reference(hidden)
     return permute_masked_reference(
         hidden, topk_idx, num_experts, capacity, first=first, scale=scale
     )
@@ -90,14 +98,17 @@ def empty_masked(
     num_experts: int,
     capacity: int,
     scale: torch.Tensor | None,
+    *,
+    quantises: bool = False,
 ) -> MaskedRows:
     """The outputs, nothing in them yet."""
     num_tokens, num_choices = topk_idx.shape
-    rows = hidden.new_empty(num_experts, capacity, hidden.shape[1])
+    dtype = torch.float8_e4m3fn if quantises else hidden.dtype
+    rows = hidden.new_empty(num_experts, capacity, hidden.shape[1], dtype=dtype)
     integers = {"dtype": torch.int32, "device": hidden.device}
     return MaskedRows(
         rows=rows,
-        scales=None if scale is None else empty_scales(rows),
+        scales=empty_scales(rows) if quantises or scale is not None else None,
         row_of=torch.empty(num_choices, num_tokens, **integers),
         counts=torch.empty(num_experts, **integers),
     )

@@ -1,14 +1,20 @@
-"""Triton path of `kernels.permute_masked`: a program an expert counts and places its choices, then
-programs of a token copy its row to all its places."""
+"""Triton path of `kernels.permute_masked`: programs of a token copy its row to all its places.
+
+Where there are few choices each program finds its places by itself and a few more programs count;
+else a kernel in front of it does both, a program an expert.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.permute_masked import MaskedRows, empty_masked
+from kernels.quantise import GROUP, LARGEST, SMALLEST
+from kernels.quantise_triton import GROUPS, quantise_group
 
 CHUNK = 1024
 BLOCK_BYTES = 8192  # of a row, a program
+MAX_FOUND = 2048  # choices, of which each program looks at all
 
 
 @triton.jit
@@ -37,24 +43,91 @@ def _place(
 
 
 @triton.jit
-def _copy(
-    hidden, scale, rows, scales, row_of, num_tokens, width, num_groups, capacity, hidden_stride,
-    scale_row_stride, scale_group_stride, scales_expert_stride, scales_group_stride,
-    num_choices: tl.constexpr, block: tl.constexpr, groups: tl.constexpr, has_scale: tl.constexpr,
+def count_rows(
+    topk_idx, counts, expert, num_tokens, capacity, first, idx_stride,
+    num_choices: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * block + tl.arange(0, block)
-    inside = column < width
-    values = tl.load(hidden + token * hidden_stride + column, mask=inside)
+    seen = tl.zeros([1], tl.int32)
+    for begin in range(0, num_tokens * num_choices, chunk):
+        entry = begin + tl.arange(0, chunk)
+        token, choice = entry // num_choices, entry % num_choices
+        is_entry = token < num_tokens
+        chosen = tl.load(topk_idx + token * idx_stride + choice, mask=is_entry, other=-1)
+        seen += tl.sum((is_entry & (chosen == first + expert)).to(tl.int32), 0)
+    tl.store(counts + expert + tl.arange(0, 1), tl.minimum(seen, capacity))
+
+
+@triton.jit
+def find_rows(
+    topk_idx, token, capacity, first, num_experts, idx_stride,
+    num_choices: tl.constexpr, padded_choices: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """[padded_choices] rows of a token's choices, -1: not here."""
+    slot = tl.arange(0, padded_choices)
+    own = tl.load(topk_idx + token * idx_stride + slot, mask=slot < num_choices, other=-1)
+    own = (own - first).to(tl.int32)
+    place = tl.zeros([padded_choices], tl.int32)
+    for begin in range(0, (token + 1) * num_choices, chunk):
+        entry = begin + tl.arange(0, chunk)
+        before = entry[:, None] < token * num_choices + slot[None, :]
+        chosen = tl.load(
+            topk_idx + entry // num_choices * idx_stride + entry % num_choices,
+            mask=entry < (token + 1) * num_choices, other=-1,
+        )  # fmt: skip
+        same = before & ((chosen - first).to(tl.int32)[:, None] == own[None, :])
+        place += tl.sum(same.to(tl.int32), 0)
+    here = (slot < num_choices) & (own >= 0) & (own < num_experts) & (place < capacity)
+    return tl.where(here, own * capacity + place, -1)
+
+
+@triton.jit
+def _copy(
+    hidden, scale, topk_idx, rows, scales, row_of, counts, num_tokens, width, num_groups, capacity,
+    first, num_experts, hidden_stride, idx_stride, scale_row_stride, scale_group_stride,
+    scales_expert_stride, scales_group_stride,
+    num_choices: tl.constexpr, padded_choices: tl.constexpr, chunk: tl.constexpr,
+    block: tl.constexpr, groups: tl.constexpr, group_size: tl.constexpr, finds: tl.constexpr,
+    has_scale: tl.constexpr, quantises: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    slot = tl.arange(0, padded_choices)
+    if finds:
+        if token >= num_tokens:
+            if tl.program_id(1) == 0:
+                count_rows(
+                    topk_idx, counts, token - num_tokens, num_tokens, capacity, first, idx_stride,
+                    num_choices, chunk,
+                )  # fmt: skip
+            return
+        found = find_rows(
+            topk_idx, token, capacity, first, num_experts, idx_stride, num_choices,
+            padded_choices, chunk,
+        )  # fmt: skip
+        last = tl.where(tl.program_id(1) == 0, num_choices, 0)
+        tl.store(row_of + slot * num_tokens + token, found, mask=slot < last)
+    else:
+        is_choice = slot < num_choices
+        found = tl.load(row_of + slot * num_tokens + token, mask=is_choice, other=-1)
+    line = hidden + token.to(tl.int64) * hidden_stride
+    if quantises:  # a block of columns is a block of groups
+        group = tl.program_id(1) * groups + tl.arange(0, groups)
+        column = group[:, None] * group_size + tl.arange(0, group_size)[None, :]
+        values = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
+        values, factor = quantise_group(values, largest, smallest)
+        is_group = group * group_size < width
+    else:
+        column = tl.program_id(1) * block + tl.arange(0, block)
+        values = tl.load(line + column, mask=column < width)
+    if has_scale:
+        group = tl.arange(0, groups)
+        is_group = group < tl.where(tl.program_id(1) == 0, num_groups, 0)
+        place = token * scale_row_stride + group * scale_group_stride
+        factor = tl.load(scale + place, mask=is_group)
     for choice in tl.static_range(num_choices):
-        row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
+        row = tl.sum(tl.where(slot == choice, found, 0), 0).to(tl.int64)
         if row >= 0:
-            tl.store(rows + row * width + column, values, mask=inside)
-            if has_scale:
-                group = tl.arange(0, groups)
-                is_group = group < tl.where(tl.program_id(1) == 0, num_groups, 0)
-                place = token * scale_row_stride + group * scale_group_stride
-                factor = tl.load(scale + place, mask=is_group)
+            tl.store(rows + row * width + column, values, mask=column < width)
+            if has_scale or quantises:
                 goal = row // capacity * scales_expert_stride + row % capacity
                 tl.store(scales + goal + group * scales_group_stride, factor, mask=is_group)
 
@@ -66,27 +139,35 @@ def launch(
     capacity: int,
     first: int,
     scale: torch.Tensor | None,
+    *,
+    quantises: bool = False,
 ) -> MaskedRows:
-    out = empty_masked(hidden, topk_idx, num_experts, capacity, scale)
+    out = empty_masked(hidden, topk_idx, num_experts, capacity, scale, quantises=quantises)
     num_tokens, num_choices = topk_idx.shape
     if not num_tokens:
         out.counts.zero_()
         return out
     chunk = min(CHUNK, triton.next_power_of_2(topk_idx.numel()))
-    _place[(num_experts,)](
-        topk_idx, out.row_of, out.counts, num_tokens, capacity, first, topk_idx.stride(0),
-        num_choices=num_choices, chunk=chunk, num_warps=4,
-    )  # fmt: skip
-    width = hidden.shape[1]
-    # Bytes are bytes: FP8 travels as what every Triton knows.
-    view = torch.uint8 if hidden.element_size() == 1 else hidden.dtype
+    finds = topk_idx.numel() <= MAX_FOUND
+    if not finds:
+        _place[(num_experts,)](
+            topk_idx, out.row_of, out.counts, num_tokens, capacity, first, topk_idx.stride(0),
+            num_choices=num_choices, chunk=chunk, num_warps=4,
+        )  # fmt: skip
+    width, rows = hidden.shape[1], out.rows
     block = min(BLOCK_BYTES // hidden.element_size(), triton.next_power_of_2(width))
-    num_groups = 1 if scale is None else scale.shape[1]
-    _copy[num_tokens, triton.cdiv(width, block)](
-        hidden.view(view), scale, out.rows.view(view), out.scales, out.row_of, num_tokens, width,
-        num_groups, capacity, hidden.stride(0), *((0, 0) if scale is None else scale.stride()),
+    groups = 1 if scale is None else triton.next_power_of_2(scale.shape[1])
+    if quantises:
+        block, groups = GROUPS * GROUP, GROUPS
+    elif hidden.element_size() == 1:  # bytes are bytes, and what every Triton knows
+        hidden, rows = hidden.view(torch.uint8), rows.view(torch.uint8)
+    _copy[num_tokens + (num_experts if finds else 0), triton.cdiv(width, block)](
+        hidden, scale, topk_idx, rows, out.scales, out.row_of, out.counts, num_tokens, width,
+        1 if scale is None else scale.shape[1], capacity, first, num_experts, hidden.stride(0),
+        topk_idx.stride(0), *((0, 0) if scale is None else scale.stride()),
         *((0, 0) if out.scales is None else (out.scales.stride(0), out.scales.stride(2))),
-        num_choices=num_choices, block=block, groups=triton.next_power_of_2(num_groups),
-        has_scale=scale is not None, num_warps=4,
+        num_choices=num_choices, padded_choices=triton.next_power_of_2(num_choices), chunk=chunk,
+        block=block, groups=groups, group_size=GROUP, finds=finds, has_scale=scale is not None,
+        quantises=quantises, largest=LARGEST, smallest=SMALLEST, num_warps=4,
     )  # fmt: skip
     return out

@@ -18,7 +18,7 @@ def _silu(values):
 
 
 @triton.jit
-def _silu_mul_row(x, out, row, columns, width):
+def silu_mul_row(x, out, row, columns, width):
     inside = columns < width
     gate = tl.load(x + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + (row * 2 + 1) * width + columns, mask=inside, other=0.0)
@@ -31,7 +31,7 @@ def _silu_mul_row(x, out, row, columns, width):
 def _silu_mul(x, out, width, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
-    _silu_mul_row(x, out, row, columns, width)
+    silu_mul_row(x, out, row, columns, width)
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
     expert = tl.program_id(2).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
-        _silu_mul_row(x, out, expert * capacity + place, columns, width)
+        silu_mul_row(x, out, expert * capacity + place, columns, width)
 
 
 @triton.jit

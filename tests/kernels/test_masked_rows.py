@@ -1,5 +1,7 @@
 """What works on a block of rows for each expert: references against loops, Triton against them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,9 +19,10 @@ from kernels.grouped_linear import (
 from kernels.grouped_linear_triton import aligned, masked
 from kernels.linear import favoured_layout
 from kernels.permute_masked import MaskedRows, permute_masked, permute_masked_reference
+from kernels.quantise import quantise_reference
 from kernels.silu_mul import silu_mul_masked_reference, silu_mul_reference
 from tests.kernels.tensors import generator, randn
-from tests.kernels.triton_device import DEVICES, INTERPRETED, dtypes
+from tests.kernels.triton_device import DEVICES, INTERPRETED, assert_same_fp8, dtypes
 
 EXPERTS, CHOICES, WIDTH = 5, 3, 256
 
@@ -97,6 +100,42 @@ def test_permute(rng: torch.Generator, device: str, num_tokens: int, fp8: bool) 
         arguments = (hidden, idx.to(device), EXPERTS, max(1, num_tokens))
         found = permute_masked_triton.launch(*arguments, EXPERTS, scale)
         assert_same(found, permute_masked_reference(*arguments, first=EXPERTS, scale=scale))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("max_found", [0, 2048])
+def test_places_found_or_looked_up(
+    rng: torch.Generator, device: str, max_found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many choices the places are worked out by a kernel of its own."""
+    monkeypatch.setattr(permute_masked_triton, "MAX_FOUND", max_found)
+    monkeypatch.setattr(permute_masked_triton, "CHUNK", 16)
+    hidden, idx = randn(rng, 13, WIDTH).to(device), distinct(rng, 13, 2 * EXPERTS).to(device)
+    found = permute_masked_triton.launch(hidden, idx, EXPERTS, 13, 3, None)
+    assert_same(found, permute_masked_reference(hidden, idx, EXPERTS, 13, first=3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_permute_and_quantise(rng: torch.Generator, device: str) -> None:
+    hidden = randn(rng, 7, 10 * 128).to(device, dtypes()[-1])
+    idx = distinct(rng, 7, 2 * EXPERTS).to(device)
+    found = permute_masked_triton.launch(hidden, idx, EXPERTS, 8, 2, None, quantises=True)
+    values, scale = quantise_reference(hidden)
+    want = permute_masked_reference(values, idx, EXPERTS, 8, first=2, scale=scale)
+    assert torch.equal(found.counts, want.counts)
+    assert torch.equal(found.row_of, want.row_of)
+    for expert, count in enumerate(want.counts.tolist()):
+        here = (found.rows[expert, :count], found.scales[expert, :count])
+        assert_same_fp8(here, (want.rows[expert, :count], want.scales[expert, :count]))
+    on_cpu = permute_masked(hidden.cpu(), idx.cpu(), EXPERTS, 8, first=2, quantises=True)
+    want = permute_masked_reference(
+        *(quantise_reference(hidden.cpu())[:1]), idx.cpu(), EXPERTS, 8, first=2,
+        scale=quantise_reference(hidden.cpu())[1],
+    )  # fmt: skip
+    assert on_cpu.rows.dtype == torch.float8_e4m3fn
+    assert_same(
+        replace(on_cpu, rows=on_cpu.rows.float()), replace(want, rows=want.rows.float())
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
