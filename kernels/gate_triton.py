@@ -34,30 +34,32 @@ def _gate(
         rest = tl.where(member[None, :] == where[:, None], float("-inf"), choice)
         second = tl.max(rest, axis=1) if group_size > 1 else tl.zeros_like(best)
         rating = tl.where(group < num_groups, best + second, float("-inf"))
-        kept = group < 0
-        for _ in tl.static_range(groups_per_token):
-            chosen_group = tl.argmax(rating, axis=0, tie_break_left=True)
-            kept = kept | (group == chosen_group)
-            rating = tl.where(group == chosen_group, float("-inf"), rating)
+        # A group's place: how many groups are rated higher, or as high and come before.
+        other = tl.arange(0, padded_groups)
+        ahead = rating[None, :] > rating[:, None]
+        ahead |= (rating[None, :] == rating[:, None]) & (other[None, :] < group[:, None])
+        kept = tl.sum(ahead.to(tl.int32), axis=1) < groups_per_token
         choice = tl.where(kept[:, None], choice, float("-inf"))
 
-    flat = tl.reshape(choice, [padded_groups * padded_size])
-    scores = tl.reshape(score, [padded_groups * padded_size])
+    # As integers of the same order: their maximum over a warp is one instruction.
+    choice = tl.where(choice == 0.0, 0.0, choice)  # -0.0 equals 0.0
+    bits = choice.to(tl.int32, bitcast=True)
+    key = tl.reshape(bits ^ ((bits >> 31) & 0x7FFFFFFF), [padded_groups * padded_size])
     position = tl.arange(0, padded_groups * padded_size)
     slot = tl.arange(0, padded_choices)
     chosen = tl.zeros([padded_choices], tl.int64)
-    weight = tl.zeros([padded_choices], tl.float32)
     for k in tl.static_range(experts_per_token):
-        winner = tl.argmax(flat, axis=0, tie_break_left=True)
-        value = tl.sum(tl.where(position == winner, scores, 0.0), axis=0)
+        best_key = tl.max(key, axis=0)
+        winner = tl.min(tl.where(key == best_key, position, padded_groups * padded_size), axis=0)
         logical = winner // padded_size * group_size + winner % padded_size
         logical = tl.minimum(logical, num_experts - 1)  # of what is no number, padding may win
         chosen = tl.where(slot == k, logical.to(tl.int64), chosen)
-        weight = tl.where(slot == k, value, weight)
-        flat = tl.where(position == winner, float("-inf"), flat)
+        key = tl.where(position == winner, -0x7FFFFFFF, key)
+    is_choice = slot < experts_per_token
+    logit = tl.load(logits + token * num_experts + chosen, mask=is_choice, other=0.0)
+    weight = tl.where(is_choice, 1.0 / (1.0 + tl.exp(-logit)), 0.0)
     if norm_topk:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
-    is_choice = slot < experts_per_token
     place = token * experts_per_token + slot
     weight *= scaling
     goes = is_choice
