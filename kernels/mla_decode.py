@@ -16,7 +16,7 @@ All heads share one key (the whole latent) and one value (its first C elements):
     kv_lengths   [B] int32, new tokens included; 0: a row without any, whose out is zeros
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
-In bfloat16 the Triton path is within 1e-2 of the float32 reference, relative by norm.
+In bfloat16 FlashMLA and the Triton path are within 1e-2 of the float32 reference, relative by norm.
 """
 
 from collections.abc import Sequence
@@ -54,15 +54,40 @@ def mla_decode_paged(
     *,
     value_dim: int,
     scale: float,
+    schedule: object | None = None,
 ) -> torch.Tensor:
-    """Raises ValueError unless T is 1 to 8 times B."""
-    if path_of("mla_decode", query.device) == "triton":
+    """Raises ValueError unless T is 1 to 8 times B. `schedule` is what `mla_decode_schedule` made
+    for all layers of a step; without it each call makes its own."""
+    path = path_of("mla_decode", query.device)
+    num_queries = len(query) // max(1, len(kv_lengths))
+    if path == "flash_mla" and len(query):
+        from kernels import mla_decode_flash
+
+        if mla_decode_flash.suits(query, cache, value_dim, num_queries):
+            if not isinstance(schedule, mla_decode_flash.Schedule):
+                schedule = mla_decode_flash.Schedule(kv_lengths, num_queries, query.shape[1])
+            return mla_decode_flash.launch(
+                query, cache, block_table, kv_lengths, schedule, scale=scale
+            )
+    if path != "reference":
         from kernels.mla_decode_triton import launch
 
         return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
     return mla_decode_reference(
         query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale
     )
+
+
+def mla_decode_schedule(
+    kv_lengths: torch.Tensor, *, num_queries: int, num_heads: int
+) -> object | None:
+    """What the calls of one step share that differ in query and cache only. Made on the device;
+    None where a path needs none."""
+    if path_of("mla_decode", kv_lengths.device) != "flash_mla":
+        return None
+    from kernels.mla_decode_flash import Schedule
+
+    return Schedule(kv_lengths, num_queries, num_heads)
 
 
 def mla_decode_reference(

@@ -21,7 +21,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "gate": ("triton",),
     "grouped_linear": ("triton",),
     "merge_states": ("triton",),
-    "mla_decode": ("triton",),
+    "mla_decode": ("flash_mla", "triton"),
     "permute": ("triton",),
     "quantise": ("triton",),
     "rescale": ("triton",),

@@ -160,6 +160,7 @@ class Attention:
             plan.kv_lengths,
             value_dim=config.kv_lora_rank,
             scale=config.softmax_scale,
+            schedule=plan.schedule,
         )
         values = query.new_empty(*query.shape[:2], config.v_head_dim)
         head_linear(latents, self.kv_b[:, nope_dim:], out=values)

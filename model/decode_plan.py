@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.mla_decode import mla_decode_schedule
 from model.decode_batch import DecodeBatch
 
 
@@ -13,6 +14,7 @@ class DecodePlan:
     rotation     [B, R / 2] complex64, of each row's position
     slots, kv_lengths, block_table  of the batch
     is_row       [B] bool, false for padding
+    schedule     of `kernels.mla_decode`
     """
 
     rotation: torch.Tensor
@@ -20,13 +22,17 @@ class DecodePlan:
     kv_lengths: torch.Tensor
     block_table: torch.Tensor
     is_row: torch.Tensor
+    schedule: object | None
 
     @classmethod
-    def build(cls, batch: DecodeBatch, rotation_table: torch.Tensor) -> "DecodePlan":
+    def build(
+        cls, batch: DecodeBatch, rotation_table: torch.Tensor, num_heads: int
+    ) -> "DecodePlan":
         return cls(
             rotation=rotation_table.index_select(0, batch.positions),
             slots=batch.slots,
             kv_lengths=batch.kv_lengths,
             block_table=batch.block_table,
             is_row=batch.kv_lengths > 0,
+            schedule=mla_decode_schedule(batch.kv_lengths, num_queries=1, num_heads=num_heads),
         )

@@ -137,7 +137,7 @@ class DeepseekV3:
         Nothing waits for the device and all sizes are those of `batch`, so that a CUDA graph can
         be captured of it. `kv_cache` as for `forward`; padding leaves it alone.
         """
-        plan = DecodePlan.build(batch, self.rotation_table)
+        plan = DecodePlan.build(batch, self.rotation_table, self.config.num_heads)
         hidden = self.embedding.index_select(0, batch.token_ids)
         update = None
         for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
