@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decode_worker.request import Request
 from engine.messages import TokenOut
 from engine.pending_step import PendingStep, PendingToken
-from engine.runner import UNKNOWN, Piece
+from engine.piece import UNKNOWN, Piece
 from engine.sampler import SampleRow
 from engine.sequence_end import suppressed_token_ids
 

@@ -8,9 +8,9 @@ Every rank of the group takes part in every step, with an empty batch if it has 
 When nobody has anything to do, ranks wait, each on its own link, until one wakes the others.
 
 With an overlapped schedule a step lands behind the launch of the next one: while the device
-computes, the host hears, plans and tells. Requests whose last token is in flight step all the same.
-What depends on that token has the step land first: sampling by history (penalties, grammars), and
-putting a request back. Experts change places when no step is being computed.
+computes, the host hears, plans and tells. Requests whose last token is in flight step all the same;
+sampling that depends on it (penalties, grammars) begins when it has landed. Before a request is put
+back, everything lands. Experts change places when no step is being computed.
 """
 
 import time
@@ -118,6 +118,7 @@ class DecodeLoop:
         if any(tokens_per_rank):
             flight = self._launch(batch, tokens_per_rank, began)
             self._land()
+            flight.step.sample()  # histories know all tokens in front of it
             self._flight = flight
             if not self._overlaps:
                 self._land()
@@ -142,8 +143,6 @@ class DecodeLoop:
         return [self._state.requests[request_id] for request_id in decided.step]
 
     def _plan(self) -> Plan:
-        if self._state.waits_for_tokens:
-            self._land()
         decided = plan(self._state.snapshot())
         if decided.preempt and self._flight is not None:
             # What is in flight may end somebody, and bring the pages that are wanted.

@@ -109,16 +109,6 @@ class RankState:
         """A peer may be writing into our pages, for a live request or an abandoned one."""
         return self.num_prefilling > 0 or self.pool.counts().quarantined > 0
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        """Whether some request's next token cannot be sampled before the one in flight is known."""
-        return any(
-            request.num_in_flight > 0
-            and request.history is not None
-            and request.history.follows_tokens
-            for request in self.requests.values()
-        )
-
     def snapshot(self) -> Snapshot:
         """What the planner needs to know."""
         return snapshot_of(

@@ -1,7 +1,7 @@
 """A forward pass that has been begun: its tokens are there later."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,16 +9,47 @@ import torch
 from engine.drawn import Drawn
 from engine.messages import TokenOut
 
+Perform = Callable[[Callable[[], None]], None]
+
 
 class PendingStep:
-    """`is_sampled` says of each piece whether a token was wanted. One thread waits for it; who
-    computes calls `settle` or `fail` once."""
+    """`is_sampled` says of each piece whether a token was wanted. `perform` does a job at once, or
+    has it done behind all those that it was given before. One thread uses a step."""
 
-    def __init__(self, is_sampled: Sequence[bool]) -> None:
+    def __init__(self, is_sampled: Sequence[bool], perform: Perform) -> None:
         self._is_sampled = tuple(is_sampled)
+        self._perform = perform
+        self._choose: Callable[[torch.Tensor], Drawn] | None = None
         self._is_settled = threading.Event()
+        self._logits: torch.Tensor | None = None
         self._drawn: Drawn | None = None
         self._error: BaseException | None = None
+
+    def begin(
+        self, compute: Callable[[], torch.Tensor], choose: Callable[[torch.Tensor], Drawn]
+    ) -> None:
+        """Computes the logits; `sample` makes `choose` have them."""
+        self._choose = choose
+
+        def job() -> None:
+            self._logits = compute()
+
+        self._perform(lambda: self._guarded(job))
+
+    def sample(self) -> None:
+        """Once all that is to be known of the tokens in front of its own is known; in front of the
+        next step's begin. Does nothing when it has sampled already."""
+        choose, self._choose = self._choose, None
+        if choose is None:
+            return
+
+        def job() -> None:
+            assert self._logits is not None
+            self._drawn = choose(self._logits)
+            self._logits = None
+            self._is_settled.set()
+
+        self._perform(lambda: self._guarded(job))
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -36,21 +67,22 @@ class PendingStep:
         tokens = iter(self._drawn_there().tokens())
         return [next(tokens) if wanted else None for wanted in self._is_sampled]
 
-    def settle(self, drawn: Drawn) -> None:
-        """All of it is enqueued, or computed."""
-        self._drawn = drawn
-        self._is_settled.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._is_settled.set()
-
     def _drawn_there(self) -> Drawn:
+        assert self._choose is None, "nobody has it sampled"
         self._is_settled.wait()
         if self._error is not None:
             raise self._error
         assert self._drawn is not None
         return self._drawn
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        if self._error is not None:
+            return
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+            self._error = error
+            self._is_settled.set()
 
 
 @dataclass(frozen=True, slots=True)

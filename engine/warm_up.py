@@ -18,7 +18,8 @@ import torch
 
 from core.log import get_logger
 from engine.messages import Sampling
-from engine.runner import Piece, Runner
+from engine.piece import Piece
+from engine.runner import Runner
 from engine.sampler import SampleRow
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3

@@ -26,9 +26,9 @@ from engine.messages import (
     Shutdown,
     Submit,
 )
+from engine.piece import Piece
 from engine.rank import RankContext
 from engine.rank_experts import RankExperts
-from engine.runner import Piece
 from prefill_worker.attempt import Attempt, Phase
 from prefill_worker.events import (
     AbortAsked,

@@ -1,6 +1,5 @@
 """The books of a rank: every event in every phase, then long random walks."""
 
-import msgspec
 import pytest
 
 from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
@@ -12,13 +11,11 @@ from engine.messages import (
     Ended,
     Failed,
     Finish,
-    Grammar,
     PrefillStopped,
     Produced,
     Quarantined,
     RankMessage,
     Reserved,
-    Sampling,
     TokenOut,
 )
 from engine.pages import pages_of
@@ -324,29 +321,3 @@ def test_the_planner_counts_what_is_in_flight() -> None:
     assert running() == [(0, 1)]
     assert state.step(GOES_ON, 0.0) == [token(OTHER, Finish.LENGTH)]
     assert running() == [(0, 0)]
-
-
-@pytest.mark.parametrize(
-    ("sampling", "waits"),
-    [
-        ({}, False),
-        ({"temperature": 1.0, "seed": 4, "min_tokens": 3, "top_logprobs": 2}, False),
-        ({"logit_bias": ((5, 1.0),)}, False),
-        ({"frequency_penalty": 0.5}, True),
-        ({"repetition_penalty": 1.1}, True),
-        ({"grammar": Grammar(regex="a*")}, True),
-    ],
-)
-def test_who_needs_the_token_in_flight(sampling: dict[str, object], waits: bool) -> None:
-    state = make_state()
-    values = msgspec.convert({"max_tokens": 9}, Sampling)
-    sampling_now = msgspec.structs.replace(values, **sampling)
-    state.step(msgspec.structs.replace(submit("a"), sampling=sampling_now), 0.0)
-    state.requests["a"].is_ready = True
-    for event in (Admit("a"), all_kv(FIRST), prefilled(FIRST)):
-        state.step(event, 0.0)
-    assert not state.waits_for_tokens
-    state.step(LAUNCH, 0.0)
-    assert state.waits_for_tokens is waits
-    state.step(GOES_ON, 0.0)
-    assert not state.waits_for_tokens

@@ -11,7 +11,8 @@ from engine.decode_graphs import DecodeGraphs
 from engine.graph_capture import CudaCapture, RepeatedCall
 from engine.messages import Sampling, TokenOut
 from engine.pending_step import PendingStep, PendingToken
-from engine.runner import UNKNOWN, Piece, Runner
+from engine.piece import UNKNOWN, Piece
+from engine.runner import Runner
 from engine.sampler import SampleRow
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
