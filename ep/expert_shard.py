@@ -33,6 +33,8 @@ class ExpertShard:
                  logical expert, only ever growing
     fold_shared  whether each rank computes the shared expert of its own tokens in one go with the
                  routed experts, as one more of them
+    fused        whether the routed experts are computed in one call from the gate's choice on, on
+                 a rank that has them all: nothing is dispatched
     """
 
     rank: int
@@ -44,6 +46,7 @@ class ExpertShard:
     aligned: AlignedDispatcher | None = None
     masked: MaskedDispatcher | None = None
     step_tokens: int = 0
+    fused: bool = False
 
     @classmethod
     def build(
@@ -57,8 +60,13 @@ class ExpertShard:
         aligned: AlignedDispatcher | None = None,
         masked: MaskedDispatcher | None = None,
         step_tokens: int = 0,
+        fused: bool = False,
     ) -> "ExpertShard":
-        """ValueError when the placement has no such rank."""
+        """ValueError when the placement has no such rank, or others when experts are `fused`."""
+        if fused and placement.num_ranks > 1:
+            raise ValueError(
+                f"fused experts are for one rank that has them all, not {placement.num_ranks}"
+            )
         if not 0 <= rank < placement.num_ranks:
             raise ValueError(f"rank {rank} is not in 0 .. {placement.num_ranks - 1}")
         shape = (placement.num_layers, placement.num_logical)
@@ -72,6 +80,7 @@ class ExpertShard:
             aligned=aligned,
             masked=masked,
             step_tokens=step_tokens,
+            fused=fused,
         )
 
     @classmethod

@@ -8,6 +8,8 @@ import torch
 
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
 from ep.placement import EMPTY
+from kernels.fused_moe import Experts as FusedExperts
+from kernels.fused_moe import fused_moe
 from kernels.grouped_linear import (
     ALIGNMENT,
     grouped_linear,
@@ -122,6 +124,14 @@ class ExpertWeights:
         both = grouped_linear_masked(sent.hidden, sent.counts, up, expected_rows=rows)
         inner = silu_mul_masked(both, sent.counts)
         return grouped_linear_masked(inner, sent.counts, down, expected_rows=rows)
+
+    def forward_fused(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H], all of it for the slots topk_idx [T, K] (-1: none) with their weights
+        [T, K]; the sum of the choices."""
+        up, down = self.slot_tensors
+        return fused_moe(x, topk_idx, topk_weights, FusedExperts(gate_up=up, down=down))
 
     def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, H] through the shared expert, where it is one of these."""

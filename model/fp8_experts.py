@@ -15,6 +15,8 @@ from kernels.fp8_grouped_gemm import (
     fp8_grouped_gemm_contiguous,
     fp8_grouped_gemm_masked,
 )
+from kernels.fused_moe import Experts as FusedExperts
+from kernels.fused_moe import fused_moe
 from kernels.permute import permute
 from kernels.quantise import quantise
 from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
@@ -128,6 +130,16 @@ class Fp8Experts:
         inner = silu_mul_quantise_masked(both, counts)
         out = fp8_grouped_gemm_masked(*inner, down, down_scale, counts, expected_rows=rows)
         return out.to(self.dtype)
+
+    def forward_fused(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H], as `ExpertWeights.forward_fused`."""
+        up, up_scale, down, down_scale = self.slot_tensors
+        experts = FusedExperts(
+            gate_up=up, down=down, gate_up_scale=up_scale, down_scale=down_scale
+        )
+        return fused_moe(x, topk_idx, topk_weights, experts)
 
     def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, H] through the shared expert, where it is one of these."""

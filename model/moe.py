@@ -13,6 +13,7 @@ from ep.split_dispatch import in_sub_steps
 from kernels.gate import route
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
+from model.int4_experts import Int4Experts
 from model.mlp import Mlp
 from model.side_work import SideWork
 from model.weights import Weights
@@ -22,7 +23,8 @@ from model.weights import Weights
 class Moe:
     """gate_weight [E, H] float32, or bfloat16 where it and the model are; gate_bias [E] float32;
     counts [E] int64, of how many (token, choice) pairs of this rank each logical expert has been.
-    `shared` is None where there is none, and where it is one of `experts`.
+    `shared` is None where there is none, and where it is one of `experts`; with `fused` the routed
+    ones are computed in one call, and nothing is dispatched.
 
     Tokens are dispatched as `masked` does it in `decode`, else by `aligned` if there is one, else
     by `dispatcher`; no more than `step_tokens` of a rank (0: any number) or than `masked` takes at
@@ -35,6 +37,7 @@ class Moe:
     aligned: AlignedDispatcher | None
     masked: MaskedDispatcher | None
     step_tokens: int
+    fused: bool
     maps: LayerMaps
     counts: torch.Tensor
     gate_weight: torch.Tensor
@@ -46,7 +49,13 @@ class Moe:
     def load(
         cls, weights: Weights, config: ModelConfig, prefix: str, shard: ExpertShard, layer: int
     ) -> "Moe":
-        """`layer` counts MoE layers only."""
+        """`layer` counts MoE layers only. ValueError for experts that cannot be what `shard` says
+        of them."""
+        experts = load_experts(
+            weights, config, prefix, shard.local_experts(layer), fold_shared=shard.fold_shared
+        )
+        if shard.fused and isinstance(experts, Int4Experts):
+            raise ValueError("there are no fused experts in int4")
         return cls(
             config=config,
             rank=shard.rank,
@@ -54,17 +63,12 @@ class Moe:
             aligned=shard.aligned,
             masked=shard.masked,
             step_tokens=shard.step_tokens,
+            fused=shard.fused,
             maps=shard.maps.layer(layer),
             counts=shard.counts[layer],
             gate_weight=_gate_weight(weights, f"{prefix}.gate.weight"),
             gate_bias=weights.get(f"{prefix}.gate.e_score_correction_bias", torch.float32),
-            experts=load_experts(
-                weights,
-                config,
-                prefix,
-                shard.local_experts(layer),
-                fold_shared=shard.fold_shared,
-            ),
+            experts=experts,
             shared=(
                 Mlp.load(weights, f"{prefix}.shared_experts")
                 if config.num_shared_experts and not shard.fold_shared
@@ -85,9 +89,13 @@ class Moe:
         def compute_shared() -> None:
             if self.shared is not None and len(x):
                 beside.append(self.shared.forward(x))
-            elif self.experts.folds_shared and self.aligned is not None:
+            elif self.experts.folds_shared and len(x) and (self.aligned or self.fused):
                 beside.append(self.experts.forward_shared(x))
 
+        if self.fused:
+            compute_shared()
+            routed = self._fused(x, physical, topk_weights)
+            return routed + beside[0] if beside else routed
         if self.aligned is not None:
             routed = self._aligned(x, physical, topk_weights, tokens_per_rank, compute_shared)
             return routed + beside[0] if beside else routed
@@ -125,6 +133,9 @@ class Moe:
         if not travels:
             start_shared()
         physical, topk_weights = self._route(x, is_row)
+        if self.fused:
+            routed, shared = self._fused(x, physical, topk_weights), side.join()
+            return routed if shared is None else routed + shared
         sent = self.masked.dispatch_masked(
             x,
             physical,
@@ -134,6 +145,13 @@ class Moe:
         )
         computed = self.experts.forward_masked(sent)
         return self.masked.combine_masked(computed, sent.handle, base=side.join())
+
+    def _fused(
+        self, x: torch.Tensor, physical: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H] of the routed experts."""
+        assert not isinstance(self.experts, Int4Experts)
+        return self.experts.forward_fused(x, physical, topk_weights)
 
     def _aligned(
         self,

@@ -74,6 +74,29 @@ def test_all_forms_are_the_same(
     assert torch.equal(moe.counts, 3 * counted)  # padding is not counted
 
 
+@pytest.mark.parametrize("fold_shared", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "fp8"])
+def test_fused(folders: dict[str, Path], kind: str, fold_shared: bool) -> None:
+    """In sums of another order."""
+    shard = replace(alone(fold_shared=fold_shared), fused=True)
+    fused, moe = (load_moe(folders[kind], shard=each) for each in (shard, alone()))
+    for num_tokens in (0, 1, 7):
+        x = tokens(num_tokens)
+        want = moe.forward(x, (num_tokens,))
+        for got in (fused.forward(x, (num_tokens,)), fused.decode(*padded(x, CAP))[:num_tokens]):
+            assert got.shape == want.shape
+            assert not num_tokens or norm_error(got, want) < (1e-2 if kind == "fp8" else 1e-6)
+    assert torch.equal(fused.counts, 2 * moe.counts)
+
+
+def test_what_cannot_be_fused_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="no fused experts in int4"):
+        load_moe(folders["int4"], shard=replace(alone(), fused=True))
+    placement = Placement.trivial(1, EXPERTS, 2)
+    with pytest.raises(ValueError, match="not 2"):
+        ExpertShard.build(placement, 0, LocalDispatcher(8), "cpu", fused=True)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_without_tokens(folders: dict[str, Path], kind: str) -> None:
     moe = load_moe(folders[kind], shard=alone())
