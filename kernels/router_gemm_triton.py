@@ -1,4 +1,5 @@
-"""Triton path of `kernels.router_gemm`."""
+"""Triton path of `kernels.router_gemm`: blocks of tokens and experts by the matrix instruction, or
+for very few tokens a program a pair of experts, whose weights it loads all at once."""
 
 from functools import cache
 
@@ -10,6 +11,8 @@ BLOCK_N = 16
 BLOCK_K = 128
 PROGRAMS = 128
 MAX_BLOCKS = 4096  # of outputs; each has a counter
+FEW_ROWS = 4
+COLUMNS = 2  # of a program for few rows: 128 programs for 256 experts
 
 
 @triton.jit
@@ -51,17 +54,38 @@ def _router_gemm(
             tl.store(counter, 0)  # for the next launch
 
 
+@triton.jit
+def _router_gemv(hidden, weight, out, num_rows, n, k, columns: tl.constexpr, padded: tl.constexpr):
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    index = tl.arange(0, padded)
+    is_index = index < k
+    w = tl.load(
+        weight + column[:, None] * k + index[None, :],
+        mask=(column < n)[:, None] & is_index[None, :], other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    for row in range(num_rows):
+        x = tl.load(hidden + row * k + index, mask=is_index, other=0.0).to(tl.float32)
+        tl.store(out + row * n + column, tl.sum(w * x[None, :], axis=1), mask=column < n)
+
+
 @cache
 def _counters(device: torch.device) -> torch.Tensor:
     """Zeros between two launches; launches on one stream follow each other."""
     return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
-def launch(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def launch(hidden: torch.Tensor, weight: torch.Tensor, *, few_rows: int = FEW_ROWS) -> torch.Tensor:
+    """Up to `few_rows` tokens are too few for the matrix instruction."""
     num_rows, k = hidden.shape
     n = weight.shape[0]
     out = hidden.new_empty(num_rows, n, dtype=torch.float32)
     if not num_rows:
+        return out
+    if num_rows <= few_rows:
+        _router_gemv[(triton.cdiv(n, COLUMNS),)](
+            hidden.contiguous(), weight.contiguous(), out, num_rows, n, k,
+            columns=COLUMNS, padded=triton.next_power_of_2(k), num_warps=8,
+        )  # fmt: skip
         return out
     block_m = min(64, max(16, triton.next_power_of_2(num_rows)))
     blocks = (triton.cdiv(n, BLOCK_N), triton.cdiv(num_rows, block_m))
