@@ -70,6 +70,7 @@ class RankModel:
             fold_shared=settings.shared_expert == "folded",
             aligned=dispatchers.aligned,
             masked=dispatchers.masked,
+            fused=settings.routed_experts == "fused",
         )
         clock.note("dispatchers")
         model = load_model(

@@ -80,6 +80,11 @@ class WorkerSettings(ProcessSettings):
         "beside",
         description="Computed while tokens travel, or in one go with the routed ones, as one more",
     )
+    routed_experts: Literal["dispatched", "fused"] = Field(
+        "dispatched",
+        description="Grouped products between dispatch and combine, or all in one call of our own: "
+        "of one rank, not of int4",
+    )
     expert_group: str = Field(
         "",
         max_length=256,
