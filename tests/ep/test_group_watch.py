@@ -5,9 +5,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
+from ep.group import EpGroup
 from ep.group_watch import GroupWatch
 from tests.ep.test_mesh import tcp_pair
+from tests.ep.thread_ranks import Meeting, on_all_ranks
 
 PATIENCE_SECONDS = 30.0
 
@@ -59,6 +62,19 @@ def test_nobody_waits_while_idle(pair: tuple[socket.socket, socket.socket]) -> N
     assert watch._began is not None
     watch.close()
     assert reasons.empty()
+
+
+def test_a_watched_group_steps_and_idles() -> None:
+    def program(group: EpGroup, _: Meeting) -> list[tuple[int, ...]]:
+        group.watch()
+        facts = group.exchange((group.rank,))
+        inbox = zmq.Context.instance().socket(zmq.PAIR)
+        inbox.bind(f"inproc://watched-{group.rank}")
+        group.idle_wait(inbox, 0.001)
+        inbox.close()
+        return facts + group.exchange((2,))
+
+    assert on_all_ranks(2, program) == [[(0,), (1,), (2,), (2,)]] * 2
 
 
 def test_the_process_really_ends() -> None:
