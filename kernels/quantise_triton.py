@@ -20,37 +20,83 @@ def quantise_group(values, largest: tl.constexpr, smallest: tl.constexpr):
 
 
 @triton.jit
+def silu(values):
+    return values / (1.0 + tl.exp(-values))
+
+
+@triton.jit
+def _quantise_row(
+    x, out, scale, expert, row, index, num_rows, width, scale_expert_stride, scale_group_stride,
+    largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, gated: tl.constexpr,
+):  # fmt: skip
+    columns = index[:, None] * group + tl.arange(0, group)[None, :]
+    inside = columns < width
+    start = (expert * num_rows + row) * width
+    if gated:
+        gate = tl.load(x + 2 * start + columns, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x + 2 * start + width + columns, mask=inside, other=0.0).to(tl.float32)
+        values = silu(gate) * up
+    else:
+        values = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+    quantised, scales = quantise_group(values, largest, smallest)
+    tl.store(out + start + columns, quantised, mask=inside)
+    place = expert * scale_expert_stride + index * scale_group_stride + row
+    tl.store(scale + place, scales, mask=index * group < width)
+
+
+@triton.jit
 def _quantise(
     x, out, scale, counts, num_rows, width, scale_expert_stride, scale_group_stride,
     largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
-    masked: tl.constexpr,
+    masked: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
+    """`gated`: of silu(x[:width]) * x[width:] of each row, which is twice as long."""
     expert = tl.program_id(2).to(tl.int64)
-    last = tl.load(counts + expert) if masked else num_rows
     index = tl.program_id(1) * groups + tl.arange(0, groups)
-    columns = index[:, None] * group + tl.arange(0, group)[None, :]
-    for row in range(tl.program_id(0), last, tl.num_programs(0)):
-        start = (expert * num_rows + row) * width
-        values = tl.load(x + start + columns, mask=columns < width, other=0.0).to(tl.float32)
-        quantised, scales = quantise_group(values, largest, smallest)
-        tl.store(out + start + columns, quantised, mask=columns < width)
-        place = expert * scale_expert_stride + index * scale_group_stride + row
-        tl.store(scale + place, scales, mask=index * group < width)
+    if masked:
+        for row in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
+            _quantise_row(
+                x, out, scale, expert, row, index, num_rows, width, scale_expert_stride,
+                scale_group_stride, largest, smallest, group, gated,
+            )  # fmt: skip
+    else:
+        _quantise_row(
+            x, out, scale, expert, tl.program_id(0), index, num_rows, width, scale_expert_stride,
+            scale_group_stride, largest, smallest, group, gated,
+        )  # fmt: skip
 
 
 def launch(
-    x: torch.Tensor, counts: torch.Tensor | None, *, squeeze: bool
+    x: torch.Tensor,
+    counts: torch.Tensor | None,
+    *,
+    squeeze: bool,
+    groups: int = GROUPS,
+    num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, K], E = 1 to be squeezed away when there are no counts."""
-    num_experts, num_rows, width = x.shape
-    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    scale = empty_scales(x)
-    if x.numel():
-        num_programs = num_rows if counts is None else min(num_rows, MASKED_PROGRAMS)
-        grid = (num_programs, triton.cdiv(width, GROUPS * GROUP), num_experts)
-        _quantise[grid](
-            x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
-            largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=GROUPS,
-            masked=counts is not None, num_warps=4,
-        )  # fmt: skip
+    out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), empty_scales(x)
+    run(x, counts, out, scale, gated=False, groups=groups, num_warps=num_warps)
     return (out[0], scale[0]) if squeeze else (out, scale)
+
+
+def run(
+    x: torch.Tensor,
+    counts: torch.Tensor | None,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    gated: bool,
+    groups: int,
+    num_warps: int,
+) -> None:
+    """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`."""
+    num_experts, num_rows, width = out.shape
+    if not out.numel():
+        return
+    num_programs = num_rows if counts is None else min(num_rows, MASKED_PROGRAMS)
+    _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
+        x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
+        largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups,
+        masked=counts is not None, gated=gated, num_warps=num_warps,
+    )  # fmt: skip

@@ -4,17 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantise import GROUP, LARGEST, SMALLEST
-from kernels.quantise_triton import MASKED_PROGRAMS, quantise_group
+from kernels.quantise_triton import GROUPS, MASKED_PROGRAMS, run, silu
 from kernels.silu_mul import empty_outputs
 
 BLOCK = 1024
-GROUPS = 8
-
-
-@triton.jit
-def _silu(values):
-    return values / (1.0 + tl.exp(-values))
 
 
 @triton.jit
@@ -23,7 +16,7 @@ def silu_mul_row(x, out, row, columns, width):
     gate = tl.load(x + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + (row * 2 + 1) * width + columns, mask=inside, other=0.0)
     # Rounded between the two, as the reference does it.
-    product = _silu(gate).to(up.dtype).to(tl.float32) * up.to(tl.float32)
+    product = silu(gate).to(up.dtype).to(tl.float32) * up.to(tl.float32)
     tl.store(out + row * width + columns, product.to(up.dtype), mask=inside)
 
 
@@ -40,27 +33,6 @@ def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
     columns = tl.program_id(1) * block + tl.arange(0, block)
     for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
         silu_mul_row(x, out, expert * capacity + place, columns, width)
-
-
-@triton.jit
-def _silu_mul_quantise(
-    x, out, scale, counts, num_rows, width, scale_expert_stride, scale_group_stride,
-    largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
-    masked: tl.constexpr,
-):  # fmt: skip
-    expert = tl.program_id(2).to(tl.int64)
-    last = tl.load(counts + expert) if masked else num_rows
-    index = tl.program_id(1) * groups + tl.arange(0, groups)
-    columns = index[:, None] * group + tl.arange(0, group)[None, :]
-    inside = columns < width
-    for row in range(tl.program_id(0), last, tl.num_programs(0)):
-        start = (expert * num_rows + row) * width
-        gate = tl.load(x + 2 * start + columns, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(x + 2 * start + width + columns, mask=inside, other=0.0).to(tl.float32)
-        quantised, scales = quantise_group(_silu(gate) * up, largest, smallest)
-        tl.store(out + start + columns, quantised, mask=inside)
-        place = expert * scale_expert_stride + index * scale_group_stride + row
-        tl.store(scale + place, scales, mask=index * group < width)
 
 
 def launch(x: torch.Tensor) -> torch.Tensor:
@@ -84,18 +56,14 @@ def launch_masked(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def launch_quantise(
-    x: torch.Tensor, counts: torch.Tensor | None, *, squeeze: bool
+    x: torch.Tensor,
+    counts: torch.Tensor | None,
+    *,
+    squeeze: bool,
+    groups: int = GROUPS,
+    num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts."""
-    num_experts, num_rows = x.shape[:2]
     out, scale = empty_outputs(x)
-    width = out.shape[-1]
-    if out.numel():
-        num_programs = num_rows if counts is None else min(num_rows, MASKED_PROGRAMS)
-        grid = (num_programs, triton.cdiv(width, GROUPS * GROUP), num_experts)
-        _silu_mul_quantise[grid](
-            x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
-            largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=GROUPS,
-            masked=counts is not None, num_warps=4,
-        )  # fmt: skip
+    run(x, counts, out, scale, gated=True, groups=groups, num_warps=num_warps)
     return (out[0], scale[0]) if squeeze else (out, scale)
