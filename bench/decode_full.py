@@ -1,0 +1,106 @@
+"""Decode steps of a whole model over its ranks, a GPU each: `python -m bench.decode_full`.
+
+DeepSeek-V3 with made-up weights, its experts spread over the ranks, attention data-parallel, each
+rank with a batch of its own behind 2,048 tokens each. Ranks are built as decode workers build them;
+experts are chosen by the gate and tokens travel. Prints and records the time of a recorded step on
+the slowest rank, that of steps that follow each other with their inputs and samples, the share of
+it in which devices wait, and output tokens a second and GPU. SGLang's public figure of 96 H100 is
+the peer. `--small`: processes on the CPU, which tells nothing.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from bench.emulated_rank import PAGE_TOKENS
+from bench.full_ranks import PEER, Asked, Times, measure_group, pages_of_rank, parser_of, timed
+from bench.records import Record, Run
+from engine.messages import Sampling
+from engine.piece import Piece
+from engine.rank_model import RankModel
+from engine.runner import Runner
+from engine.sampler import SampleRow
+from ep.group import EpGroup
+from model.batch import AttentionForm
+
+BENCH = "decode_full"
+PEER_TOKENS_A_GPU = 2790.0
+
+
+def measure(built: RankModel, group: EpGroup, asked: Asked) -> list[Times]:
+    device, graphs = built.kv_cache.device, built.graphs
+    runner = Runner(built.model, built.kv_cache, asked.form)
+    times = []
+    for batch in asked.lengths:
+        pieces = pieces_of(built, group.rank, batch, asked.context)
+        tokens_per_rank = (batch,) * group.size
+
+        def step(
+            pieces: Sequence[Piece] = pieces,
+            batch: int = batch,
+            tokens_per_rank: tuple[int, ...] = tokens_per_rank,
+        ) -> torch.Tensor:
+            if graphs is None:
+                logits = runner.forward(pieces, tokens_per_rank)
+            else:
+                logits = graphs.run(pieces, batch)
+            best: torch.Tensor = logits.argmax(-1)
+            return best
+
+        step()
+        group.exchange([0])
+        whole = timed(step, asked.steps, device)
+        group.exchange([0])
+        alone = whole
+        if graphs is not None:
+            alone = timed(partial(graphs.replay, batch), asked.steps, device)
+        times.append(Times(length=batch, device=alone, whole=whole))
+    return times
+
+
+def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[Piece]:
+    pages_each = context // PAGE_TOKENS + 1
+    pages = pages_of_rank(built, rank)
+    vocab_size = built.model.config.vocab_size
+    return [
+        Piece(
+            token_ids=[(7 * row + 1009 * rank) % vocab_size],
+            start=context,
+            pages=pages[row * pages_each : (row + 1) * pages_each],
+            sample=SampleRow(sampling=Sampling(), position=context + 1),
+        )
+        for row in range(batch)
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser_of(__doc__ or "", [1, 32, 64, 128], "batches of a rank").parse_args(argv)
+    run = Run.begin(BENCH)
+
+    def records_of(where: str, times: list[Times]) -> list[Record]:
+        records = []
+        for each in times:
+            case = f"{where}, context {arguments.context}, batch {each.length}"
+            is_peer_case = each.length == 128 and not arguments.small and arguments.layers is None
+            records += [
+                run.record(case, "step on the device", "ms", 1000 * each.device),
+                run.record(case, "step", "ms", 1000 * each.whole),
+                run.record(
+                    case, "device waits for the host", "share",
+                    max(0.0, 1 - each.device / each.whole),
+                ),
+                run.record(
+                    case, "output tokens a second and GPU", "tokens/s", each.length / each.whole,
+                    peer=PEER if is_peer_case else None,
+                    peer_value=PEER_TOKENS_A_GPU if is_peer_case else None,
+                ),
+            ]  # fmt: skip
+        return records
+
+    return measure_group(BENCH, AttentionForm.ABSORBED, measure, arguments, records_of)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

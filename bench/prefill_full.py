@@ -1,0 +1,78 @@
+"""Prefill passes of a whole model over its ranks, a GPU each: `python -m bench.prefill_full`.
+
+As `bench.decode_full`: each rank computes a prompt of its own, in one pass, as prefill workers do,
+while experts serve all ranks. Prints and records the time of a pass on the slowest rank and input
+tokens a second and GPU. SGLang's public figure of 96 H100 is the peer.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from bench.emulated_rank import PAGE_TOKENS
+from bench.full_ranks import PEER, Asked, Times, measure_group, pages_of_rank, parser_of, timed
+from bench.records import Record, Run
+from engine.messages import Sampling
+from engine.piece import Piece
+from engine.rank_model import RankModel
+from engine.runner import Runner
+from engine.sampler import SampleRow
+from ep.group import EpGroup
+from model.batch import AttentionForm
+
+BENCH = "prefill_full"
+PEER_TOKENS_A_GPU = 6540.0
+
+
+def measure(built: RankModel, group: EpGroup, asked: Asked) -> list[Times]:
+    device = built.kv_cache.device
+    runner = Runner(built.model, built.kv_cache, asked.form)
+    times = []
+    for num_tokens in asked.lengths:
+        piece = piece_of(built, group.rank, num_tokens)
+
+        def step(piece: Piece = piece, num_tokens: int = num_tokens) -> torch.Tensor:
+            return runner.forward([piece], (num_tokens,) * group.size)
+
+        step()
+        group.exchange([0])
+        seconds = timed(step, asked.steps, device)
+        times.append(Times(length=num_tokens, device=seconds, whole=seconds))
+    return times
+
+
+def piece_of(built: RankModel, rank: int, num_tokens: int) -> Piece:
+    vocab_size = built.model.config.vocab_size
+    return Piece(
+        token_ids=[(7 * position + 1009 * rank) % vocab_size for position in range(num_tokens)],
+        start=0,
+        pages=pages_of_rank(built, rank)[: -(-num_tokens // PAGE_TOKENS)],
+        sample=SampleRow(sampling=Sampling(), position=num_tokens),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser_of(__doc__ or "", [512, 4096], "tokens of a prompt").parse_args(argv)
+    run = Run.begin(BENCH)
+
+    def records_of(where: str, times: list[Times]) -> list[Record]:
+        records = []
+        for each in times:
+            case = f"{where}, {each.length} tokens"
+            is_peer_case = each.length == 4096 and not arguments.small and arguments.layers is None
+            records += [
+                run.record(case, "pass", "ms", 1000 * each.whole),
+                run.record(
+                    case, "input tokens a second and GPU", "tokens/s", each.length / each.whole,
+                    peer=PEER if is_peer_case else None,
+                    peer_value=PEER_TOKENS_A_GPU if is_peer_case else None,
+                ),
+            ]  # fmt: skip
+        return records
+
+    return measure_group(BENCH, AttentionForm.PLAIN, measure, arguments, records_of)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Benches of several ranks, at sizes of a moment, and what they have in common."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import decode_full, kv_transfer, prefill_full
+from bench.full_ranks import Asked, Times, slowest
+from bench.kv_transfer import Size, copies_of, pages_of_prompt
+from bench.records import read
+from bench.used_pool import used_pool
+from engine.pages import pages_of
+from model.batch import AttentionForm
+
+FLAGS = ["--small", "--layers", "2", "--steps", "1", "--record", "--context", "70"]
+
+
+@pytest.mark.slow
+def test_decode_steps_over_ranks(tmp_path: Path) -> None:
+    assert decode_full.main([*FLAGS, "--lengths", "2", "--results", str(tmp_path)]) == 0
+    metrics = {record.metric: record for record in read(tmp_path / "decode_full.jsonl")}
+    case = "w4afp8, 2 layers, 2 ranks, collective, context 70, batch 2"
+    assert {record.case for record in metrics.values()} == {case}
+    assert metrics["step"].value > 0
+    tokens = metrics["output tokens a second and GPU"]
+    assert tokens.value == pytest.approx(2000 / metrics["step"].value, rel=1e-2)
+    assert tokens.peer is None
+
+
+@pytest.mark.slow
+def test_prefill_passes_over_ranks(tmp_path: Path) -> None:
+    assert prefill_full.main([*FLAGS, "--lengths", "70", "--results", str(tmp_path)]) == 0
+    metrics = {record.metric: record.value for record in read(tmp_path / "prefill_full.jsonl")}
+    assert metrics["input tokens a second and GPU"] == pytest.approx(
+        70_000 / metrics["pass"], rel=1e-2
+    )
+
+
+@pytest.mark.slow
+def test_pages_arrive(capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--layers", "2", "--pages", "96", "--tokens", "1000", "--requests", "50"]
+    assert kv_transfer.main([*flags, "--repeats", "2"]) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if " rate " in line]
+    assert len(lines) == 4
+    assert all(line.startswith("1000 tokens, 2 layers, ") for line in lines)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_used_pool_is_in_pieces_and_whole(role: str) -> None:
+    pool = used_pool(512, role="decode" if role == "decode" else "prefill", seed=3, room=40,
+                     num_requests=400)  # fmt: skip
+    pool.check_integrity()
+    assert 40 <= pool.num_free < 512 // 2
+    again = used_pool(512, role="decode" if role == "decode" else "prefill", seed=3, room=40,
+                      num_requests=400)  # fmt: skip
+    assert pool.allocate("x", 40) == again.allocate("x", 40), "the same use, the same pieces"
+    whole = used_pool(512, role="decode", seed=4, room=40, num_requests=400)
+    assert len(whole.allocate("all", whole.num_free)) > 1
+
+
+def test_every_page_of_every_layer_is_copied_once() -> None:
+    size = Size(
+        num_layers=3, num_pages=64, page_bytes=10, prompt_tokens=500, repeats=1, requests=30
+    )
+    ours, theirs = (pages_of_prompt("used", rank, size) for rank in (1, 0))
+    copies = list(copies_of(ours, theirs, range(3), size))
+    assert len(copies) == 3 * 8
+    assert sum(copy.num_bytes for copy in copies) == size.prompt_bytes
+    for layer in range(3):
+        pairs = [(c.source_offset // 10 - 64 * layer, c.target_offset // 10 - 64 * layer)
+                 for c in copies[8 * layer : 8 * layer + 8]]  # fmt: skip
+        assert pairs == list(zip(pages_of(ours), pages_of(theirs), strict=True))
+
+
+def test_a_group_is_as_fast_as_its_slowest_rank() -> None:
+    rng = random.Random(0)
+    ranks = [
+        [Times(length=n, device=rng.random(), whole=1 + rng.random()) for n in (1, 8)]
+        for _ in range(3)
+    ]
+    for index, times in enumerate(slowest(ranks)):
+        assert times.length == (1, 8)[index]
+        assert times.device == max(rank[index].device for rank in ranks)
+        assert times.whole == max(rank[index].whole for rank in ranks)
+
+
+def test_what_ranks_are_told_is_enough_for_what_they_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    asked = Asked(
+        folder=tmp_path, weights="fp8", form=AttentionForm.ABSORBED, lengths=(1, 128),
+        context=2048, steps=1, dispatcher="deep_ep",
+    )  # fmt: skip
+    settings = asked.settings(4, torch.device("cuda"))
+    assert settings.kv_pages >= 128 * (2049 // 64 + 1)
+    assert settings.max_model_len > 2048
+    assert (settings.ranks, settings.ep_dispatcher, settings.max_running) == (4, "deep_ep", 128)
+    assert settings.cuda_graph_batch_sizes == (1, 128)
