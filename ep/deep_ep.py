@@ -83,9 +83,15 @@ class DeepEpDispatcher:
         received = self._send(
             hidden, topk_idx, topk_weights, tokens_per_rank, Payload.PLAIN, meanwhile
         )
-        permuted = permute(received.hidden, received.topk_idx, self._num_slots, alignment=1)
+        permuted = permute(
+            received.hidden,
+            received.topk_idx,
+            self._num_slots,
+            alignment=1,
+            most=sum(received.counts),
+        )
         return Dispatched(
-            hidden=permuted.rows[: sum(received.counts)],
+            hidden=permuted.rows,
             expert_counts=torch.tensor(received.counts, dtype=torch.int64),
             handle=_normal_handle(received, permuted),
         )
@@ -119,6 +125,7 @@ class DeepEpDispatcher:
             self._num_slots,
             alignment=alignment,
             scale=received.scales,
+            most=max(1, sum(received.counts)),  # kernels on nothing cannot be launched
         )
         return DispatchedAligned(
             hidden=permuted.rows,
