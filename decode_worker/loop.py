@@ -34,7 +34,7 @@ from decode_worker.events import (
 )
 from decode_worker.flight import Flight, next_piece
 from decode_worker.plan import Plan, plan
-from decode_worker.rank_stats import StepRecord, rank_stats
+from decode_worker.rank_stats import StepLog, rank_stats
 from decode_worker.request import Request
 from decode_worker.state import RankState
 from engine.grammars import GRAMMAR_POLL_SECONDS, Grammars
@@ -82,9 +82,7 @@ class DecodeLoop:
         asked = context.settings.overlap_schedule
         self._overlaps = self._runner.runs_ahead if asked is None else asked
         self._flight: Flight | None = None
-        self._landed_at = 0.0
-        self._steps: list[StepRecord] = []  # not reported yet
-        self._num_steps = 0
+        self._steps = StepLog()
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
         self._stop = False
@@ -168,11 +166,7 @@ class DecodeLoop:
             return
         self._flight = None
         self._apply(Landed(flight.tokens()))
-        now = self._clock.now()
-        seconds = now - max(flight.began, self._landed_at)
-        self._steps.append(StepRecord(seconds, len(flight.rows)))
-        self._landed_at = now
-        self._num_steps += 1
+        self._steps.landed(flight, self._clock.now())
 
     def _await_flight(self) -> None:
         if self._flight is not None:
@@ -185,6 +179,7 @@ class DecodeLoop:
 
     def _idle(self) -> None:
         """Returns when this rank or a peer has work, or the group is to leave."""
+        self._steps.rest()
         while True:
             self._report_news()
             self._wait()
@@ -263,9 +258,9 @@ class DecodeLoop:
 
     def _report(self) -> None:
         """Sends what there is to say, and the statistics."""
-        self._link.send(self._outbox, rank_stats(self._state, self._steps, self._num_steps))
+        self._link.send(self._outbox, rank_stats(self._state, self._steps))
         self._outbox.clear()
-        self._steps.clear()
+        self._steps.recent.clear()
         self._state.kv_waits.clear()
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free

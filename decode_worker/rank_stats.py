@@ -1,8 +1,8 @@
 """What a decode rank says of itself with every batch of messages."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from decode_worker.flight import Flight
 from decode_worker.request import Phase
 from decode_worker.state import RankState
 from engine.messages import RankStats
@@ -16,8 +16,33 @@ class StepRecord(NamedTuple):
     num_requests: int
 
 
-def rank_stats(state: RankState, steps: Sequence[StepRecord], num_steps: int) -> RankStats:
-    """`steps` since the last batch, `num_steps` in all."""
+class StepLog:
+    """Steps that are over; `recent` until they are reported. `gap_seconds` is how long the device
+    waited between steps, in all."""
+
+    def __init__(self) -> None:
+        self.recent: list[StepRecord] = []
+        self.num_steps = 0
+        self.gap_seconds = 0.0
+        self._landed_at = 0.0
+        self._last: Flight | None = None
+
+    def landed(self, flight: Flight, now: float) -> None:
+        seconds = now - max(flight.began, self._landed_at)
+        self.recent.append(StepRecord(seconds, len(flight.rows)))
+        self.num_steps += 1
+        if self._last is not None:
+            self.gap_seconds += flight.step.seconds_behind(self._last.step)
+        self._last = flight
+        self._landed_at = now
+
+    def rest(self) -> None:
+        """There is nothing to do: that is no gap."""
+        self._last = None
+
+
+def rank_stats(state: RankState, log: StepLog) -> RankStats:
+    """As of now."""
     totals, counts = state.totals, state.pool.counts()
     waiting = state.of_phase(Phase.WAITING)
     return RankStats(
@@ -30,13 +55,14 @@ def rank_stats(state: RankState, steps: Sequence[StepRecord], num_steps: int) ->
         pages_owned=counts.owned,
         pages_cached=counts.cached,
         pages_quarantined=counts.quarantined,
-        num_steps=num_steps,
-        step_seconds=tuple(step.seconds for step in steps),
-        batch_sizes=tuple(step.num_requests for step in steps),
+        num_steps=log.num_steps,
+        step_seconds=tuple(step.seconds for step in log.recent),
+        batch_sizes=tuple(step.num_requests for step in log.recent),
         tokens_transferred_total=totals.tokens_transferred,
         tokens_generated_total=totals.tokens_generated,
         kv_bytes_total=totals.kv_bytes,
         kv_seconds=tuple(state.kv_waits),
         kv_failures_total=totals.kv_failures,
         preemptions_total=totals.preemptions,
+        step_gap_seconds_total=log.gap_seconds,
     )

@@ -306,6 +306,7 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
     kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
+    step_gap_seconds_total: float = 0.0  # decode: its device waited, though there was work
 
 
 ExpertAnswer = ExpertReport | ExpertsMoving | ExpertsMoved

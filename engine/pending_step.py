@@ -8,6 +8,7 @@ import torch
 
 from engine.drawn import Drawn
 from engine.messages import TokenOut
+from engine.step_mark import StepMark
 
 Perform = Callable[[Callable[[], None]], None]
 
@@ -16,9 +17,11 @@ class PendingStep:
     """`is_sampled` says of each piece whether a token was wanted. `perform` does a job at once, or
     has it done behind all those that it was given before. One thread uses a step."""
 
-    def __init__(self, is_sampled: Sequence[bool], perform: Perform) -> None:
+    def __init__(self, is_sampled: Sequence[bool], perform: Perform, on_gpu: bool = False) -> None:
         self._is_sampled = tuple(is_sampled)
         self._perform = perform
+        self._on_gpu = on_gpu
+        self._began = self._ended = StepMark()
         self._choose: Callable[[torch.Tensor], Drawn] | None = None
         self._is_settled = threading.Event()
         self._logits: torch.Tensor | None = None
@@ -32,6 +35,7 @@ class PendingStep:
         self._choose = choose
 
         def job() -> None:
+            self._began = StepMark.take(self._on_gpu)
             self._logits = compute()
 
         self._perform(lambda: self._guarded(job))
@@ -47,6 +51,7 @@ class PendingStep:
             assert self._logits is not None
             self._drawn = choose(self._logits)
             self._logits = None
+            self._ended = StepMark.take(self._on_gpu)
             self._is_settled.set()
 
         self._perform(lambda: self._guarded(job))
@@ -66,6 +71,11 @@ class PendingStep:
         """One token a piece, None where none was wanted; waits, and raises as `wait` does."""
         tokens = iter(self._drawn_there().tokens())
         return [next(tokens) if wanted else None for wanted in self._is_sampled]
+
+    def seconds_behind(self, before: "PendingStep") -> float:
+        """How long its device had nothing to do from the end of another one to its begin. Both are
+        over."""
+        return max(0.0, before._ended.seconds_until(self._began))
 
     def _drawn_there(self) -> Drawn:
         assert self._choose is None, "nobody has it sampled"

@@ -104,7 +104,9 @@ class Runner:
         """As `step`, which must not be called before this one is over. Page lists may change once
         this has returned; samples are looked at until the step is over. Tokens are sampled at
         once, unless that depends on some that are in flight: see `PendingStep.sample`."""
-        pending = PendingStep([piece.sample is not None for piece in pieces], self._perform)
+        pending = PendingStep(
+            [piece.sample is not None for piece in pieces], self._perform, self._kv_cache.is_cuda
+        )
         batch = self._batch(pieces, tokens_per_rank) if self._thread is not None else None
         pending.begin(
             partial(self._run, pieces, tokens_per_rank, None, batch), partial(_draw, pieces=pieces)

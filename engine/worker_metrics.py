@@ -50,6 +50,8 @@ COMMON_TOTALS = (
 DECODE_TOTALS = (
     ("epserve_generation_tokens", "Tokens generated", "tokens_generated_total"),
     ("epserve_preemptions", "Requests put back for want of pages", "preemptions_total"),
+    ("epserve_step_gap_seconds", "Time in which devices had nothing to do between one step and the "
+     "next, though there was work", "step_gap_seconds_total"),
 )
 TOKEN_SOURCES = {"prefill": ("computed", "cached"), "decode": ("transferred",)}
 Family = CounterMetricFamily | GaugeMetricFamily

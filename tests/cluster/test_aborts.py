@@ -43,7 +43,7 @@ async def start_and_leave(client: httpx.AsyncClient, cluster: Cluster, rng: rand
     return num_chunks
 
 
-async def leave_all(cluster: Cluster) -> list[int]:
+async def leave_all(cluster: Cluster, num_requests: int) -> list[int]:
     rng = random.Random(11)
     gate = asyncio.Semaphore(32)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
@@ -52,13 +52,20 @@ async def leave_all(cluster: Cluster) -> list[int]:
             async with gate:
                 return await start_and_leave(client, cluster, rng)
 
-        return list(await asyncio.gather(*(bounded() for _ in range(NUM_REQUESTS))))
+        return list(await asyncio.gather(*(bounded() for _ in range(num_requests))))
 
 
-def test_500_aborts_free_every_page(tmp_path: Path) -> None:
-    with Cluster(tmp_path, "--chunk-tokens", "256") as cluster:
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "decode.overlap-schedule=false",
+        pytest.param("decode.overlap-schedule=true", marks=pytest.mark.slow),
+    ],
+)
+def test_500_aborts_free_every_page(tmp_path: Path, schedule: str) -> None:
+    with Cluster(tmp_path, "--chunk-tokens", "256", "--set", schedule) as cluster:
         before = [rank.pages_total for w in cluster.status().workers for rank in w.ranks]
-        seen = asyncio.run(leave_all(cluster))
+        seen = asyncio.run(leave_all(cluster, NUM_REQUESTS))
         assert len(seen) == NUM_REQUESTS
         assert any(seen), "no request got as far as its first token"
         assert not all(seen), "no request was left before its first token"

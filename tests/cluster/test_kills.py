@@ -89,10 +89,18 @@ def test_the_only_prefill_worker(tmp_path: Path) -> None:
         cluster.assert_nothing_held()
 
 
-def test_decode_worker_killed_in_mid_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "decode.overlap-schedule=false",
+        pytest.param("decode.overlap-schedule=true", marks=pytest.mark.slow),
+    ],
+)
+def test_decode_worker_killed_in_mid_answer(tmp_path: Path, schedule: str) -> None:
     """With a second decode worker the answer is complete and exact."""
     prompt = long_prompt(seed=3)[:100]
-    with Cluster(tmp_path, "--decode-workers", "2", "--decode-ranks", "1") as cluster:
+    options = ["--decode-workers", "2", "--decode-ranks", "1", "--set", schedule]
+    with Cluster(tmp_path, *options) as cluster:
         body = {"prompt": prompt, "max_tokens": 600, "ignore_eos": True}
         undisturbed = cluster.complete(prompt, 600, ignore_eos=True)["choices"][0]["text"]
         with ThreadPoolExecutor(1) as pool:

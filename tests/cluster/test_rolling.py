@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class Plan:
     num_tokens: int
     num_rounds: int = 1
     with_router: bool = False  # it is restarted as well, behind the workers
+    overlap: bool = False  # decode's schedule
 
 
 WAYS: tuple[Restart, ...] = (terminate, drain_then_terminate)
@@ -191,11 +192,15 @@ ALONE = Plan(num_workers=1, num_streams=16, num_tokens=60, num_rounds=2, with_ro
         pytest.param(SHORT, id="two of each"),
         pytest.param(LONG, id="two of each, long", marks=pytest.mark.slow),
         pytest.param(ALONE, id="one of each", marks=pytest.mark.slow),
+        pytest.param(
+            replace(SHORT, overlap=True), id="two of each, overlapped", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_no_request_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: Plan) -> None:
     options = [f"--{role}-workers={plan.num_workers}" for role in ("prefill", "decode")]
     options += ["--decode-ranks=1", "--threads=1"]
+    options += ["--set", f"decode.overlap-schedule={str(plan.overlap).lower()}"]
     # Too few pages to remember all prompts: prefill has work to hand over, too.
     options += ["--set", "prefill.kv-pages=48", "--set", f"prefill.chunk-tokens={CHUNK_TOKENS}"]
     for role in ("prefill", "decode"):
