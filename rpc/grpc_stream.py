@@ -3,7 +3,8 @@
     stream = GrpcStream("host:port", "/epserve.rpc.v1.Multiplex/Session", user)
     await stream.connect()                  # user.on_room(), on_message(bytes), ..., on_end(error)
 
-To the server it is a gRPC client as any other. To this process it costs a tenth: the library
+HTTP/2 is the `h2` library's; gRPC's part is a prefix of five bytes and three headers. To the
+server it is a client as any other. To this process it costs a fraction of grpcio's own: that one
 hands each message through a poller's thread, a queue, another thread and a pipe, all of which
 want the core that the event loop runs on.
 
@@ -14,16 +15,30 @@ import asyncio
 import base64
 import binascii
 import struct
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 from urllib.parse import unquote
 
 import grpc
-import hpack
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import Frame, GoAwayFrame
 
 from core.address import parse_address
 from core.log import get_logger
-from rpc import http2
-from rpc.http2 import Frame, FrameError
 from rpc.options import (
     KEEPALIVE_MILLISECONDS,
     KEEPALIVE_TIMEOUT_MILLISECONDS,
@@ -37,20 +52,27 @@ STREAM = 1
 CONNECT_SECONDS = 2.0
 # What the peer may send before it is told that it was read.
 WINDOW_BYTES = 16 * 2**20
+FIRST_WINDOW_BYTES = 65535
 TICK_SECONDS = 0.5
 PING_AFTER_TICKS = round(KEEPALIVE_MILLISECONDS / 1000 / TICK_SECONDS)
 GONE_AFTER_TICKS = PING_AFTER_TICKS + round(KEEPALIVE_TIMEOUT_MILLISECONDS / 1000 / TICK_SECONDS)
-PING_FRAME = http2.frame(http2.PING, 0, 0, b"epserve.")
+PING = b"epserve."
 
 _PREFIX = struct.Struct(">BI")  # of a message: compressed or not, bytes
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # What an HTTP/2 error means to a call (gRPC's PROTOCOL-HTTP2); of all others INTERNAL.
-_CODE_OF_RESET = {
-    0x7: grpc.StatusCode.UNAVAILABLE,  # refused
-    0x8: grpc.StatusCode.CANCELLED,
-    0xB: grpc.StatusCode.RESOURCE_EXHAUSTED,  # "enhance your calm"
-    0xC: grpc.StatusCode.PERMISSION_DENIED,
+_CODE_OF_RESET: dict[int | None, grpc.StatusCode] = {
+    ErrorCodes.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
+    ErrorCodes.CANCEL: grpc.StatusCode.CANCELLED,
+    ErrorCodes.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCodes.INADEQUATE_SECURITY: grpc.StatusCode.PERMISSION_DENIED,
 }
+
+Headers = dict[str, str]
+
+
+class MessageError(Exception):
+    """What the peer sent is no gRPC."""
 
 
 class StreamUser(Protocol):
@@ -69,6 +91,16 @@ class StreamUser(Protocol):
         ...
 
 
+class _Connection(H2Connection):
+    """The library takes nothing more behind a GOAWAY, but a gRPC server that drains says so first
+    and then lets the streams that it has go on."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        gone = ConnectionTerminated()
+        gone.last_stream_id = frame.last_stream_id
+        return [], [gone]
+
+
 class GrpcStream(asyncio.Protocol):
     """To the server at `address`; call `connect` at once."""
 
@@ -83,16 +115,22 @@ class GrpcStream(asyncio.Protocol):
         self._is_over = False
         self._num_silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
-        # out
+        # Our own headers are right; those of the peer are checked.
+        config = H2Configuration(
+            header_encoding="utf-8",
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self._http = _Connection(config)
+        self._http.local_settings = Settings(
+            client=True,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+            },
+        )
         self._unsent = b""
         self._is_writable = False
-        self._stream_window = self._window = self._initial_window = http2.DEFAULT_WINDOW_BYTES
-        self._frame_bytes = http2.DEFAULT_FRAME_BYTES
-        # in
-        self._frames = http2.FrameReader()
-        self._headers = hpack.Decoder()
-        self._header_parts: list[bytes] = []
-        self._ends_with_headers = False
         self._body = bytearray()
         self._num_unreported = 0
 
@@ -129,17 +167,10 @@ class GrpcStream(asyncio.Protocol):
             self._transport.abort()
             return
         self._is_writable = True
-        self._transport.write(
-            http2.PREFACE
-            + http2.settings(
-                (
-                    (http2.SETTINGS_ENABLE_PUSH, 0),
-                    (http2.SETTINGS_INITIAL_WINDOW_SIZE, WINDOW_BYTES),
-                )
-            )
-            + http2.window_update(0, WINDOW_BYTES - http2.DEFAULT_WINDOW_BYTES)
-            + http2.frame(http2.HEADERS, http2.END_HEADERS, STREAM, self._request_headers())
-        )
+        self._http.initiate_connection()
+        self._http.increment_flow_control_window(WINDOW_BYTES - FIRST_WINDOW_BYTES)
+        self._http.send_headers(STREAM, self._request_headers())
+        self._write_out()
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
         self._user.on_room()
 
@@ -157,12 +188,14 @@ class GrpcStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._num_silent_ticks = 0
         try:
-            for one in self._frames.feed(data):
+            for event in self._http.receive_data(data):
                 if self._is_over:
                     return
-                self._accept(one)
-        except (FrameError, hpack.HPACKError, UnicodeDecodeError) as error:
-            self._break(f"{self._address} does not speak HTTP/2 as agreed: {error}")
+                self._accept(event)
+            if not self._is_over:
+                self._write_out()  # what the library answers by itself
+        except (ProtocolError, MessageError, UnicodeDecodeError) as error:
+            self._break(f"{self._address} does not speak gRPC as agreed: {error}")
         except Exception:
             log.exception("stream ended by an unexpected exception")
             self._end_with(grpc.StatusCode.INTERNAL, "internal error")
@@ -173,40 +206,42 @@ class GrpcStream(asyncio.Protocol):
         if self._num_silent_ticks >= GONE_AFTER_TICKS:
             self._break(f"{self._address} does not answer")
             return
-        if self._num_silent_ticks == PING_AFTER_TICKS and self._transport is not None:
-            self._transport.write(PING_FRAME)
+        if self._num_silent_ticks == PING_AFTER_TICKS:
+            self._http.ping(PING)
+            self._write_out()
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
 
     # ---- out
 
-    def _request_headers(self) -> bytes:
-        return http2.header_block(
-            (
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":path", self._path.encode()),
-                (b":authority", str(self._address).encode()),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-                (b"grpc-accept-encoding", b"identity"),
-                (b"user-agent", b"epserve"),
-            )
-        )
+    def _request_headers(self) -> list[tuple[str, str]]:
+        return [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", self._path),
+            (":authority", str(self._address)),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("grpc-accept-encoding", "identity"),
+            ("user-agent", "epserve"),
+        ]
 
     def _push(self) -> None:
         """Sends as much as the peer, and the transport, take."""
-        unsent, position = self._unsent, 0
-        while position < len(unsent) and self._is_writable:
-            room = min(self._window, self._stream_window, self._frame_bytes)
+        position = 0
+        while position < len(self._unsent) and self._is_writable:
+            room = self._http.local_flow_control_window(STREAM)
+            room = min(room, self._http.max_outbound_frame_size)
             if room <= 0:
                 break
-            part = unsent[position : position + room]
-            position += len(part)
-            self._window -= len(part)
-            self._stream_window -= len(part)
+            self._http.send_data(STREAM, self._unsent[position : position + room])
+            position += room
+            self._write_out()
+        self._unsent = self._unsent[position:]
+
+    def _write_out(self) -> None:
+        if content := self._http.data_to_send():
             assert self._transport is not None
-            self._transport.write(http2.frame(http2.DATA, 0, STREAM, part))
-        self._unsent = unsent[position:]
+            self._transport.write(content)
 
     def _tell_room(self) -> None:
         if self.has_room:
@@ -214,79 +249,44 @@ class GrpcStream(asyncio.Protocol):
 
     # ---- in
 
-    def _accept(self, one: Frame) -> None:
-        if self._header_parts and one.kind != http2.CONTINUATION:
-            raise FrameError("headers that are interrupted")
-        if one.kind == http2.DATA:
-            self._accept_data(one)
-        elif one.kind in (http2.HEADERS, http2.CONTINUATION):
-            self._accept_headers(one)
-        elif one.kind == http2.SETTINGS:
-            if not one.flags & http2.ACK:
-                self._accept_settings(one.payload)
-        elif one.kind == http2.WINDOW_UPDATE:
-            self._accept_window(one)
-        elif one.kind == http2.PING:
-            if not one.flags & http2.ACK:
-                self._write(http2.frame(http2.PING, http2.ACK, 0, one.payload))
-        elif one.kind == http2.GOAWAY:
-            # A stream that it has taken goes on.
-            if http2.read_number(one.payload) < STREAM:
-                self._break(f"{self._address} takes no more calls")
-        elif one.kind == http2.RST_STREAM and one.stream == STREAM:
-            number = int.from_bytes(one.payload, "big")
-            code = _CODE_OF_RESET.get(number, grpc.StatusCode.INTERNAL)
-            self._end_with(code, f"{self._address} reset the stream ({number})")
-        elif one.kind == http2.PUSH_PROMISE:
-            raise FrameError("a push")
-
-    def _accept_settings(self, payload: bytes) -> None:
-        for name, value in http2.read_settings(payload):
-            if name == http2.SETTINGS_INITIAL_WINDOW_SIZE:
-                if value > http2.MAX_WINDOW_BYTES:
-                    raise FrameError("a window that is too large")
-                self._stream_window += value - self._initial_window
-                self._initial_window = value
-            elif name == http2.SETTINGS_MAX_FRAME_SIZE:
-                if not http2.DEFAULT_FRAME_BYTES <= value <= http2.MAX_FRAME_BYTES:
-                    raise FrameError("a frame size that cannot be")
-                self._frame_bytes = value
-        self._write(http2.frame(http2.SETTINGS, http2.ACK, 0, b""))
-        if not self._greeted.done():
-            self._greeted.set_result(None)
-        self._push()
-        self._tell_room()
-
-    def _accept_window(self, one: Frame) -> None:
-        num_bytes = http2.read_number(one.payload)
-        if one.stream == STREAM:
-            self._stream_window += num_bytes
-        elif one.stream == 0:
-            self._window += num_bytes
-        if self._unsent:
+    def _accept(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            self._accept_data(event)
+        elif isinstance(event, RemoteSettingsChanged | WindowUpdated):
+            if not self._greeted.done():
+                self._greeted.set_result(None)
             self._push()
             self._tell_room()
+        elif isinstance(event, ResponseReceived):
+            self._accept_response(_text(event.headers))
+        elif isinstance(event, TrailersReceived):
+            self._end_as(_text(event.headers))
+        elif isinstance(event, StreamEnded):
+            self._end_with(grpc.StatusCode.INTERNAL, "the stream ended without a status")
+        elif isinstance(event, StreamReset):
+            code = _CODE_OF_RESET.get(event.error_code, grpc.StatusCode.INTERNAL)
+            self._end_with(code, f"{self._address} reset the stream ({event.error_code})")
+        elif isinstance(event, ConnectionTerminated) and (event.last_stream_id or 0) < STREAM:
+            self._break(f"{self._address} takes no more calls")
 
-    def _accept_data(self, one: Frame) -> None:
-        if one.stream != STREAM:
-            raise FrameError("data of a stream that is not there")
-        self._num_unreported += len(one.payload)
+    def _accept_response(self, headers: Headers) -> None:
+        if "grpc-status" in headers:  # all that there is: trailers only
+            self._end_as(headers)
+        elif headers.get(":status") != "200":
+            self._break(f"{self._address} answers with HTTP status {headers.get(':status')}")
+
+    def _accept_data(self, event: DataReceived) -> None:
+        self._num_unreported += event.flow_controlled_length
         if self._num_unreported > WINDOW_BYTES // 2:
             num_bytes, self._num_unreported = self._num_unreported, 0
-            self._write(
-                http2.window_update(0, num_bytes) + http2.window_update(STREAM, num_bytes)
-            )
-        self._body += http2.without_padding(one)
-        self._read_messages()
-        if one.flags & http2.END_STREAM and not self._is_over:
-            self._end_with(grpc.StatusCode.INTERNAL, "the stream ended without a status")
-
-    def _read_messages(self) -> None:
+            self._http.increment_flow_control_window(num_bytes)
+            self._http.increment_flow_control_window(num_bytes, STREAM)
+        self._body += event.data
         body, position = self._body, 0
         while len(body) - position >= _PREFIX.size and not self._is_over:
             compressed, num_bytes = _PREFIX.unpack_from(body, position)
             if compressed or num_bytes > MAX_MESSAGE_BYTES:
-                raise FrameError("a message that is compressed, or too large")
+                raise MessageError("a message that is compressed, or too large")
             begin = position + _PREFIX.size
             if len(body) < begin + num_bytes:
                 break
@@ -294,35 +294,12 @@ class GrpcStream(asyncio.Protocol):
             self._user.on_message(bytes(body[begin:position]))
         del body[:position]
 
-    def _accept_headers(self, one: Frame) -> None:
-        if one.stream != STREAM or (one.kind == http2.CONTINUATION and not self._header_parts):
-            raise FrameError("headers of a stream that is not there")
-        if one.kind == http2.HEADERS:
-            self._ends_with_headers = bool(one.flags & http2.END_STREAM)
-        self._header_parts.append(
-            http2.without_padding(one) if one.kind == http2.HEADERS else one.payload
-        )
-        if sum(map(len, self._header_parts)) > http2.DEFAULT_WINDOW_BYTES:
-            raise FrameError("headers that are too large")
-        if not one.flags & http2.END_HEADERS:
-            return
-        block, self._header_parts = b"".join(self._header_parts), []
-        headers: dict[str, str] = {str(name): str(value) for name, value in self._decode(block)}
-        status = headers.get(":status", "200")
-        if status != "200" and "grpc-status" not in headers:
-            self._break(f"{self._address} answers with HTTP status {status}")
-        elif self._ends_with_headers:
-            self._end_as(headers)
-
-    def _decode(self, block: bytes) -> Any:  # noqa: ANN401 - the library's tuples of str
-        return self._headers.decode(block)
-
     # ---- the end
 
-    def _end_as(self, trailers: dict[str, str]) -> None:
+    def _end_as(self, trailers: Headers) -> None:
         number = trailers.pop("grpc-status", "")
         code = _CODES.get(int(number)) if number.isascii() and number.isdigit() else None
-        if code is grpc.StatusCode.OK:
+        if code is grpc.StatusCode.OK and not self._is_over:
             self._finish()
             self._user.on_end(None)
             return
@@ -333,7 +310,7 @@ class GrpcStream(asyncio.Protocol):
         self._end_with(grpc.StatusCode.UNAVAILABLE, message)
 
     def _end_with(
-        self, code: grpc.StatusCode, message: str, trailers: dict[str, str] | None = None
+        self, code: grpc.StatusCode, message: str, trailers: Headers | None = None
     ) -> None:
         if self._is_over:
             return
@@ -352,9 +329,9 @@ class GrpcStream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _write(self, content: bytes) -> None:
-        assert self._transport is not None
-        self._transport.write(content)
+
+def _text(headers: object) -> Headers:
+    return {str(name): str(value) for name, value in cast("list[tuple[str, str]]", headers)}
 
 
 def _value(name: str, value: str) -> str | bytes:
