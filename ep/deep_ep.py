@@ -103,7 +103,7 @@ class DeepEpDispatcher:
         out, _, _ = self._buffer.raw.combine(
             partial, handle.raw, config=self._buffer.combine_config
         )
-        self._buffer.used_normally()
+        self._buffer.end_normal()
         return _tensor(out)
 
     def dispatch_aligned(
@@ -152,7 +152,7 @@ class DeepEpDispatcher:
             raise ValueError(f"{len(hidden)} tokens, buffers are for {self.max_tokens}")
         self._check(hidden)
         topk_idx, topk_weights = topk_idx.contiguous(), topk_weights.contiguous()
-        self._buffer.open(self._layout)
+        self._buffer.begin_low_latency(self._layout)
         in_two_halves = meanwhile is not None
         received, counts, raw, _, receive = self._buffer.raw.low_latency_dispatch(
             hidden.contiguous(),
@@ -182,7 +182,7 @@ class DeepEpDispatcher:
         out, _, _ = self._buffer.raw.low_latency_combine(
             expert_out, handle.topk_idx, handle.topk_weights, handle.raw
         )
-        self._buffer.closed()
+        self._buffer.end_low_latency()
         return _tensor(out) if base is None else _tensor(out) + base
 
     def _send(

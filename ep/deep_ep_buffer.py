@@ -62,7 +62,8 @@ class DeepEpBuffer:
         self.group = group
         self.sizes = Sizes.of(library, group.size, needs)
         self._num_open = 0
-        self._layout: Layout | None = None
+        self._layout: Layout | None = None  # that the signals are zero for; None: for any
+        self._is_clean = True
         _leave_room_in_queues(max(each.masked_tokens for each in needs))
         self.raw = library.Buffer(
             None,
@@ -84,25 +85,27 @@ class DeepEpBuffer:
     def combine_config(self) -> Any:  # noqa: ANN401
         return self.library.Buffer.get_combine_config(self.group.size)
 
-    def open(self, layout: Layout) -> None:
+    def begin_low_latency(self, layout: Layout) -> None:
         """In front of every low-latency dispatch. Asserts that no more than two results of them
         are in use, which is how many buffers there are."""
         assert self._num_open < MOST_OPEN, "a third dispatch before the first one is combined"
-        if self._layout not in (None, layout):
+        if not self._is_clean or self._layout not in (None, layout):
             self._clean(layout)
         self._layout = layout
         self._num_open += 1
 
-    def closed(self) -> None:
+    def end_low_latency(self) -> None:
         """Behind every low-latency combine."""
         assert self._num_open, "combined twice"
         self._num_open -= 1
 
-    def used_normally(self) -> None:
+    def end_normal(self) -> None:
         """Behind every combine of the normal mode: between nodes it has left its rows in the
-        memory of the low-latency mode."""
-        if num_nodes(self.group.size) > 1 and self._layout is not None:
-            self._clean(self._layout)
+        memory of the low-latency mode. Cleaned here, because a captured dispatch cannot."""
+        if num_nodes(self.group.size) > 1:
+            self._is_clean = False
+            if self._layout is not None:
+                self._clean(self._layout)
 
     def close(self) -> None:
         """When all ranks come here; without the peers that are lost, nothing is given back: the
@@ -115,8 +118,10 @@ class DeepEpBuffer:
         self.raw.destroy()
 
     def _clean(self, layout: Layout) -> None:
+        assert not self._num_open, "another layout, with a dispatch that is not combined"
         assert not _captures(), "a captured graph would keep to a layout that is not in force"
         self.raw.clean_low_latency_buffer(layout.max_tokens, layout.hidden, layout.num_experts)
+        self._is_clean = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,13 +259,16 @@ def test_modes_alternate_between_nodes() -> None:
         buffer = DeepEpBuffer(fake_deep_ep(meeting), group, [small])
         dispatcher = DeepEpDispatcher(buffer, small)
         mine = tokens("random", 1, 16, group.rank)
-        for _ in range(2):
+        for is_normal in (True, True, False, False, True, False):
+            if is_normal:
+                normal = dispatcher.dispatch(mine.hidden, mine.topk_idx, mine.weights, (1,) * 16)
+                dispatcher.combine(normal.hidden, normal.handle)
+                continue
             sent = dispatcher.dispatch_masked(
                 mine.hidden, mine.topk_idx, mine.weights, Payload.PLAIN
             )
             dispatcher.combine_masked(sent.hidden, sent.handle)
-            normal = dispatcher.dispatch(mine.hidden, mine.topk_idx, mine.weights, (1,) * 16)
-            dispatcher.combine(normal.hidden, normal.handle)
+        assert buffer.raw.calls.count("clean") == 2
 
     on_all_ranks(16, program)
 
