@@ -15,7 +15,8 @@ from types import ModuleType
 
 import torch
 
-from bench.gpu_timing import Call, microseconds
+from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
+from bench.kernel_case import FP8_FLOPS
 from bench.records import RESULTS, Record, Run, append
 from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
 from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, DATA_BYTES, GROUP, PackedWeights
@@ -43,6 +44,15 @@ class Case:
     @property
     def num_rows(self) -> int:
         return self.num_experts * (self.capacity or self.rows)
+
+    def floor(self, bytes_per_second: float) -> float:
+        """Microseconds that no implementation can do without: of weights and their scales, rows in
+        and out, or of FP8 matrix instructions."""
+        weights = self.num_experts * self.n * self.k * (0.5 + 4 / GROUP)
+        rows = self.num_experts * self.rows
+        num_bytes = weights + rows * (self.k + 2 * self.n)
+        flops = 2.0 * rows * self.n * self.k
+        return 1e6 * max(num_bytes / bytes_per_second, flops / FP8_FLOPS)
 
 
 def cases() -> Iterator[Case]:
@@ -131,6 +141,8 @@ def _deep_gemm() -> ModuleType | None:
 
 def measure(run: Run) -> Iterator[Record]:
     deep_gemm = _deep_gemm()
+    rate = copy_bytes_per_second()
+    yield run.record("copy by a kernel", "rate", "GB/s", rate / 1e9)
     of_shape: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     for case in cases():
         calls = 10 if case.capacity else 2
@@ -147,14 +159,11 @@ def measure(run: Run) -> Iterator[Record]:
                 }
             peer_value = microseconds(_theirs(case, deep_gemm, of_shape[shape]), calls)
         layout = "masked" if case.capacity else "contiguous"
-        yield run.record(
-            case.name,
-            "time",
-            "us",
-            value,
-            peer=f"DeepGEMM FP8 {layout}" if deep_gemm else None,
-            peer_value=peer_value,
-        )
+        if deep_gemm:
+            peer = f"DeepGEMM FP8 {layout}"
+            yield run.record(case.name, "time", "us", value, peer=peer, peer_value=peer_value)
+        floor = case.floor(rate)
+        yield run.record(case.name, "time", "us", value, peer="floor", peer_value=floor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,8 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = []
     for record in measure(Run.begin(BENCH)):
         records.append(record)
-        peer = "" if record.peer_value is None else f" {record.peer}: {record.peer_value:8.1f} us"
-        sys.stdout.write(f"{record.case:34} {record.value:8.1f} us{peer}\n")
+        peer = ""
+        if record.peer_value is not None:
+            ratio = record.peer_value / record.value
+            peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
+        sys.stdout.write(f"{record.case:34} {record.value:8.1f} {record.unit}{peer}\n")
         sys.stdout.flush()
     if not options.no_record:
         append(RESULTS_FILE, records)

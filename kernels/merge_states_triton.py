@@ -36,14 +36,20 @@ def _merge_states(
 
 
 def launch(
-    a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor
+    a: torch.Tensor,
+    lse_a: torch.Tensor,
+    b: torch.Tensor,
+    lse_b: torch.Tensor,
+    *,
+    rows: int = ROWS,
+    num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, lse_a, b, lse_b = (each.contiguous() for each in (a, lse_a, b, lse_b))
     num_rows, width = lse_a.numel(), a.shape[-1]
     out, lse = torch.empty_like(a), torch.empty_like(lse_a)
     if num_rows:
-        _merge_states[(triton.cdiv(num_rows, ROWS),)](
+        _merge_states[(triton.cdiv(num_rows, rows),)](
             a, lse_a, b, lse_b, out, lse, num_rows, width,
-            rows=ROWS, padded=triton.next_power_of_2(width), num_warps=4,
+            rows=rows, padded=triton.next_power_of_2(width), num_warps=num_warps,
         )  # fmt: skip
     return out, lse

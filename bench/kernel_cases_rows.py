@@ -1,0 +1,157 @@
+"""Operations whose time goes with the bytes of their tokens, at the sizes of DeepSeek-V3.
+
+Data of few tokens stays in the second-level cache, as it does between the kernels of a step.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+
+import torch
+
+from bench.gpu_timing import Call
+from bench.kernel_case import (
+    BF16,
+    CHOICES,
+    EXPERTS,
+    FP8,
+    HEADS,
+    HIDDEN,
+    LATENT,
+    LOCAL,
+    NOPE,
+    ROPE,
+    VOCABULARY,
+    WIDTH,
+    Case,
+    Tensor,
+    Tensors,
+)
+from kernels import gate_triton
+from kernels.combine import combine
+from kernels.merge_states import merge_states
+from kernels.permute import permute
+from kernels.quantise import quantise
+from kernels.rms_norm import add_rms_norm, add_rms_norm_quantise
+from kernels.rope_write import rope_write
+from kernels.router_gemm import router_gemm
+from kernels.sample import sample, sample_reference
+from kernels.silu_mul import silu_mul_quantise
+
+TOKENS = (1, 128, 4096)
+
+
+def cases(make: Tensors) -> Iterator[Case]:
+    for tokens in TOKENS:
+        yield from _plain(make, tokens)
+        yield from _around_attention(make, tokens)
+        yield from _around_experts(make, tokens)
+    yield from _sampling(make)
+
+
+def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
+    x, residual, weight = make.rows(tokens, HIDDEN), make.rows(tokens, HIDDEN), make.rows(HIDDEN)
+    num = tokens * HIDDEN
+    yield Case(
+        bench="quantise", name=f"m{tokens} k{HIDDEN}", call=lambda: quantise(x),
+        num_bytes=num * (BF16 + FP8),
+    )  # fmt: skip
+    yield Case(
+        bench="rms_norm", name=f"add m{tokens} h{HIDDEN}",
+        call=lambda: add_rms_norm(x, residual, weight, 1e-6), num_bytes=4 * num * BF16,
+    )  # fmt: skip
+    yield Case(
+        bench="rms_norm", name=f"add quantise m{tokens} h{HIDDEN}",
+        call=lambda: add_rms_norm_quantise(x, residual, weight, 1e-6),
+        num_bytes=num * (3 * BF16 + FP8),
+    )  # fmt: skip
+    both = make.rows(9 * tokens, 2 * WIDTH)
+    yield Case(
+        bench="silu_mul", name=f"quantise m{9 * tokens} i{WIDTH}",
+        call=lambda: silu_mul_quantise(both), num_bytes=both.numel() * (BF16 + FP8 / 2),
+    )  # fmt: skip
+
+
+def _around_attention(make: Tensors, tokens: int) -> Iterator[Case]:
+    a, b = (make.rows(tokens, HEADS, NOPE) for _ in range(2))
+    lse = make.random(tokens, HEADS)
+    yield Case(
+        bench="merge_states", name=f"m{tokens} heads{HEADS} v{NOPE}",
+        call=lambda: merge_states(a, lse, b, lse), num_bytes=3 * a.numel() * BF16,
+    )  # fmt: skip
+    query = make.rows(tokens, HEADS, NOPE + ROPE)
+    projected = make.rows(tokens, LATENT + ROPE)
+    angles = make.random(tokens, ROPE // 2)
+    rotation = torch.polar(torch.ones_like(angles), angles)
+    cache = make.rows(tokens // 64 + 1, 64, LATENT + ROPE)
+    slots = make.permutation(tokens)
+    yield Case(
+        bench="rope_write", name=f"m{tokens} heads{HEADS}",
+        call=lambda: rope_write(
+            query, projected[:, :LATENT], projected[:, LATENT:], rotation, slots, cache
+        ),
+        num_bytes=BF16 * 2 * tokens * (HEADS * ROPE + LATENT + ROPE),
+    )  # fmt: skip
+
+
+def _around_experts(make: Tensors, tokens: int) -> Iterator[Case]:
+    x, gate_weight, bias = (
+        make.rows(tokens, HIDDEN),
+        make.rows(EXPERTS, HIDDEN),
+        make.random(EXPERTS),
+    )
+    yield Case(
+        bench="router_gemm", name=f"m{tokens} n{EXPERTS} k{HIDDEN}",
+        call=lambda: router_gemm(x, gate_weight),
+        num_bytes=BF16 * (x.numel() + gate_weight.numel()) + 4 * tokens * EXPERTS,
+        num_flops=2.0 * tokens * EXPERTS * HIDDEN,
+    )  # fmt: skip
+    logits = make.random(tokens, EXPERTS)
+    choose = partial(
+        gate_triton.launch, logits, bias, num_groups=8, groups_per_token=4,
+        experts_per_token=CHOICES, norm_topk=True, scaling=2.5,
+    )  # fmt: skip
+    physical = torch.arange(EXPERTS, device=make.device).unsqueeze(1)
+    counts = make.integers(EXPERTS)
+    replicas = make.integers(EXPERTS) + 1
+    yield Case(
+        bench="gate", name=f"m{tokens} e{EXPERTS} top{CHOICES}",
+        call=partial(choose, physical=physical, num_replicas=replicas, counts=counts),
+        num_bytes=tokens * (4 * EXPERTS + 20 * CHOICES),
+    )  # fmt: skip
+    choices = make.random(tokens, EXPERTS).topk(CHOICES).indices
+    local = torch.where(choices < LOCAL, choices, -1)
+    weights = make.random(tokens, CHOICES)
+    num_here = tokens * CHOICES * LOCAL / EXPERTS  # as many as can be expected
+    yield Case(
+        bench="permute", name=f"m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
+        call=lambda: permute(x, local, LOCAL), num_bytes=2 * num_here * HIDDEN * BF16,
+    )  # fmt: skip
+    rows = make.rows(tokens * CHOICES, HIDDEN)
+    numbers = torch.arange(tokens * CHOICES, device=make.device).view(tokens, CHOICES)
+    row_of = torch.where(local < 0, -1, numbers).t().contiguous().int()
+    yield Case(
+        bench="combine", name=f"m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
+        call=lambda: combine(rows, row_of, weights, scaling=2.5, base=x),
+        num_bytes=(num_here + 2 * tokens) * HIDDEN * BF16,
+    )  # fmt: skip
+
+
+def _sampling(make: Tensors) -> Iterator[Case]:
+    """Logits as peaked as those of a language model. The peer sorts."""
+    for rows, top_p in ((1, 1.0), (64, 1.0), (64, 0.9), (256, 0.9)):
+        logits = make.rows(rows, VOCABULARY).float() * 3
+        knobs = (
+            make.full((rows,), 1.0, torch.float32), make.full((rows,), 0, torch.int32),
+            make.full((rows,), top_p, torch.float32), make.full((rows,), 0.0, torch.float32),
+            make.random(rows).double(),
+        )  # fmt: skip
+        yield Case(
+            bench="sample", name=f"b{rows} v{VOCABULARY} top_p {top_p:g}",
+            call=partial(sample, logits, *knobs), num_bytes=4 * logits.numel(), package="torch",
+            library=partial(_sorting, operands=(logits, *knobs)),
+        )  # fmt: skip
+
+
+def _sorting(_: ModuleType, operands: tuple[Tensor, ...]) -> Call:
+    return partial(sample_reference, *operands)
