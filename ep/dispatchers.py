@@ -42,8 +42,7 @@ def agree(group: EpGroup, wanted: Wanted, needs: DispatchNeeds, device: torch.de
     wanted cannot be had."""
     ranks = [RankFacts.of_numbers(facts) for facts in group.exchange(own_facts(device).numbers())]
     choice = choose(wanted, needs, ranks)
-    if group.rank == 0:
-        log.info("dispatcher", chosen=choice.name, reason=choice.reason)
+    _tell(group, choice)
     return choice
 
 
@@ -66,6 +65,7 @@ def make_dispatchers(
         if made is not None:
             return made
         choice = Choice(name="collective", reason="DeepEP does not begin")
+        _tell(group, choice)
     slots, masked_tokens = needs.slots_per_rank, needs.masked_tokens
     on_gpu = device.type == "cuda"
     return Dispatchers(
@@ -106,3 +106,8 @@ def with_deep_ep(
         masked=dispatcher if needs.masked_tokens else None,
         buffer=buffer,
     )
+
+
+def _tell(group: EpGroup, choice: Choice) -> None:
+    if group.rank == 0:
+        log.info("dispatcher", chosen=choice.name, reason=choice.reason)

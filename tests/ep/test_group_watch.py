@@ -12,7 +12,7 @@ from ep.group_watch import GroupWatch
 from tests.ep.test_mesh import tcp_pair
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
