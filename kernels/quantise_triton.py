@@ -7,7 +7,8 @@ import triton.language as tl
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 
 GROUPS = 8  # 1,024 values a program: two 16-byte loads for each of 128 threads
-MASKED_PROGRAMS = 512  # of one expert and block of groups: they share its rows
+MASKED_PROGRAMS = 512  # of one expert and block of groups at most: they share its rows
+FEW_PROGRAMS = 8
 
 
 @triton.jit
@@ -80,6 +81,13 @@ def launch(
     return (out[0], scale[0]) if squeeze else (out, scale)
 
 
+def row_programs(capacity: int, expected_rows: int) -> int:
+    """How many programs share the rows of an expert: twice as many as it is likely to have, since
+    launching those that find none takes time, too. 0: nobody knows."""
+    likely = max(FEW_PROGRAMS, 2 * expected_rows) if expected_rows else MASKED_PROGRAMS
+    return min(capacity, likely, MASKED_PROGRAMS)
+
+
 def run(
     x: torch.Tensor,
     counts: torch.Tensor | None,
@@ -89,12 +97,13 @@ def run(
     gated: bool,
     groups: int,
     num_warps: int,
+    expected_rows: int = 0,
 ) -> None:
     """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`."""
     num_experts, num_rows, width = out.shape
     if not out.numel():
         return
-    num_programs = num_rows if counts is None else min(num_rows, MASKED_PROGRAMS)
+    num_programs = num_rows if counts is None else row_programs(num_rows, expected_rows)
     _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
         x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
         largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups,

@@ -19,9 +19,15 @@ from kernels.quantise import GROUP, LARGEST, check_counts
 
 
 def rescale(
-    x: torch.Tensor, scale: torch.Tensor, tensor_scale: torch.Tensor, counts: torch.Tensor
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    tensor_scale: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    expected_rows: int = 0,
 ) -> torch.Tensor:
-    """Raises ValueError for shapes or dtypes that do not fit."""
+    """`expected_rows` of an expert, 0: nobody knows. Raises ValueError for shapes or dtypes that do
+    not fit."""
     if x.dtype != torch.float8_e4m3fn or x.dim() != 3 or not x.is_contiguous():
         raise ValueError(f"x must be a contiguous [E, C, K] float8_e4m3fn, is {x.dtype}")
     if x.shape[2] % GROUP or scale.shape != (*x.shape[:2], x.shape[2] // GROUP):
@@ -30,7 +36,7 @@ def rescale(
     if path_of("rescale", x.device) == "triton":
         from kernels.rescale_triton import launch
 
-        return launch(x, scale, tensor_scale, counts)
+        return launch(x, scale, tensor_scale, counts, expected_rows)
     return rescale_reference(x, scale, tensor_scale, counts)
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.quantise import GROUP, LARGEST
-from kernels.quantise_triton import GROUPS, MASKED_PROGRAMS
+from kernels.quantise_triton import GROUPS, row_programs
 
 
 @triton.jit
@@ -30,12 +30,17 @@ def _rescale(
 
 
 def launch(
-    x: torch.Tensor, scale: torch.Tensor, tensor_scale: torch.Tensor, counts: torch.Tensor
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    tensor_scale: torch.Tensor,
+    counts: torch.Tensor,
+    expected_rows: int = 0,
 ) -> torch.Tensor:
     num_experts, capacity, width = x.shape
     out = torch.empty_like(x)
     if x.numel():
-        grid = (min(capacity, MASKED_PROGRAMS), triton.cdiv(width, GROUPS * GROUP), num_experts)
+        num_programs = row_programs(capacity, expected_rows)
+        grid = (num_programs, triton.cdiv(width, GROUPS * GROUP), num_experts)
         _rescale[grid](
             x, scale, tensor_scale, counts, out, capacity, width, *scale.stride(),
             largest=LARGEST, group=GROUP, groups=GROUPS, num_warps=4,

@@ -33,13 +33,16 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return silu_mul_reference(x)
 
 
-def silu_mul_masked(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """[E, C, I] of the first `counts[e]` rows of each expert."""
+def silu_mul_masked(
+    x: torch.Tensor, counts: torch.Tensor, *, expected_rows: int = 0
+) -> torch.Tensor:
+    """[E, C, I] of the first `counts[e]` rows of each expert, of which there are likely to be
+    `expected_rows` (0: nobody knows)."""
     check_counts(x, counts)
     if path_of("silu_mul", x.device) == "triton" and x.is_contiguous() and x.shape[2] % 2 == 0:
         from kernels.silu_mul_triton import launch_masked
 
-        return launch_masked(x, counts)
+        return launch_masked(x, counts, expected_rows)
     return silu_mul_masked_reference(x, counts)
 
 
@@ -54,15 +57,15 @@ def silu_mul_quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def silu_mul_quantise_masked(
-    x: torch.Tensor, counts: torch.Tensor
+    x: torch.Tensor, counts: torch.Tensor, *, expected_rows: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale) of the first `counts[e]` rows of each expert."""
+    """(out, scale) of the first `counts[e]` rows of each expert, `expected_rows` as above."""
     _check(x, num_dims=3)
     check_counts(x, counts)
     if path_of("silu_mul", x.device) == "triton":
         from kernels.silu_mul_triton import launch_quantise
 
-        return launch_quantise(x, counts, squeeze=False)
+        return launch_quantise(x, counts, squeeze=False, expected_rows=expected_rows)
     return silu_mul_quantise_masked_reference(x, counts)
 
 

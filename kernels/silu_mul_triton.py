@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantise_triton import GROUPS, MASKED_PROGRAMS, run, silu
+from kernels.quantise_triton import GROUPS, row_programs, run, silu
 from kernels.silu_mul import empty_outputs
 
 BLOCK = 1024
@@ -44,13 +44,16 @@ def launch(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def launch_masked(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def launch_masked(
+    x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0
+) -> torch.Tensor:
     """x [E, C, 2 I] contiguous."""
     num_experts, capacity, double_width = x.shape
     width = double_width // 2
     out = x.new_empty(num_experts, capacity, width)
     if out.numel():
-        grid = (min(capacity, MASKED_PROGRAMS), triton.cdiv(width, BLOCK), num_experts)
+        num_programs = row_programs(capacity, expected_rows)
+        grid = (num_programs, triton.cdiv(width, BLOCK), num_experts)
         _silu_mul_masked[grid](x, out, counts, capacity, width, block=BLOCK, num_warps=4)
     return out
 
@@ -62,8 +65,12 @@ def launch_quantise(
     squeeze: bool,
     groups: int = GROUPS,
     num_warps: int = 4,
+    expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts."""
     out, scale = empty_outputs(x)
-    run(x, counts, out, scale, gated=True, groups=groups, num_warps=num_warps)
+    run(
+        x, counts, out, scale, gated=True, groups=groups, num_warps=num_warps,
+        expected_rows=expected_rows,
+    )  # fmt: skip
     return (out[0], scale[0]) if squeeze else (out, scale)

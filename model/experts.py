@@ -122,7 +122,7 @@ class ExpertWeights:
         up, down = self.slot_tensors
         rows = sent.expected_rows
         both = grouped_linear_masked(sent.hidden, sent.counts, up, expected_rows=rows)
-        inner = silu_mul_masked(both, sent.counts)
+        inner = silu_mul_masked(both, sent.counts, expected_rows=rows)
         return grouped_linear_masked(inner, sent.counts, down, expected_rows=rows)
 
     def forward_fused(

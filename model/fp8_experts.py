@@ -127,7 +127,7 @@ class Fp8Experts:
         both = fp8_grouped_gemm_masked(
             sent.hidden, sent.scales, up, up_scale, counts, expected_rows=rows
         )
-        inner = silu_mul_quantise_masked(both, counts)
+        inner = silu_mul_quantise_masked(both, counts, expected_rows=sent.expected_rows)
         out = fp8_grouped_gemm_masked(*inner, down, down_scale, counts, expected_rows=rows)
         return out.to(self.dtype)
 

@@ -107,9 +107,10 @@ class Int4Experts:
         """[S, C, H] -> [S, C, H]."""
         assert sent.scales is not None
         counts, rows = sent.counts, sent.expected_rows or sent.hidden.shape[1]
-        quantised = self._static((sent.hidden, sent.scales), 0, counts)
+        quantised = self._static((sent.hidden, sent.scales), 0, counts, sent.expected_rows)
         inner = w4a8_grouped_gemm_masked(*quantised, self.gate_up, counts, expected_rows=rows)
-        quantised = self._static(silu_mul_quantise_masked(inner, counts), 1, counts)
+        activated = silu_mul_quantise_masked(inner, counts, expected_rows=sent.expected_rows)
+        quantised = self._static(activated, 1, counts, sent.expected_rows)
         outer = w4a8_grouped_gemm_masked(*quantised, self.down, counts, expected_rows=rows)
         return outer.to(self.dtype)
 
@@ -122,14 +123,15 @@ class Int4Experts:
         return w4a8_grouped_gemm_contiguous(*quantised, self.down, counts)
 
     def _static(
-        self, quantised: Quantised, projection: int, counts: torch.Tensor
+        self, quantised: Quantised, projection: int, counts: torch.Tensor, expected_rows: int
     ) -> Quantised:
         """Masked activations as the checkpoint wants them, from those with a scale for each 128,
         which is what other ranks send."""
         if self.input_scales is None:
             return quantised
         tensor_scale = self.input_scales[projection]
-        return rescale(*quantised, tensor_scale, counts), tensor_scale
+        values = rescale(*quantised, tensor_scale, counts, expected_rows=expected_rows)
+        return values, tensor_scale
 
     def _static_rows(self, quantised: Quantised, projection: int) -> Quantised:
         """The same of all rows."""
@@ -137,7 +139,7 @@ class Int4Experts:
             return quantised
         values, scales = quantised
         count = torch.full((1,), len(values), dtype=torch.int32, device=values.device)
-        values, scales = self._static((values[None], scales[None]), projection, count)
+        values, scales = self._static((values[None], scales[None]), projection, count, len(values))
         return values[0], scales
 
 

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import combine_triton, gate_triton, permute_masked_triton, silu_mul_triton
+from kernels import (
+    combine_triton,
+    gate_triton,
+    permute_masked_triton,
+    rescale_triton,
+    silu_mul_triton,
+)
 from kernels.combine import combine_reference
 from kernels.count_experts import count_experts
 from kernels.gate import gate, route
@@ -20,7 +26,11 @@ from kernels.grouped_linear_triton import aligned, masked
 from kernels.linear import favoured_layout
 from kernels.permute_masked import MaskedRows, permute_masked, permute_masked_reference
 from kernels.quantise import quantise_reference
-from kernels.silu_mul import silu_mul_masked_reference, silu_mul_reference
+from kernels.silu_mul import (
+    silu_mul_masked_reference,
+    silu_mul_quantise_masked_reference,
+    silu_mul_reference,
+)
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED, assert_same_fp8, dtypes
 
@@ -227,12 +237,36 @@ def test_bits_of_a_row_do_not_depend_on_the_layout(
 def test_silu_mul(rng: torch.Generator, device: str, dtype: torch.dtype) -> None:
     x = (randn(rng, 3, 9, 2 * WIDTH) * 5).to(device, dtype)
     counts = torch.tensor([9, 0, 2], dtype=torch.int32, device=device)
-    found, want = silu_mul_triton.launch_masked(x, counts), silu_mul_masked_reference(x, counts)
+    bound = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    want = silu_mul_masked_reference(x, counts)
+    for expected_rows in (0, 1, 9):
+        found = silu_mul_triton.launch_masked(x, counts, expected_rows)
+        for expert, count in enumerate(counts.tolist()):
+            here = found[expert, :count], want[expert, :count]
+            torch.testing.assert_close(*here, rtol=bound, atol=bound)
+            assert torch.equal(here[1], silu_mul_reference(x[expert, :count]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("expected_rows", [0, 1, 40])
+def test_few_programs_do_all_rows(
+    rng: torch.Generator, device: str, expected_rows: int
+) -> None:
+    """As many as are expected share those that come."""
+    x = randn(rng, 2, 19, 256).to(device, dtypes()[-1])
+    counts = torch.tensor([19, 3], dtype=torch.int32, device=device)
+    found = silu_mul_triton.launch_quantise(
+        x, counts, squeeze=False, expected_rows=expected_rows
+    )
+    want = silu_mul_quantise_masked_reference(x, counts)
+    whole = torch.tensor(0.3, device=device)
+    rescaled = rescale_triton.launch(*want, whole, counts, expected_rows)
+    want_rescaled = rescale_triton.launch(*want, whole, counts)
     for expert, count in enumerate(counts.tolist()):
-        bound = 2**-7 if dtype == torch.bfloat16 else 1e-5
-        here = found[expert, :count], want[expert, :count]
-        torch.testing.assert_close(*here, rtol=bound, atol=bound)
-        assert torch.equal(here[1], silu_mul_reference(x[expert, :count]))
+        here = found[0][expert, :count], found[1][expert, :count]
+        assert_same_fp8(here, (want[0][expert, :count], want[1][expert, :count]))
+        same = rescaled[expert, :count].float(), want_rescaled[expert, :count].float()
+        assert torch.equal(*same)
 
 
 RULE = {
