@@ -32,7 +32,7 @@ def on_gpus(size: int, program: Program) -> None:
             assert not trace, trace
     finally:
         for process in processes:
-            process.join(0 if process.exitcode is None else None)
+            process.join(5.0)
             process.kill()
             process.join()
 
