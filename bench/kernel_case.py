@@ -8,12 +8,12 @@ from typing import TypeAlias
 import torch
 
 from bench.gpu_timing import Call
+from bench.kernels_floor import FP8_FLOPS
 
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
 LOCAL, WIDTH, VOCABULARY = 32, 2048, 129_280  # experts of a rank, their inner width
 BF16, FP8 = 2, 1  # bytes
-# Dense rates of an H100 or H200, from the data sheet: they bound what no clock reaches.
-BF16_FLOPS, FP8_FLOPS = 989e12, 1979e12
+BF16_FLOPS = FP8_FLOPS / 2
 
 Tensor: TypeAlias = torch.Tensor
 

@@ -12,7 +12,6 @@ from bench.kernel_case import (
     CHOICES,
     EXPERTS,
     FP8,
-    FP8_FLOPS,
     HEADS,
     HIDDEN,
     LATENT,
@@ -23,6 +22,7 @@ from bench.kernel_case import (
     Tensor,
     Tensors,
 )
+from bench.kernels_floor import FP8_FLOPS
 from kernels import fp8_gemm_triton, mla_decode_triton
 from kernels.fp8_gemm import fp8_gemm
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
-from bench.kernel_case import FP8_FLOPS
+from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, Record, Run, append
 from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
 from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, DATA_BYTES, GROUP, PackedWeights
@@ -46,13 +46,9 @@ class Case:
         return self.num_experts * (self.capacity or self.rows)
 
     def floor(self, bytes_per_second: float) -> float:
-        """Microseconds that no implementation can do without: of weights and their scales, rows in
-        and out, or of FP8 matrix instructions."""
-        weights = self.num_experts * self.n * self.k * (0.5 + 4 / GROUP)
-        rows = self.num_experts * self.rows
-        num_bytes = weights + rows * (self.k + 2 * self.n)
-        flops = 2.0 * rows * self.n * self.k
-        return 1e6 * max(num_bytes / bytes_per_second, flops / FP8_FLOPS)
+        """Microseconds that no implementation can do without."""
+        shape = W4a8Shape(num_experts=self.num_experts, n=self.n, k=self.k)
+        return shape.floor_microseconds(self.rows, bytes_per_second)
 
 
 def cases() -> Iterator[Case]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bench import kernel_variants
-from bench.kernel_case import FP8_FLOPS, Case, Tensors
+from bench.kernel_case import Case, Tensors
 from bench.kernels import Measured, cases
+from bench.kernels_floor import FP8_FLOPS
 from bench.records import Run
 
 RUN = Run(date="2026-01-01T00:00:00+00:00", commit="abc", gpu="1 x NVIDIA H200", bench="fp8_gemm")
