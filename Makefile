@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-ep clean
+.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-cluster bench-ep clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,18 @@ tune-kernels: ## find block sizes of the Triton products on this GPU, write kern
 bench-ep: ## measure dispatchers and moving experts between the GPUs here, record in bench/results
 	$(PYTHON) -m bench.ep --record $(BENCH_ARGS)
 	$(PYTHON) -m bench.expert_transfer --record
+
+bench-decode: ## measure decode steps at full size on these GPUs, record in bench/results
+	$(PYTHON) -m bench.decode_rank --record --profile 1 128 $(BENCH_ARGS)
+	$(PYTHON) -m bench.decode_full --record $(BENCH_ARGS)
+
+bench-prefill: ## measure prefill passes at full size on these GPUs, record in bench/results
+	$(PYTHON) -m bench.prefill_rank --record --profile 512 4096 $(BENCH_ARGS)
+	$(PYTHON) -m bench.prefill_full --record $(BENCH_ARGS)
+
+bench-cluster: ## measure KV between two GPUs and the whole path over them, record in bench/results
+	$(PYTHON) -m bench.kv_transfer --record
+	$(PYTHON) -m bench.cluster --record $(BENCH_ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from core.byte_level import BYTE_OF_CHARACTER
+
 WeightFormat = Literal["bf16", "fp8", "w4afp8"]
 
 DEEPSEEK_V3: dict[str, Any] = {
@@ -85,3 +87,28 @@ def write_config(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields, indent=2), encoding="utf-8")
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """For a gateway: a byte is a token, and behind those every id of the vocabulary is a word of
+    its own, so that each token that is generated shows."""
+    vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    alphabet = sorted(set(BYTE_OF_CHARACTER))
+    words = [*alphabet, *(f"<{index}>" for index in range(len(alphabet), vocab_size))]
+    tokenizer = {
+        "version": "1.0",
+        "pre_tokenizer": {
+            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+            "use_regex": False,
+        },
+        "decoder": {
+            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+            "use_regex": False,
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": {word: index for index, word in enumerate(words[:vocab_size])},
+            "merges": [],
+        },
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from bench.deepseek_v3_config import WeightFormat, write_config
-from bench.emulated_rank import PAGE_TOKENS, SMALL
+from bench.emulated_rank import PAGE_TOKENS
 from bench.ep_ranks import on_all_ranks
-from bench.rank_runs import say_record
+from bench.rank_runs import say, say_record
 from bench.records import RESULTS, Record, append
+from bench.small_config import SMALL
 from engine.rank_model import RankModel
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
@@ -151,6 +152,9 @@ def measure_group(
     records_of: Callable[[str, list[Times]], list[Record]],
 ) -> int:
     """`records_of(what was measured, times of the slowest rank)`."""
+    if not arguments.small and torch.cuda.device_count() < max(2, arguments.ranks):
+        say(f"{bench} needs {max(2, arguments.ranks)} GPUs: left out")
+        return 0
     sizes: dict[str, Any] | None = SMALL if arguments.small else None
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(

@@ -22,7 +22,9 @@ class ClusterError(Exception):
 
 
 @contextmanager
-def local_cluster(options: Sequence[str] = ()) -> Iterator[str]:
+def local_cluster(
+    options: Sequence[str] = (), ready_seconds: float = _READY_SECONDS
+) -> Iterator[str]:
     """Base URL of a cluster that takes requests; `options` are those of `ctl up`.
 
     Raises ClusterError when it does not come up.
@@ -35,7 +37,7 @@ def local_cluster(options: Sequence[str] = ()) -> Iterator[str]:
         with output.open("wb") as stream:
             process = subprocess.Popen([*command, *options], stdout=stream, stderr=stream)
         try:
-            _wait_until_ready(url, process, output)
+            _wait_until_ready(url, process, output, ready_seconds)
             yield url
         finally:
             process.send_signal(signal.SIGTERM)
@@ -46,8 +48,10 @@ def local_cluster(options: Sequence[str] = ()) -> Iterator[str]:
                 process.wait()
 
 
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", output: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
+def _wait_until_ready(
+    url: str, process: "subprocess.Popen[bytes]", output: Path, ready_seconds: float
+) -> None:
+    deadline = time.monotonic() + ready_seconds
     while not _is_healthy(url):
         if process.poll() is not None or time.monotonic() > deadline:
             raise ClusterError(f"ctl up failed: {output.read_text(errors='replace')}")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from bench.emulated_rank import NUM_RANKS, SMALL, EmulatedRank
+from bench.emulated_rank import NUM_RANKS, EmulatedRank
 from bench.records import RESULTS, Record, Run, append
+from bench.small_config import SMALL
 
 Measure = Callable[[EmulatedRank, Run, argparse.Namespace], Iterable[Record]]
 

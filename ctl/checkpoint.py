@@ -20,8 +20,9 @@ def demo_model_folder() -> Path:
     return Path(locations[0]) / "checkpoint"
 
 
-def check_model_folder(folder: Path) -> ModelConfig:
-    """The model's config, if the folder has all that every process needs of it.
+def check_model_folder(folder: Path, *, with_weights: bool = True) -> ModelConfig:
+    """The model's config, if the folder has all that every process needs of it; without weights
+    where the workers make them up.
 
     Raises CheckpointError with the reason. Tensors are not looked at: the ranks do that.
     """
@@ -34,7 +35,7 @@ def check_model_folder(folder: Path) -> ModelConfig:
     config = ModelConfig.from_folder(folder)
     if not (folder / "tokenizer.json").is_file():
         raise CheckpointError(f"{folder} has no tokenizer.json")
-    for name in weight_files(folder):
+    for name in weight_files(folder) if with_weights else ():
         weights = folder / name
         if not weights.is_file():
             raise CheckpointError(f"{folder}: {name} is missing, though {_INDEX} names it")

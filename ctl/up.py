@@ -13,7 +13,7 @@ from core.errors import CheckpointError
 from ctl import flags
 from ctl.checkpoint import check_model_folder, demo_model_folder
 from ctl.gpus import count_gpus
-from ctl.layout import ClusterOptions, Machine, cluster, parse_settings
+from ctl.layout import WORKER_ROLES, ClusterOptions, Machine, cluster, parse_settings
 from ctl.ports import free_ports, is_free
 from ctl.process_spec import ProcessSpec
 from ctl.supervisor import Supervisor
@@ -49,7 +49,12 @@ def up(
     num_gpus = count_gpus() if device == "cuda" else 0
     if device == "cuda" and num_gpus == 0:
         raise typer.BadParameter("no GPU found (nvidia-smi -L)", param_hint="--device")
-    folder, name = _model(model, served_model_name)
+    try:
+        told = parse_settings(settings or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    made_up = all(told.get(role, {}).get("load-format") == "dummy" for role in WORKER_ROLES)
+    folder, name = _model(model, served_model_name, with_weights=not made_up)
     if decode_ranks is None:
         decode_ranks = min(_DECODE_RANKS, num_gpus) if device == "cuda" else _DECODE_RANKS
     try:
@@ -71,7 +76,7 @@ def up(
             threads=threads,
             log_level=log_level,
             otlp_endpoint=otlp_endpoint,
-            settings=parse_settings(settings or []),
+            settings=told,
         )
         specs = _layout(options, num_gpus)
     except ValueError as error:
@@ -112,11 +117,13 @@ def run(
         shutil.rmtree(run_folder, ignore_errors=True)
 
 
-def _model(model: Path | None, served_model_name: str) -> tuple[Path, str]:
+def _model(
+    model: Path | None, served_model_name: str, *, with_weights: bool
+) -> tuple[Path, str]:
     """Folder and name of the model, or exit status 2 with the reason."""
     try:
         folder = demo_model_folder() if model is None else model.expanduser().resolve()
-        check_model_folder(folder)
+        check_model_folder(folder, with_weights=with_weights)
     except CheckpointError as error:
         raise typer.BadParameter(error.message, param_hint="--model") from error
     return folder, served_model_name or (_DEMO_NAME if model is None else folder.name)

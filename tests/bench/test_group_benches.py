@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import decode_full, kv_transfer, prefill_full
+from bench import cluster, decode_full, kv_transfer, prefill_full
 from bench.full_ranks import Asked, Times, slowest
 from bench.kv_transfer import Size, copies_of, pages_of_prompt
 from bench.records import read
@@ -45,6 +45,19 @@ def test_pages_arrive(capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in capfd.readouterr().out.splitlines() if " rate " in line]
     assert len(lines) == 4
     assert all(line.startswith("1000 tokens, 2 layers, ") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("weights", ["fp8", "w4afp8"])
+def test_a_cluster_serves_a_model_that_is_made_up(tmp_path: Path, weights: str) -> None:
+    """The folder has a configuration and a tokenizer; the rest is everyone's own."""
+    flags = ["--small", "--layers", "3", "--requests", "4", "--concurrency", "2", "--record"]
+    flags += ["--prompt-tokens", "70", "--output-tokens", "6", "--weights", weights]
+    assert cluster.main([*flags, "--results", str(tmp_path)]) == 0
+    metrics = {record.metric: record.value for record in read(tmp_path / "cluster.jsonl")}
+    assert (metrics["num_requests"], metrics["num_errors"]) == (4, 0)
+    assert 0 < metrics["ttft_p50"] < metrics["e2e_p50"]
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

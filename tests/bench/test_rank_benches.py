@@ -8,8 +8,9 @@ import torch
 
 from bench import decode_rank, prefill_rank
 from bench.deepseek_v3_config import write_config
-from bench.emulated_rank import SMALL, EmulatedRank, InTurn, pages_for
+from bench.emulated_rank import EmulatedRank, InTurn, pages_for
 from bench.records import read
+from bench.small_config import SMALL
 from bench.step_breakdown import OTHER, PURPOSES, Kernel, by_purpose, purpose_of
 from bench.step_floor import EXPERT_PRODUCTS, decode_floor
 from model.config import ModelConfig

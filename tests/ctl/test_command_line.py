@@ -112,6 +112,19 @@ def test_the_tiny_model_is_accepted(model: Path) -> None:
     assert check_model_folder(model).num_layers > 0
 
 
+def test_made_up_weights_need_no_files(model: Path, tmp_path: Path) -> None:
+    folder = broken(model, tmp_path)
+    for weights in folder.glob("*.safetensors*"):
+        weights.unlink()
+    with pytest.raises(CheckpointError, match="no .*safetensors"):
+        check_model_folder(folder)
+    assert check_model_folder(folder, with_weights=False).num_layers > 0
+    flags = ["up", "--model", str(folder), "--device", "cpu", "--set", "prefill.load-format=dummy"]
+    result = RUNNER.invoke(app, flags)
+    assert result.exit_code == 2, "decode workers would look for weights"
+    assert "safetensors" in result.stderr
+
+
 def broken(model: Path, tmp_path: Path) -> Path:
     """A copy of the model folder to damage."""
     folder = tmp_path / "broken"

@@ -1,0 +1,99 @@
+"""The whole path, from HTTP to KV and tokens: `make bench-cluster`.
+
+A gateway, a router, one prefill and one decode worker, a GPU each, with ten layers of DeepSeek-V3
+of made-up weights; 2,048 tokens in, 256 out, 64 requests at once. Prints and records requests and
+tokens a second and the percentiles of the time to the first token and between tokens. `--small` is
+a small model on the CPU, which tells nothing.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.deepseek_v3_config import write_config, write_tokenizer
+from bench.load import LoadOptions, run_load
+from bench.local_cluster import local_cluster
+from bench.records import RESULTS, Run, append
+from bench.small_config import SMALL
+from bench.summary import summarize
+
+BENCH = "cluster"
+MODEL_NAME = "bench"
+READY_SECONDS = 400.0  # on a machine that has compiled nothing yet
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    run = Run.begin(BENCH)
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_config(
+            Path(name),
+            weights=arguments.weights,
+            num_layers=arguments.layers,
+            sizes=SMALL if arguments.small else None,
+        )
+        write_tokenizer(folder)
+        with local_cluster(options_of(arguments, folder), READY_SECONDS) as url:
+            load = LoadOptions(
+                url=url,
+                model=MODEL_NAME,
+                concurrency=arguments.concurrency,
+                num_prompts=arguments.requests,
+                prompt_tokens=arguments.prompt_tokens,
+                output_tokens=arguments.output_tokens,
+            )
+            outcomes, seconds = asyncio.run(run_load(load))
+    failed = [outcome.error for outcome in outcomes if outcome.error]
+    if failed:
+        sys.stderr.write(f"{len(failed)} of {len(outcomes)} requests failed: {failed[0]}\n")
+        return 1
+    case = (
+        f"{arguments.weights}, {arguments.layers} layers, 1 prefill + 1 decode rank, "
+        f"{arguments.prompt_tokens} in, {arguments.output_tokens} out, "
+        f"concurrency {arguments.concurrency}"
+    )
+    records = [
+        run.record(case, figure.metric, figure.unit, figure.value)
+        for figure in summarize(outcomes, seconds).figures()
+    ]
+    for record in records:
+        sys.stdout.write(f"{record.metric:36} {record.value:10} {record.unit}\n")
+    if arguments.record:
+        append(arguments.results / f"{BENCH}.jsonl", records)
+    return 0
+
+
+def options_of(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """Of `ctl up`."""
+    context = arguments.prompt_tokens + arguments.output_tokens
+    options = ["--model", str(folder), "--served-model-name", MODEL_NAME]
+    options += ["--decode-ranks", "1", "--max-running", str(arguments.concurrency)]
+    options += ["--max-model-len", str(-(-context // 64) * 64)]
+    options += ["--device", "cpu" if arguments.small else "cuda"]
+    for role in ("prefill", "decode"):
+        options += ["--set", f"{role}.load-format=dummy"]
+    for setting in arguments.set:
+        options += ["--set", setting]
+    return options
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--weights", default="w4afp8", choices=["w4afp8", "fp8", "bf16"])
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=2048)
+    parser.add_argument("--output-tokens", type=int, default=256)
+    parser.add_argument("--set", action="append", default=[], help="ROLE.FLAG=VALUE of `ctl up`")
+    parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
+    parser.add_argument("--record", action="store_true", help="append to bench/results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
