@@ -58,6 +58,9 @@ IDLE_SECONDS = 1.0
 # that is to stop writing cannot finish either before we have looked.
 KV_POLL_SECONDS = 0.0002
 PREFILL_POLL_SECONDS = 0.002
+# While a step is computed: the front is heard at once, KV and the end of the step so often.
+LISTEN_MILLISECONDS = 1
+QUIET_SECONDS = 0.003
 
 
 class DecodeLoop:
@@ -130,8 +133,7 @@ class DecodeLoop:
 
     def _turn(self) -> list[Request]:
         """Brings the books up to date; the requests that step next."""
-        events = self._link.drain()
-        self._apply(*self._arrived(), *self._heard(events), *self._compiled(), Tick())
+        self._hear()
         decided = self._plan()
         self._apply(
             *(Preempt(request_id) for request_id in decided.preempt),
@@ -139,6 +141,10 @@ class DecodeLoop:
             *(Admit(request_id) for request_id in decided.admit),
         )
         return [self._state.requests[request_id] for request_id in decided.step]
+
+    def _hear(self) -> None:
+        events = self._link.drain()
+        self._apply(*self._arrived(), *self._heard(events), *self._compiled(), Tick())
 
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
@@ -164,9 +170,21 @@ class DecodeLoop:
         flight = self._flight
         if flight is None:
             return
+        self._listen(flight)
         self._flight = None
         self._apply(Landed(flight.tokens()))
         self._steps.landed(flight, self._clock.now())
+
+    def _listen(self, flight: Flight) -> None:
+        """Hears, lets in and tells while a step is being computed, until shortly before its end:
+        from there on nothing is to come between its tokens and those who wait for them."""
+        until = self._steps.expected_end(flight) - QUIET_SECONDS
+        while not flight.step.is_over and self._clock.now() < until:
+            self._link.socket.poll(LISTEN_MILLISECONDS)
+            self._hear()
+            self._apply(*map(Admit, plan(self._state.snapshot()).admit))
+            if self._outbox:
+                self._report()
 
     def _await_flight(self) -> None:
         if self._flight is not None:

@@ -25,16 +25,22 @@ class StepLog:
         self.num_steps = 0
         self.gap_seconds = 0.0
         self._landed_at = 0.0
+        self._last_seconds = 0.0
         self._last: Flight | None = None
 
     def landed(self, flight: Flight, now: float) -> None:
         seconds = now - max(flight.began, self._landed_at)
         self.recent.append(StepRecord(seconds, len(flight.rows)))
+        self._last_seconds = seconds
         self.num_steps += 1
         if self._last is not None:
             self.gap_seconds += flight.step.seconds_behind(self._last.step)
         self._last = flight
         self._landed_at = now
+
+    def expected_end(self, flight: Flight) -> float:
+        """When it is over if it takes as long as the last one did."""
+        return max(flight.began, self._landed_at) + self._last_seconds
 
     def rest(self) -> None:
         """There is nothing to do: that is no gap."""

@@ -50,6 +50,11 @@ class Drawn:
             copied=copied,
         )
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all of it is on the host."""
+        return self.copied is None or self.copied.query()
+
     def wait(self) -> None:
         """Until all of it is on the host."""
         if self.copied is not None:

@@ -63,6 +63,11 @@ class PendingStep:
         assert self._drawn is not None, "work overtakes the step that it depends on"
         return self._drawn.token_ids
 
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` does not wait."""
+        return self._is_settled.is_set() and (self._drawn is None or self._drawn.is_here)
+
     def wait(self) -> None:
         """Until it is computed. Raises what computing it has raised."""
         self._drawn_there().wait()

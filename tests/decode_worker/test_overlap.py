@@ -1,16 +1,22 @@
 """An overlapped schedule against the plain one: same tokens, same ends, same pages."""
 
+import math
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from decode_worker.rank_stats import StepLog
 from engine.messages import Finish, Grammar, Produced, TokenOut
 from engine.pending_step import PendingStep
 from engine.piece import Piece
 from engine.runner import Runner
+from model.batch import AttentionForm, ForwardBatch
+from model.deepseek import DeepseekV3
 from tests.decode_worker.one_rank import OneRank, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -92,6 +98,32 @@ def test_aborts_while_steps_are_under_way_free_everything(folder: Path, tmp_path
         rank.run()
         assert again.tokens == rank.answers["whole"].tokens
         rank.until_free(20)
+
+
+def test_the_front_is_heard_while_a_step_is_computed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank's part of two requests' begin, first token included, while the step of a third one
+    takes for ever."""
+    monkeypatch.setattr(StepLog, "expected_end", lambda *_: math.inf)
+    gate, forward = threading.Event(), DeepseekV3.forward
+    with one_rank(folder, tmp_path, overlap_schedule=True) as rank:
+
+        def waiting(model: DeepseekV3, batch: ForwardBatch, *rest: Any) -> torch.Tensor:
+            if batch.form is AttentionForm.ABSORBED:  # of the rank: prefill is played by the test
+                assert gate.wait(60)
+            return forward(model, batch, *rest)
+
+        monkeypatch.setattr(DeepseekV3, "forward", waiting)
+        first = rank.submit("first", PROMPTS[1], max_tokens=6)
+        rank.until(lambda: len(first.tokens) == 1)
+        others = [rank.submit(name, PROMPTS[2], max_tokens=6) for name in ("second", "third")]
+        rank.until(lambda: all(len(answer.tokens) == 1 for answer in others))
+        assert len(first.tokens) == 1
+        gate.set()
+        rank.run()
+        assert others[0].tokens == others[1].tokens
+        rank.until_free(64)
 
 
 class Watched:
