@@ -186,9 +186,7 @@ def _join(
     for part in range(first, last + 1):
         done = (row + part).to(tl.int64) * num_lines + line
         lse = tl.load(piece_lse + done, mask=is_line, other=float("-inf"))
-        values = tl.load(
-            piece + done[:, None] * value_dim + value[None, :], mask=inside, other=0.0
-        )
+        values = tl.load(piece + done[:, None] * value_dim + value[None, :], mask=inside, other=0.0)
         higher = tl.maximum(peak, lse)
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         fading, share = tl.exp2(peak - shift), tl.exp2(lse - shift)

@@ -22,6 +22,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "grouped_linear": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
+    "mla_prefill": ("triton",),
     "permute": ("triton",),
     "quantise": ("triton",),
     "rescale": ("triton",),

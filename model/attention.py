@@ -6,10 +6,9 @@ import torch
 
 from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode, mla_decode_paged
-from kernels.mla_prefill import mla_prefill
-from kernels.paged_rows import Row, RowGroup, group_rows, split_rows
+from kernels.mla_prefill import mla_prefill, mla_prefill_grouped
 from kernels.rope_write import rope_write
-from model.batch import AttentionForm, ForwardBatch
+from model.attention_plan import AttentionPlan
 from model.config import ModelConfig
 from model.decode_plan import DecodePlan
 from model.projection import Activations, Projection
@@ -17,33 +16,6 @@ from model.weights import Weights
 
 # NOTE: the two inner norms do not follow `rms_norm_eps`: DeepSeek's code leaves their default.
 LATENT_NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPlan:
-    """What all layers share in one pass: `rows` in plain form, `groups` in absorbed form.
-
-    rotation  [T, R / 2] complex64, of each token's position
-    slots     [T] int64
-    """
-
-    rotation: torch.Tensor
-    slots: torch.Tensor
-    rows: tuple[Row, ...] = ()
-    groups: tuple[RowGroup, ...] = ()
-
-    @classmethod
-    def build(
-        cls, batch: ForwardBatch, rotation_table: torch.Tensor, page_tokens: int
-    ) -> "AttentionPlan":
-        ragged = (batch.query_start, batch.kv_lengths, batch.block_table, page_tokens)
-        plain = batch.form is AttentionForm.PLAIN
-        return cls(
-            rotation=rotation_table.index_select(0, batch.positions),
-            slots=batch.slots,
-            rows=split_rows(*ragged) if plain else (),
-            groups=() if plain else group_rows(*ragged),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +143,9 @@ class Attention:
         scale = self.config.softmax_scale
         if plan.groups:
             values = self.attend_absorbed(query, plan, cache)
+        elif plan.key_groups:
+            groups = plan.key_groups
+            values = mla_prefill_grouped(query, cache, self.kv_b, groups, scale=scale).flatten(1)
         else:
             values = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale).flatten(1)
         return self.out.forward(values)

@@ -10,7 +10,7 @@ import torch
 from ep.expert_shard import ExpertShard
 from kernels.linear import favoured_layout
 from kernels.rms_norm import rms_norm
-from model.attention import AttentionPlan
+from model.attention_plan import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
@@ -156,7 +156,7 @@ class DeepseekV3:
         """The residual stream behind the last layer: [T, H], or [S, H] of `rows`."""
         plan = None
         if batch.token_ids.numel():
-            plan = AttentionPlan.build(batch, self.rotation_table, kv_cache.shape[2])
+            plan = AttentionPlan.build(batch, self.config, self.rotation_table, kv_cache)
         hidden = self.embedding[batch.token_ids]
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, kv_cache.unbind(0), strict=True)):

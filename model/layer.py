@@ -7,7 +7,8 @@ import torch
 
 from ep.expert_shard import ExpertShard
 from kernels.rms_norm import add_rms_norm
-from model.attention import Attention, AttentionPlan
+from model.attention import Attention
+from model.attention_plan import AttentionPlan
 from model.config import ModelConfig
 from model.decode_plan import DecodePlan
 from model.mlp import Mlp

@@ -8,7 +8,7 @@ import torch
 
 from ep.expert_shard import ExpertShard
 from kernels.rms_norm import rms_norm
-from model.attention import AttentionPlan
+from model.attention_plan import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
@@ -89,7 +89,7 @@ class MtpLayer:
         eps = self.config.rms_norm_eps
         plan = None
         if batch.token_ids.numel():
-            plan = AttentionPlan.build(batch, self.rotation_table, kv_cache.shape[1])
+            plan = AttentionPlan.build(batch, self.config, self.rotation_table, kv_cache)
         token = rms_norm(self.embedding[batch.token_ids], self.enorm, eps)
         previous = rms_norm(hidden, self.hnorm, eps)
         mixed = self.eh_proj.forward(torch.cat((token, previous), dim=-1))
