@@ -196,3 +196,34 @@ def test_who_waits_gets_the_error(folder: Path) -> None:
 
 def test_a_rank_without_requests_takes_part(make_runner: Callable[[], Runner]) -> None:
     assert begin(make_runner(), []).result() == []
+
+
+@pytest.mark.gpu
+def test_recorded_steps_begin_without_a_look_at_the_gpu(folder: Path) -> None:
+    model = load_all(folder, device="cuda")
+    config, device = model.config, torch.device("cuda")
+    shape = (config.num_layers, NUM_PAGES, PAGE_TOKENS, config.kv_dim)
+    cache = torch.zeros(shape, device=device)
+    graphs = DecodeGraphs(
+        model.decode,
+        cache,
+        sizes=(6,),
+        max_pages=PAGES_EACH,
+        vocab_size=config.vocab_size,
+        capture=CudaCapture(device),
+    )
+    graphs.capture_all()
+    runner = Runner(model, cache, AttentionForm.ABSORBED, graphs=graphs)
+    want = one_by_one(runner)  # compiles what samples, too
+    rows = range(len(SAMPLINGS))
+    steps = [begin(runner, [piece(row, 0, 11 + row) for row in rows])]
+    steps[0].wait()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for position in range(1, NUM_STEPS):
+            pieces = [piece(row, position, PendingToken(steps[-1], row)) for row in rows]
+            steps.append(begin(runner, pieces))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same([known(step.result()) for step in steps], want)
+    assert steps[2].seconds_behind(steps[1]) < 1
