@@ -34,6 +34,7 @@ GROUP_FIELDS = ("config", "rank", "dispatcher", "aligned", "masked", "maps", "co
 OTHER_FIELDS = ("gate_weight", "gate_bias", "rotation_table", "input_scales")
 FLOAT32 = 4
 COMPLEX64 = 8
+Path = tuple[str, ...]  # names of fields, from the model down
 
 
 def planned_weights(
@@ -143,7 +144,7 @@ def _plan_experts(
         plan.mlp(f"{prefix}.shared_experts", hidden, width * config.num_shared_experts)
 
 
-def _tensors(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+def _tensors(value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
     """All tensors of a dataclass's fields, and where they are."""
     if isinstance(value, torch.Tensor):
         yield path, value
@@ -157,7 +158,7 @@ def _tensors(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
                 yield from _tensors(getattr(value, each.name), (*path, each.name))
 
 
-def _term_of(path: tuple[str, ...]) -> str:
+def _term_of(path: Path) -> str:
     if any("norm" in part or part in OTHER_FIELDS for part in path):
         return OTHER
     if any(part == "scale" or part.endswith("_scale") for part in path):
