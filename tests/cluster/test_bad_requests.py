@@ -1,7 +1,5 @@
 """Bad input gets the right 4xx with a reason, and the cluster carries on untouched."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +9,9 @@ from tests.cluster.harness import Cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(Path(tmp_path_factory.mktemp("cluster"))) as running:
-        yield running
+@pytest.fixture
+def cluster(served: Cluster) -> Cluster:
+    return served
 
 
 BAD = [

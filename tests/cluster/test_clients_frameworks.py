@@ -83,7 +83,12 @@ def test_litellm_schema_and_tools(litellm: ModuleType, where: dict[str, str]) ->
     reply = litellm.completion(**where, messages=MESSAGES, response_format=Sum, temperature=0)
     Sum.model_validate_json(reply.choices[0].message.content)
     reply = litellm.completion(
-        **where, messages=MESSAGES, tools=[TOOL], tool_choice="required", temperature=0
+        **where,
+        messages=MESSAGES,
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,  # as many as it may, otherwise, and that takes its time
+        temperature=0,
     )
     call = reply.choices[0].message.tool_calls[0]
     assert call.function.name == "Sum"
