@@ -13,6 +13,8 @@ from kernels import (
     grouped_linear_triton,
     merge_states_triton,
     mla_decode_triton,
+    mla_prefill_triton,
+    pack_tokens_triton,
     permute_masked_triton,
     permute_triton,
     quantise_triton,
@@ -24,6 +26,7 @@ from kernels import (
     silu_mul_triton,
 )
 from kernels.fused_moe import Experts
+from kernels.mla_prefill_plan import KeyGroup
 from kernels.quantise import empty_scales
 
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
@@ -101,12 +104,22 @@ def _mla_decode(rows: int, queries: int, pages: int) -> Call:
     )  # fmt: skip
 
 
+def _mla_prefill(tokens: int, keys: int) -> Call:
+    group = KeyGroup(integers(keys), (), integers(-(-tokens // 128), 6))
+    return partial(
+        mla_prefill_triton.launch, empty(tokens, HEADS, NOPE + ROPE), empty(keys, HEADS, 2 * NOPE),
+        empty(keys, LATENT + ROPE)[:, LATENT:], group, empty(tokens, HEADS, NOPE),
+        f32(tokens, HEADS), scale=0.07,
+    )  # fmt: skip
+
+
 def _rope_write(tokens: int) -> Call:
     projected = empty(tokens, LATENT + ROPE)
     return partial(
         rope_write_triton.launch, empty(tokens, HEADS, NOPE + ROPE), projected[:, :LATENT],
         projected[:, LATENT:], empty(tokens, ROPE // 2, dtype=torch.complex64),
         integers(tokens, dtype=torch.int64), empty(100, 64, LATENT + ROPE),
+        latent_norm=empty(LATENT), eps=1e-6,
     )  # fmt: skip
 
 
@@ -167,6 +180,14 @@ def _around_rows() -> dict[str, Call]:
         "combine": partial(
             combine_triton.launch, x, integers(CHOICES, 128), f32(128, CHOICES), 2.5, x
         ),
+        "pack_tokens fp8": partial(
+            pack_tokens_triton.launch, x, integers(128, CHOICES), f32(128, CHOICES), 128,
+            quantises=True,
+        ),
+        "pack_tokens bf16": partial(
+            pack_tokens_triton.launch, x, integers(128, CHOICES), f32(128, CHOICES), 200,
+            quantises=False,
+        ),
         "permute_masked bf16": _permute_masked(512, torch.bfloat16),
         "permute_masked fp8": _permute_masked(512, torch.float8_e4m3fn),
         "permute_masked few bf16": _permute_masked(128, torch.bfloat16),
@@ -203,6 +224,7 @@ def _products() -> dict[str, Call]:
     cases["mla_decode b1 q1"] = _mla_decode(1, 1, 64)
     cases["mla_decode b128 q1"] = _mla_decode(128, 1, 64)
     cases["mla_decode b16 q4"] = _mla_decode(16, 4, 64)
+    cases["mla_prefill m4096"] = _mla_prefill(4096, 4096)
     return cases
 
 

@@ -56,7 +56,7 @@ def mla_decode_paged(
     scale: float,
     schedule: object | None = None,
 ) -> torch.Tensor:
-    """Raises ValueError unless T is 1 to 8 times B. `schedule` is what `mla_decode_schedule` made
+    """Raises ValueError unless T is 1 to 256 times B. `schedule` is what `mla_decode_schedule` made
     for all layers of a step; without it each call makes its own."""
     path = path_of("mla_decode", query.device)
     num_queries = len(query) // max(1, len(kv_lengths))

@@ -1,5 +1,5 @@
-"""Triton path of absorbed MLA over paged latents, for any number of heads and up to 8 queries a
-row.
+"""Triton path of absorbed MLA over paged latents, for any number of heads and up to 256 queries
+a row.
 
 A row's queries x heads are stacked to lines that share its latents, and cut into blocks of up to
 64: the matrix instruction's height, at which one tile of latents serves as keys and as values from
@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-MAX_QUERIES = 8
+MAX_QUERIES = 256
 MAX_LINES = 64
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
 JOINED_LINES = 8
@@ -231,8 +231,9 @@ def launch(
     lines = min(MAX_LINES if is_half else 16, max(16, triton.next_power_of_2(num_lines)))
     num_blocks = triton.cdiv(num_lines, lines)
     num_parts = max(1, programs(query.device, padded_value) // num_blocks)
-    piece = query.new_empty(num_rows + num_parts, num_lines, value_dim, dtype=torch.float32)
-    piece_lse = query.new_empty(num_rows + num_parts, num_lines, dtype=torch.float32)
+    num_pieces = num_rows + num_parts if num_parts > 1 else 0
+    piece = query.new_empty(num_pieces, num_lines, value_dim, dtype=torch.float32)
+    piece_lse = query.new_empty(num_pieces, num_lines, dtype=torch.float32)
     rows = triton.next_power_of_2(num_rows)
     _attend[num_blocks, num_parts](
         query.contiguous(), cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,

@@ -1,0 +1,24 @@
+"""Which form of attention is cheaper for a row's new tokens behind its cached prefix.
+
+Plain form expands every latent that the row sees to keys and values of all heads, 2 C (D + V) FLOP
+each, and looks at D + R + V elements for each query and key. Absorbed form folds kv_b into each
+query and result, as many FLOP for a new token, and looks at 2 C + R. So a prefix costs the plain
+form once, and each of its keys costs the absorbed one more for each new token: with DeepSeek-V3's
+sizes, Q new tokens behind P cached ones are cheaper in plain form when
+
+    P * C (D + V)  <  Q * (P + Q / 2) * (2 C - D - V)
+"""
+
+from model.batch import AttentionForm
+
+# From so many cached tokens on, plain form wins with so many new ones. By the formula above at the
+# same FLOP a second; `python -m bench.attention_form` measures what belongs here.
+PLAIN_FROM = ((0, 1), (32, 78), (64, 98), (256, 136), (1024, 159), (4096, 168))
+
+
+def attention_form(prefix_tokens: int, new_tokens: int) -> AttentionForm:
+    """For one row. ValueError for less than one new token or a prefix below none."""
+    if prefix_tokens < 0 or new_tokens < 1:
+        raise ValueError(f"no such row: {new_tokens} new tokens behind {prefix_tokens}")
+    least = next(new for prefix, new in reversed(PLAIN_FROM) if prefix <= prefix_tokens)
+    return AttentionForm.PLAIN if new_tokens >= least else AttentionForm.ABSORBED
