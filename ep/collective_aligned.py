@@ -53,14 +53,20 @@ class CollectiveAlignedDispatcher:
         group, slots = self._group, self._slots_per_rank
         assert tokens_per_rank[group.rank] == len(hidden), (tokens_per_rank, len(hidden))
         longest = max(tokens_per_rank)
-        rows = as_payload(hidden, payload)
         if longest:
             tokens = gather_tokens(
-                group.collectives, group.size, rows, topk_idx, topk_weights, longest, meanwhile
+                group.collectives,
+                group.size,
+                hidden,
+                topk_idx,
+                topk_weights,
+                payload,
+                longest,
+                meanwhile,
             )
-            (values, scales), topk_idx = tokens.rows, tokens.topk_idx.long()
+            values, scales, topk_idx = tokens.hidden, tokens.scales, tokens.topk_idx.long()
         else:
-            (values, scales), tokens = rows, None
+            (values, scales), tokens = as_payload(hidden, payload), None
             if meanwhile is not None:
                 meanwhile()
         first = group.rank * slots

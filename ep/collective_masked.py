@@ -14,7 +14,7 @@ import torch
 from ep.dispatcher import DispatchedMasked, Payload
 from ep.gathered_tokens import gather_tokens
 from ep.group import EpGroup
-from ep.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
+from ep.masked_rows import blocks_of, check_tokens, mean_rows
 from ep.way_back import WayBack, bring_back
 
 
@@ -50,12 +50,20 @@ class CollectiveMaskedDispatcher:
         meanwhile: Callable[[], None] | None = None,
     ) -> DispatchedMasked:
         check_tokens(len(hidden), self._max_tokens)
-        rows = as_payload(hidden, payload)
         group, slots = self._group, self._slots_per_rank
         tokens = gather_tokens(
-            group.collectives, group.size, rows, topk_idx, topk_weights, len(hidden), meanwhile
+            group.collectives,
+            group.size,
+            hidden,
+            topk_idx,
+            topk_weights,
+            payload,
+            len(hidden),
+            meanwhile,
         )
-        blocks = blocks_of(tokens.rows, tokens.topk_idx, slots, first=group.rank * slots)
+        blocks = blocks_of(
+            (tokens.hidden, tokens.scales), tokens.topk_idx, slots, first=group.rank * slots
+        )
         return DispatchedMasked(
             hidden=blocks.rows,
             scales=blocks.scales,

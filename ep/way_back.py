@@ -9,6 +9,7 @@
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -60,10 +61,18 @@ def _partial(
     base: torch.Tensor | None,
 ) -> torch.Tensor:
     received = _swap(combine(rows, way.row_of, way.weights), collectives, num_ranks)
-    num_tokens = len(received) // num_ranks
-    numbers = torch.arange(len(received), dtype=torch.int32, device=rows.device)
-    ones = torch.ones(num_tokens, num_ranks, device=rows.device)
-    return combine(received, numbers.view(num_ranks, num_tokens), ones, base=base)
+    row_of, ones = _one_of_each(num_ranks, len(received) // num_ranks, rows.device)
+    return combine(received, row_of, ones, base=base)
+
+
+@lru_cache(maxsize=256)  # the same in all layers of a step
+def _one_of_each(
+    num_ranks: int, num_tokens: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """row_of [R, T] and weights [T, R] that add up the rows of all ranks. NOTE: what a graph is
+    captured of is run before, so that they are not made inside of it."""
+    numbers = torch.arange(num_ranks * num_tokens, dtype=torch.int32, device=device)
+    return numbers.view(num_ranks, num_tokens), torch.ones(num_tokens, num_ranks, device=device)
 
 
 def _swap(rows: torch.Tensor, collectives: Collectives, num_ranks: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ BLOCK = 1024
 
 @triton.jit
 def _combine(
-    rows, row_of, weights, base, out, num_tokens, width, scaling,
+    rows, row_of, weights, base, out, num_tokens, width, scaling, weights_stride,
     num_choices: tl.constexpr, block: tl.constexpr, has_base: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -19,7 +19,7 @@ def _combine(
     # Unrolled, so that the loads of all choices are in flight together.
     for choice in tl.static_range(num_choices):
         row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
-        weight = tl.load(weights + token * num_choices + choice, mask=row >= 0, other=0.0)
+        weight = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
         here = inside & (row + tl.zeros_like(column) >= 0)
         values = tl.load(rows + row * width + column, mask=here, other=0.0)
         total += values.to(tl.float32) * weight
@@ -42,9 +42,10 @@ def launch(
     out = rows.new_empty(num_tokens, width)
     if out.numel():
         base = None if base is None else base.contiguous()
+        weights = weights if weights.stride(1) == 1 else weights.contiguous()
         _combine[num_tokens, triton.cdiv(width, BLOCK)](
-            rows.contiguous(), row_of.contiguous(), weights.contiguous(), base, out, num_tokens,
-            width, scaling, num_choices=num_choices, block=BLOCK, has_base=base is not None,
+            rows.contiguous(), row_of.contiguous(), weights, base, out, num_tokens, width, scaling,
+            weights.stride(0), num_choices=num_choices, block=BLOCK, has_base=base is not None,
             num_warps=4,
         )  # fmt: skip
     return out

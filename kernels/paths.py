@@ -23,6 +23,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("triton",),
+    "pack_tokens": ("triton",),
     "permute": ("triton",),
     "quantise": ("triton",),
     "rescale": ("triton",),
