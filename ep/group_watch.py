@@ -21,7 +21,7 @@ log = get_logger("ep.group_watch")
 GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
-_EXIT_CODE = 70
+EXIT_CODE = 70
 
 
 class GroupWatch:
@@ -92,4 +92,4 @@ class GroupWatch:
 
 def _end_process(reason: str) -> None:
     log.error("this rank ends", reason=reason)
-    os._exit(_EXIT_CODE)
+    os._exit(EXIT_CODE)

@@ -2,6 +2,8 @@
 tokens of all, eagerly and in captured graphs."""
 
 import multiprocessing
+import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from ep.dispatcher import MaskedDispatcher, Payload
 from ep.dispatcher_choice import Choice, DispatcherName, RankFacts, deep_ep_obstacle
 from ep.dispatchers import Dispatchers, make_dispatchers
 from ep.group import EpGroup
+from ep.group_watch import EXIT_CODE
 from ep.rank_facts import own_facts
 from tests.ep.routing_cases import (
     FP8_BOUND,
@@ -158,13 +161,31 @@ def random_tokens(num_tokens: int, seed: int, rank: int, device: torch.device) -
     return tokens.to(str(device), torch.bfloat16)
 
 
+def lose_a_peer(group: EpGroup, device: torch.device, made: Dispatchers) -> None:
+    """The last rank dies; the others are in a kernel that waits for it."""
+    assert made.masked is not None
+    through = two_layers(group, made.masked, Payload.FP8)
+    tokens = random_tokens(16, 1, group.rank, device)
+    through(tokens)
+    torch.cuda.synchronize()
+    if group.rank == group.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    through(tokens)
+    torch.cuda.synchronize()
+
+
 @dataclass(frozen=True)
 class Outcome:
     failure: str = ""
     obstacle: str = ""
 
 
-PROGRAMS = {"skewed": skewed, "captured": captured, "exact": low_latency_is_exact}
+PROGRAMS = {
+    "skewed": skewed,
+    "captured": captured,
+    "exact": low_latency_is_exact,
+    "lose": lose_a_peer,
+}
 
 
 def on_rank(
@@ -197,36 +218,60 @@ def on_rank(
         pipe.send(Outcome(failure=traceback.format_exc()))
 
 
+class Ranks:
+    """Processes, one a GPU, killed in the end whatever they do."""
+
+    def __init__(self, size: int, name: DispatcherName, programs: str) -> None:
+        if torch.cuda.device_count() < size:
+            pytest.skip(f"needs {size} GPUs")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, size, port, name, programs)
+            self.processes.append(context.Process(target=on_rank, args=arguments, daemon=True))
+            self.processes[-1].start()
+            theirs.close()
+            self.pipes.append(ours)
+
+    def outcome(self, rank: int) -> Outcome | None:
+        """None when it ended without a word."""
+        assert wait([self.pipes[rank]], PATIENCE_SECONDS), "a rank does not answer"
+        try:
+            outcome: Outcome = self.pipes[rank].recv()
+        except EOFError:
+            return None
+        assert not outcome.failure, outcome.failure
+        if outcome.obstacle:
+            pytest.skip(f"no DeepEP: {outcome.obstacle}")
+        return outcome
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
 @pytest.mark.parametrize(
     ("name", "programs"),
     [("collective", "skewed captured"), ("deep_ep", "skewed exact captured skewed")],
 )
 @pytest.mark.parametrize("size", [2, 4])
 def test_between_gpus(size: int, name: DispatcherName, programs: str) -> None:
-    if torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for rank in range(size):
-        ours, theirs = context.Pipe()
-        arguments = (theirs, rank, size, port, name, programs)
-        processes.append(context.Process(target=on_rank, args=arguments, daemon=True))
-        processes[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    try:
-        outcomes: list[Outcome] = []
-        for pipe in pipes:
-            assert wait([pipe], PATIENCE_SECONDS), "a rank does not answer"
-            outcomes.append(pipe.recv())
-        failures = [outcome.failure for outcome in outcomes if outcome.failure]
-        assert not failures, failures[0]
-        if outcomes[0].obstacle:
-            pytest.skip(f"no DeepEP: {outcomes[0].obstacle}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    with Ranks(size, name, programs) as ranks:
+        assert all(ranks.outcome(rank) == Outcome() for rank in range(size))
+
+
+def test_a_lost_peer_ends_the_others() -> None:
+    """Within seconds, from within a kernel without a time limit."""
+    with Ranks(2, "deep_ep", "lose") as ranks:
+        assert ranks.outcome(1) is None
+        assert ranks.outcome(0) is None
+        ranks.processes[0].join(PATIENCE_SECONDS)
+        assert ranks.processes[0].exitcode == EXIT_CODE

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from ep.group import EpGroup
-from ep.group_watch import GroupWatch
+from ep.group_watch import EXIT_CODE, GroupWatch
 from tests.ep.test_mesh import tcp_pair
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 
@@ -94,5 +94,5 @@ def test_the_process_really_ends() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 70
+    assert done.returncode == EXIT_CODE
     assert "a rank of the group is lost" in done.stderr + done.stdout
