@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from kernels.paged_rows import RowGroup, group_rows
 from kernels.paths import path_of
 
+MAX_QUERIES = 256  # a row, of `mla_decode_paged`
+
 
 def mla_decode(
     query: torch.Tensor,

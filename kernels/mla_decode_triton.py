@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-MAX_QUERIES = 256
+from kernels.mla_decode import MAX_QUERIES
+
 MAX_LINES = 64
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
 JOINED_LINES = 8

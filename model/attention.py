@@ -141,7 +141,7 @@ class Attention:
     def attend(self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
         """[T, H] from the query that `write` gave, in the form that the plan was built for."""
         scale = self.config.softmax_scale
-        if plan.groups:
+        if plan.groups or plan.paged is not None:
             values = self.attend_absorbed(query, plan, cache)
         elif plan.key_groups:
             groups = plan.key_groups
@@ -157,13 +157,14 @@ class Attention:
         config, nope_dim = self.config, self.config.qk_nope_head_dim
         nope, rotated = query.split((nope_dim, config.qk_rope_head_dim), dim=-1)
         folded = head_linear(nope, self.kv_b[:, :nope_dim].transpose(1, 2))
-        latents = mla_decode(
-            torch.cat((folded, rotated), dim=-1),
-            cache,
-            plan.groups,
-            value_dim=config.kv_lora_rank,
-            scale=config.softmax_scale,
-        )
+        absorbed = torch.cat((folded, rotated), dim=-1)
+        sizes = {"value_dim": config.kv_lora_rank, "scale": config.softmax_scale}
+        if plan.paged is None:
+            latents = mla_decode(absorbed, cache, plan.groups, **sizes)
+        else:
+            table, lengths = plan.paged.block_table, plan.paged.kv_lengths
+            schedule = plan.paged.schedule
+            latents = mla_decode_paged(absorbed, cache, table, lengths, **sizes, schedule=schedule)
         return head_linear(latents, self.kv_b[:, nope_dim:]).flatten(1)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import paths
+from kernels import mla_decode_triton, paths
 from model import attention_plan
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
@@ -23,6 +23,41 @@ def logits(model: DeepseekV3) -> torch.Tensor:
     runner = PagedRunner(model, num_pages=12)
     parts = [runner.forward(chunk, AttentionForm.PLAIN, all_rows=True) for chunk in (FIRST, SECOND)]
     return torch.cat(parts)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the GPU runs this in test_cuda.py")
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)])
+def test_absorbed_rows_over_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
+) -> None:
+    """Rows of as many new tokens go to the kernel; others to what takes any."""
+    folder = make_random_folder(
+        tmp_path, num_hidden_layers=2, first_k_dense_replace=2, num_attention_heads=2
+    )
+    model = load_all(folder)
+    chunks = {name: [5] * count for name, count in zip((2, 0), counts, strict=True)}
+
+    def step() -> torch.Tensor:
+        runner = PagedRunner(model, num_pages=12)
+        runner.forward(FIRST, AttentionForm.ABSORBED)
+        return runner.forward(chunks, AttentionForm.ABSORBED, all_rows=True)
+
+    want = step()
+    launched = []
+    launch = mla_decode_triton.launch
+
+    def spy(*arguments: torch.Tensor, **options: float) -> tuple[torch.Tensor, torch.Tensor]:
+        launched.append(arguments)
+        return launch(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mla_decode_triton, "launch", spy)
+    monkeypatch.setattr(
+        paths,
+        "_path_of",
+        lambda operation, *_: "triton" if operation == "mla_decode" else "reference",
+    )
+    assert norm_error(step(), want) < 1e-4
+    assert len(launched) == (2 if counts == (2, 2) else 0)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the GPU runs this in test_cuda.py")
