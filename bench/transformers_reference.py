@@ -29,6 +29,7 @@ def main() -> None:
     answer, sys.stdout = sys.stdout, sys.stderr
     measured = measure(load(Path(work.model)), work)
     answer.write(msgspec.json.encode(measured).decode())
+    answer.flush()  # at exit only sys.stdout is
 
 
 def load(folder: Path) -> DeepseekV3ForCausalLM:

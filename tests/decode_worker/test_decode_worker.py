@@ -86,7 +86,7 @@ async def worker(folder: Path) -> AsyncIterator[Worker]:
             "threads": 1,
             "page_tokens": PAGE_TOKENS,
             "kv_pages": NUM_PAGES,
-            "start_timeout_seconds": 60,
+            "start_timeout_seconds": 240,
         }
     )
     front = WorkerFront(settings, "decode")

@@ -160,7 +160,7 @@ class Client:
         self, condition: Callable[[worker_pb2.WorkerStatus], bool]
     ) -> worker_pb2.WorkerStatus:
         stream = self.worker.WatchStatus(worker_pb2.WatchStatusRequest(), wait_for_ready=True)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             async for status in stream:
                 if condition(status):
                     stream.cancel()
