@@ -43,29 +43,14 @@ def _tile(
 
 
 @triton.jit
-def _fp8_gemm(
-    x, x_scale, weight, w_scale, out, counts, num_rows, n, k,
-    x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
-    layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
-    halves: tl.constexpr, swapped: tl.constexpr, splits: tl.constexpr, row_blocks: tl.constexpr,
-    described: tl.constexpr, pinned: tl.constexpr,
+def _product(
+    x, x_scale, weight, w_scale, out, batch, expert, first_row, last_row, first_column, split,
+    num_rows, n, k, x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride,
+    groups_per_split,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, halves: tl.constexpr,
+    swapped: tl.constexpr, described: tl.constexpr, pinned: tl.constexpr,
 ):  # fmt: skip
-    num_blocks_m, num_blocks_n = tl.cdiv(num_rows, block_m), tl.cdiv(n, halves * block_n)
-    wide = row_blocks * num_blocks_n
-    first_block = tl.program_id(0) // wide * row_blocks
-    height = tl.minimum(num_blocks_m - first_block, row_blocks)
-    within = tl.program_id(0) % wide
-    first_row = (first_block + within % height) * block_m
-    first_column = within // height * (halves * block_n)
-    batch = tl.program_id(1)  # 0 unless masked
-    split = tl.program_id(2)
-    expert, last_row = batch, num_rows
-    if layout == 1:
-        last_row = tl.load(counts + batch)
-    if layout == 2:
-        expert = tl.load(counts + first_row)
-    if first_row >= last_row or expert < 0:
-        return
+    """Rows `first_row` to `last_row`, at most block_m of them, of one batch and its expert."""
     row = first_row + tl.arange(0, block_m)
     is_row = row < last_row
     num_groups = k // block_k
@@ -110,6 +95,47 @@ def _fp8_gemm(
     if halves == 2:
         inside = is_row[:, None] & (column + block_n < n)[None, :]
         tl.store(place + block_n, second.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _fp8_gemm(
+    x, x_scale, weight, w_scale, out, counts, num_rows, n, k,
+    x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
+    num_blocks_m,
+    layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    halves: tl.constexpr, swapped: tl.constexpr, row_blocks: tl.constexpr,
+    described: tl.constexpr, pinned: tl.constexpr,
+):  # fmt: skip
+    num_blocks_n = tl.cdiv(n, halves * block_n)
+    wide = row_blocks * num_blocks_n
+    first_block = tl.program_id(0) // wide * row_blocks
+    height = tl.minimum(num_blocks_m - first_block, row_blocks)
+    within = tl.program_id(0) % wide
+    first_row = (first_block + within % height) * block_m
+    first_column = within // height * (halves * block_n)
+    batch = tl.program_id(1)  # 0 unless masked
+    split = tl.program_id(2)
+    if layout == 1:
+        # As many programs as rows are expected; where there are more, each goes on.
+        last_row = tl.load(counts + batch)
+        for start in range(first_row, last_row, num_blocks_m * block_m):
+            _product(
+                x, x_scale, weight, w_scale, out, batch, batch, start, last_row, first_column,
+                split, num_rows, n, k, x_scale_expert_stride, x_scale_row_stride,
+                x_scale_group_stride, groups_per_split, block_m, block_n, block_k, halves,
+                swapped, described, pinned,
+            )  # fmt: skip
+    else:
+        expert = batch
+        if layout == 2:
+            expert = tl.load(counts + first_row)
+        if expert >= 0:
+            _product(
+                x, x_scale, weight, w_scale, out, batch, expert, first_row, num_rows,
+                first_column, split, num_rows, n, k, x_scale_expert_stride, x_scale_row_stride,
+                x_scale_group_stride, groups_per_split, block_m, block_n, block_k, halves,
+                swapped, described, pinned,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -201,12 +227,14 @@ def _run(
         x = TensorDescriptor.from_tensor(x.view(-1, k), [blocks.block_m, BLOCK_K])
         weight = TensorDescriptor.from_tensor(weight.view(-1, k), [blocks.block_n, BLOCK_K])
     num_blocks_n = triton.cdiv(n, blocks.halves * blocks.block_n)
-    grid = (num_blocks_n * triton.cdiv(num_rows, blocks.block_m), num_batches, splits)
+    height = min(num_rows, max(1, expected_rows)) if layout == MASKED else num_rows
+    num_blocks_m = triton.cdiv(height, blocks.block_m)
+    grid = (num_blocks_n * num_blocks_m, num_batches, splits)
     _fp8_gemm[grid](
         x, x_scale, weight, w_scale.contiguous(), part, counts, num_rows, n, k, *x_scale.stride(),
-        groups_per_split,
+        groups_per_split, num_blocks_m,
         layout=layout, block_m=blocks.block_m, block_n=blocks.block_n, block_k=BLOCK_K,
-        halves=blocks.halves, swapped=blocks.swapped, splits=splits, row_blocks=ROW_BLOCKS,
+        halves=blocks.halves, swapped=blocks.swapped, row_blocks=ROW_BLOCKS,
         described=described, pinned=not triton.knobs.runtime.interpret,
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
