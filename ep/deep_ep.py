@@ -10,7 +10,7 @@ decode.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,8 @@ from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Paylo
 from kernels.combine import combine
 from kernels.permute import Permuted, permute
 from kernels.quantise import quantise
+
+_FP8 = Payload.FP8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,11 @@ class NormalHandle:
     raw: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedHandle:
-    """Of our own tokens: topk_idx [T, K] int64, topk_weights [T, K] float32; `raw` is DeepEP's."""
+class MaskedHandle(NamedTuple):
+    """Of our own tokens: topk_idx [T, K] int64, topk_weights [T, K] float32; `raw` is DeepEP's.
+
+    A tuple because it is made in every layer of a step that takes tens of microseconds a layer.
+    """
 
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
@@ -63,13 +67,14 @@ class DeepEpDispatcher:
         self._num_slots = needs.slots_per_rank
         self._num_experts = buffer.group.size * needs.slots_per_rank
         self._hidden = needs.hidden
+        self._max_tokens = needs.masked_tokens
         self._layout = Layout(
             max_tokens=needs.masked_tokens, hidden=needs.hidden, num_experts=self._num_experts
         )
 
     @property
     def max_tokens(self) -> int:
-        return self._layout.max_tokens
+        return self._max_tokens
 
     def dispatch(
         self,
@@ -100,11 +105,12 @@ class DeepEpDispatcher:
         """[N, H] -> [T, H]."""
         assert isinstance(handle, NormalHandle), type(handle)
         partial = combine(expert_out, handle.row_of, handle.weights)
+        out: torch.Tensor
         out, _, _ = self._buffer.raw.combine(
             partial, handle.raw, config=self._buffer.combine_config
         )
         self._buffer.end_normal()
-        return _tensor(out)
+        return out
 
     def dispatch_aligned(
         self,
@@ -148,42 +154,43 @@ class DeepEpDispatcher:
         meanwhile: Callable[[], None] | None = None,
     ) -> DispatchedMasked:
         """As `MaskedDispatcher.dispatch_masked`. Two dispatches may be open at a time."""
-        if len(hidden) > self.max_tokens:
-            raise ValueError(f"{len(hidden)} tokens, buffers are for {self.max_tokens}")
-        self._check(hidden)
+        num_tokens, width = hidden.shape
+        if num_tokens > self._max_tokens:
+            raise ValueError(f"{num_tokens} tokens, buffers are for {self._max_tokens}")
+        if width != self._hidden or hidden.dtype is not torch.bfloat16:
+            raise self._unfit(hidden)
+        is_fp8, in_two_halves = payload is _FP8, meanwhile is not None
         topk_idx, topk_weights = topk_idx.contiguous(), topk_weights.contiguous()
         self._buffer.begin_low_latency(self._layout)
-        in_two_halves = meanwhile is not None
         received, counts, raw, _, receive = self._buffer.raw.low_latency_dispatch(
             hidden.contiguous(),
             topk_idx,
-            self.max_tokens,
+            self._max_tokens,
             self._num_experts,
-            use_fp8=payload is Payload.FP8,
+            use_fp8=is_fp8,
             return_recv_hook=in_two_halves,
         )
         if meanwhile is not None:
             meanwhile()
             receive()
-        rows, scales = received if payload is Payload.FP8 else (received, None)
+        rows, scales = received if is_fp8 else (received, None)
         return DispatchedMasked(
             hidden=rows,
             scales=scales,
             counts=counts,
-            handle=MaskedHandle(topk_idx=topk_idx, topk_weights=topk_weights, raw=raw),
-            expected_rows=-(-len(hidden) * topk_idx.shape[1] // self._num_slots),
+            handle=MaskedHandle(topk_idx, topk_weights, raw),
+            expected_rows=-(-num_tokens * topk_idx.shape[1] // self._num_slots),
         )
 
     def combine_masked(
         self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[slots_per_rank, C, H] bfloat16 -> [T, H]."""
+        """[slots_per_rank, C, H] bfloat16 -> [T, H]; rounded before `base` is added."""
         assert isinstance(handle, MaskedHandle), type(handle)
-        out, _, _ = self._buffer.raw.low_latency_combine(
-            expert_out, handle.topk_idx, handle.topk_weights, handle.raw
-        )
+        out: torch.Tensor
+        out, _, _ = self._buffer.raw.low_latency_combine(expert_out, *handle)
         self._buffer.end_low_latency()
-        return _tensor(out) if base is None else _tensor(out) + base
+        return out if base is None else out.add_(base)
 
     def _send(
         self,
@@ -198,7 +205,8 @@ class DeepEpDispatcher:
         group, raw = self._buffer.group, self._buffer.raw
         assert len(tokens_per_rank) == group.size, tokens_per_rank
         assert tokens_per_rank[group.rank] == len(hidden), (tokens_per_rank, len(hidden))
-        self._check(hidden)
+        if hidden.shape[1] != self._hidden or hidden.dtype is not torch.bfloat16:
+            raise self._unfit(hidden)
         hidden, topk_idx = hidden.contiguous(), topk_idx.contiguous()
         sent = hidden if payload is Payload.PLAIN else quantise(hidden)
         beside: dict[str, Any] = {"async_finish": True, "allocate_on_comm_stream": True}
@@ -228,18 +236,12 @@ class DeepEpDispatcher:
             hidden=rows, scales=scales, topk_idx=slots, weights=weights, counts=counts, raw=handle
         )
 
-    def _check(self, hidden: torch.Tensor) -> None:
-        if hidden.dtype != torch.bfloat16 or hidden.shape[1] != self._hidden:
-            raise ValueError(
-                f"rows are {self._hidden} values of bfloat16, not {tuple(hidden.shape)} of "
-                f"{hidden.dtype}"
-            )
+    def _unfit(self, hidden: torch.Tensor) -> ValueError:
+        return ValueError(
+            f"rows are {self._hidden} values of bfloat16, not {tuple(hidden.shape)} of "
+            f"{hidden.dtype}"
+        )
 
 
 def _normal_handle(received: _Received, permuted: Permuted) -> NormalHandle:
     return NormalHandle(row_of=permuted.row_of, weights=received.weights, raw=received.raw)
-
-
-def _tensor(value: object) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor), type(value)
-    return value
