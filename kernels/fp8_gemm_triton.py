@@ -116,7 +116,7 @@ def _fp8_gemm(
     batch = tl.program_id(1)  # 0 unless masked
     split = tl.program_id(2)
     if layout == 1:
-        # As many programs as rows are expected; where there are more, each goes on.
+        # Programs for as many rows as are likely; where there are more, each goes on.
         last_row = tl.load(counts + batch)
         for start in range(first_row, last_row, num_blocks_m * block_m):
             _product(
@@ -227,7 +227,8 @@ def _run(
         x = TensorDescriptor.from_tensor(x.view(-1, k), [blocks.block_m, BLOCK_K])
         weight = TensorDescriptor.from_tensor(weight.view(-1, k), [blocks.block_n, BLOCK_K])
     num_blocks_n = triton.cdiv(n, blocks.halves * blocks.block_n)
-    height = min(num_rows, max(1, expected_rows)) if layout == MASKED else num_rows
+    # Programs without rows cost little, those with the rows of two are what others wait for.
+    height = min(num_rows, max(1, 2 * expected_rows)) if layout == MASKED else num_rows
     num_blocks_m = triton.cdiv(height, blocks.block_m)
     grid = (num_blocks_n * num_blocks_m, num_batches, splits)
     _fp8_gemm[grid](
