@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decode_worker.rank_stats import StepLog
-from engine.messages import Finish, Grammar, Produced, TokenOut
+from engine.messages import Finish, Grammar, Produced, Reserved, TokenOut
 from engine.pending_step import PendingStep
 from engine.piece import Piece
 from engine.runner import Runner
@@ -47,6 +47,22 @@ def submit_all(rank: OneRank, kinds: dict[str, dict[str, Any]]) -> None:
             rank.submit(f"{kind}{number}", prompt, max_tokens=NUM_TOKENS + number, **sampling)
 
 
+def submit_to_begin_together(rank: OneRank, kinds: dict[str, dict[str, Any]]) -> None:
+    """So many that a small pool has no page for what they grow by."""
+    rank.answering = False
+    submit_all(rank, kinds)
+    rank.until(lambda: sum(one.num_attempts for one in rank.answers.values()) >= 9)
+    rank.answering = True
+    reserved = [message for message in rank.heard if isinstance(message, Reserved)]
+    submits = [rank.answers[message.request_id].submit for message in reserved]
+    rank.send(
+        *(
+            rank.prefill.answer(message, submit.sampling, submit.num_prompt_tokens)
+            for message, submit in zip(reserved, submits, strict=True)
+        )
+    )
+
+
 def answers_of(rank: OneRank) -> dict[str, tuple[list[int], Finish]]:
     return {name: (answer.tokens, answer.finish) for name, answer in rank.answers.items()}
 
@@ -61,9 +77,13 @@ def test_same_answers_as_without(folder: Path, tmp_path: Path, num_pages: int) -
     seen = []
     for overlap in (False, True):
         with one_rank(
-            folder, tmp_path, num_pages=num_pages, max_running=12, overlap_schedule=overlap
+            folder,
+            tmp_path,
+            num_pages=num_pages,
+            max_running=12,
+            overlap_schedule=overlap,
         ) as rank:
-            submit_all(rank, KINDS)
+            submit_to_begin_together(rank, KINDS)
             rank.run()
             submit_all(rank, {f"again {kind}": KINDS[kind] for kind in ("greedy", "seeded")})
             submit_all(rank, BY_HISTORY)
