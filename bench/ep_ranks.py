@@ -30,12 +30,12 @@ def on_all_ranks(program: Program, num_ranks: int, *arguments: object) -> list[A
         start_method="spawn",
     )
     found: dict[int, Any] = {}
-    while len(found) < num_ranks:
-        if not results.empty():
+    ended = False
+    while len(found) < num_ranks and not ended:
+        ended = ranks.join(timeout=0.1)
+        while not results.empty():
             rank, value = results.get()
             found[rank] = value
-        elif ranks.join(timeout=0.1):
-            break
     while not ranks.join():
         pass
     return [found[rank] for rank in range(num_ranks)]
