@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ep.collective import CollectiveDispatcher
@@ -18,6 +18,7 @@ from tests.ep.thread_ranks import Meeting, on_all_ranks
 NUM_EXPERTS, NUM_CHOICES, WIDTH = 10, 3, 64
 
 
+@settings(deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 200), min_size=1, max_size=8).map(tuple),
     cap=st.integers(1, 70),
