@@ -89,6 +89,14 @@ def test_choices_left_open_are_not_passed() -> None:
     assert (flags["kv-pages"], flags["chunk-tokens"]) == ("9", "128")
 
 
+def test_switches_are_set_as_words() -> None:
+    flags = parse_settings(["decode.overlap_schedule=true", "decode.cuda-graph=false"])
+    argv = specs_of(replace(OPTIONS, settings=flags))["decode-0"].argv()
+    assert "--overlap-schedule" in argv
+    assert "--no-cuda-graph" in argv
+    assert not {"true", "false", "--no-overlap-schedule", "--cuda-graph"} & {*argv}
+
+
 def test_settings_reach_their_role_only_and_win() -> None:
     settings = parse_settings(["decode.kv_pages=5", "router.max-waiting=3", "decode.a=b=c"])
     specs = specs_of(replace(OPTIONS, kv_pages=9, settings=settings))
