@@ -11,8 +11,16 @@ from bench.deepseek_v3_config import write_config
 from bench.emulated_rank import EmulatedRank, InTurn, pages_for
 from bench.records import read
 from bench.small_config import SMALL
-from bench.step_breakdown import OTHER, PURPOSES, Kernel, by_purpose, purpose_of
+from bench.step_breakdown import (
+    OTHER,
+    PURPOSES,
+    Kernel,
+    by_purpose,
+    purpose_of,
+    write_breakdown,
+)
 from bench.step_floor import EXPERT_PRODUCTS, decode_floor
+from bench.step_picture import draw, read_step
 from model.config import ModelConfig
 
 FLAGS = ["--small", "--layers", "2", "--record"]
@@ -95,6 +103,22 @@ def test_kernels_have_purposes() -> None:
     sums = by_purpose(kernels)
     assert sums["attention"] == 3 + 4
     assert list(sums.values()) == sorted(sums.values(), reverse=True)
+
+
+def test_a_breakdown_is_written_and_drawn(tmp_path: Path) -> None:
+    kernels = [
+        Kernel(name="_attend", purpose="attention", count=61, microseconds=9150.0),
+        Kernel(name="_rms_norm", purpose="norms and rotation", count=122, microseconds=800.0),
+    ]
+    write_breakdown(tmp_path / "step.json", "fp8, batch 128", kernels, {"attention": 4800.0})
+    step = read_step(tmp_path / "step.json")
+    assert step.purposes == ["attention", "norms and rotation"]
+    assert (step.microseconds, step.floor) == ([9150.0, 800.0], [4800.0, 0.0])
+    draw([step], tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="no breakdown"):
+        read_step(tmp_path / "other.json")
 
 
 def test_a_config_of_any_depth_is_one_that_can_be_served(tmp_path: Path) -> None:
