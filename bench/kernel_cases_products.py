@@ -16,6 +16,7 @@ from bench.kernel_case import (
     HIDDEN,
     LATENT,
     LOCAL,
+    NOPE,
     ROPE,
     WIDTH,
     Case,
@@ -23,11 +24,13 @@ from bench.kernel_case import (
     Tensors,
 )
 from bench.kernels_floor import FP8_FLOPS
-from kernels import fp8_gemm_triton, mla_decode_triton
+from kernels import fp8_gemm_triton, mla_decode_triton, mla_prefill_triton
 from kernels.fp8_gemm import fp8_gemm
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.fused_moe import Experts, fused_moe
 from kernels.mla_decode import mla_decode_paged
+from kernels.mla_prefill_plan import plan_groups
+from kernels.paged_rows import Row
 from kernels.quantise import empty_scales
 
 DENSE = ((7168, 16384), (24576, 1536), (2112, 7168), (4096, 7168))
@@ -45,6 +48,7 @@ def cases(make: Tensors) -> Iterator[Case]:
     for tokens in (16, 128):
         yield from _routed(make, tokens)
     yield from _attention(make)
+    yield from _prefill(make)
 
 
 def _dense(make: Tensors, tokens: int) -> Iterator[Case]:
@@ -165,6 +169,26 @@ def _attention(make: Tensors) -> Iterator[Case]:
             num_flops=2.0 * num_rows * HEADS * length * (2 * LATENT + ROPE),
             package="flash_mla",
             library=partial(_flash_mla, operands=operands),
+        )  # fmt: skip
+
+
+def _prefill(make: Tensors) -> Iterator[Case]:
+    """Attention over keys that are expanded already, all causal or behind a cached prefix."""
+    for tokens, length in ((4096, 4096), (512, 4096)):
+        query = make.rows(tokens, HEADS, NOPE + ROPE)
+        rows = (Row(0, tokens, length, torch.arange(length // 64)),)
+        (group,) = plan_groups(rows, 64, length, query.device)
+        both, key_rope = make.rows(length, HEADS, 2 * NOPE), make.rows(length, ROPE)
+        out, lse = make.rows(tokens, HEADS, NOPE), make.random(tokens, HEADS)
+        seen = tokens * (length - tokens) + tokens * tokens / 2
+        yield Case(
+            bench="mla_prefill", name=f"m{tokens} heads{HEADS} kv{length}",
+            call=partial(
+                mla_prefill_triton.launch, query, both, key_rope, group, out, lse,
+                scale=SIZES["scale"],
+            ),
+            num_bytes=BF16 * (query.numel() + both.numel() + out.numel()),
+            num_flops=2.0 * HEADS * seen * (2 * NOPE + ROPE),
         )  # fmt: skip
 
 

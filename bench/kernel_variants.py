@@ -5,18 +5,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from bench.gpu_timing import Call
-from bench.kernel_case import EXPERTS, HEADS, HIDDEN, NOPE, WIDTH, Tensors
+from bench.kernel_case import EXPERTS, HEADS, HIDDEN, LATENT, NOPE, ROPE, WIDTH, Tensors
 from bench.kernel_cases_products import DENSE
 from kernels import (
     fp8_gemm_triton,
     merge_states_triton,
+    mla_decode_triton,
+    mla_prefill_triton,
     quantise_triton,
     router_gemm_triton,
     silu_mul_triton,
 )
 from kernels.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
 from kernels.fp8_gemm_blocks import candidates
+from kernels.mla_prefill_plan import plan_groups
+from kernels.paged_rows import Row
 from kernels.quantise import empty_scales
 
 
@@ -79,7 +85,23 @@ def all_of(make: Tensors) -> Iterator[Variants]:
                 "matrix instruction": partial(router_gemm_triton.launch, x, weight, few_rows=0),
             },
         )  # fmt: skip
+    x = make.rows(4096, HIDDEN)
+    yield Variants(
+        bench="router_gemm", name=f"m4096 n{EXPERTS} k{HIDDEN}",
+        ways={
+            f"{m}x{n}x{k} programs {programs}": partial(
+                router_gemm_triton.launch, x, weight,
+                shape=router_gemm_triton.Shape(m, n, k, 8 if m * n > 8192 else 4, programs),
+            )
+            for m, n, k, programs in (
+                (128, 256, 64, 128), (128, 256, 64, 64), (128, 128, 64, 128), (64, 256, 64, 128),
+                (64, 128, 64, 256), (64, 16, 128, 128),
+            )
+        },
+    )  # fmt: skip
     yield from _fp8_gemm(make)
+    yield from _mla_decode(make)
+    yield from _mla_prefill(make)
 
 
 def _fp8_gemm(make: Tensors) -> Iterator[Variants]:
@@ -98,3 +120,49 @@ def _fp8_gemm(make: Tensors) -> Iterator[Variants]:
                     for blocks in list(candidates(DENSE_LAYOUT, tokens, n, k))[:24:2]
                 },
             )  # fmt: skip
+
+
+def _mla_decode(make: Tensors) -> Iterator[Variants]:
+    """Tokens of a tile, stages of the pipeline; tiles that a part has at least."""
+    for num_rows, length, goal in ((128, 4096, 398.0), (32, 2048, 0.0), (1, 4096, 0.0)):
+        num_pages = num_rows * length // 64
+        operands = (
+            make.rows(num_rows, HEADS, LATENT + ROPE),
+            make.rows(num_pages, 64, LATENT + ROPE),
+            make.permutation(num_pages).int().view(num_rows, -1),
+            make.full((num_rows,), length, torch.int32),
+        )
+        yield Variants(
+            bench="mla_decode", name=f"b{num_rows} heads{HEADS} kv{length}", goal=goal,
+            ways={
+                f"tokens {tokens} stages {stages} at least {tiles}": partial(
+                    mla_decode_triton.launch, *operands, value_dim=LATENT, scale=0.07,
+                    tokens=tokens, num_stages=stages, min_tiles=tiles,
+                )
+                for tokens, stages, tiles in (
+                    (64, 3, 2), (64, 2, 2), (64, 3, 1), (64, 3, 4), (32, 3, 4), (32, 5, 4),
+                )
+            },
+        )  # fmt: skip
+
+
+def _mla_prefill(make: Tensors) -> Iterator[Variants]:
+    """Keys of a step, stages, warps."""
+    for tokens, length in ((4096, 4096), (512, 4096)):
+        query = make.rows(tokens, HEADS, NOPE + ROPE)
+        rows = (Row(0, tokens, length, torch.arange(length // 64)),)
+        (group,) = plan_groups(rows, 64, length, query.device)
+        operands = (
+            query, make.rows(length, HEADS, 2 * NOPE), make.rows(length, ROPE), group,
+            make.rows(tokens, HEADS, NOPE), make.random(tokens, HEADS),
+        )  # fmt: skip
+        yield Variants(
+            bench="mla_prefill", name=f"m{tokens} heads{HEADS} kv{length}",
+            ways={
+                f"keys {keys} stages {stages} warps {warps}": partial(
+                    mla_prefill_triton.launch, *operands, scale=0.07, keys=keys,
+                    num_stages=stages, num_warps=warps,
+                )
+                for keys, stages, warps in ((64, 3, 8), (64, 2, 8), (64, 4, 8), (128, 2, 8))
+            },
+        )  # fmt: skip

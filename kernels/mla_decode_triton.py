@@ -211,8 +211,14 @@ def launch(
     *,
     value_dim: int,
     scale: float,
+    tokens: int = 64,
+    num_stages: int = 3,
+    min_tiles: int = MIN_TILES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [B * Q, heads, C] and lse [B * Q, heads] float32; zeros and -inf for no row."""
+    """out [B * Q, heads, C] and lse [B * Q, heads] float32; zeros and -inf for no row.
+
+    The last three say how the work is cut and prefetched; float32, which needs twice the room, has
+    its own."""
     num_tokens, num_heads, width = query.shape
     num_rows = len(kv_lengths)
     num_queries = num_tokens // max(1, num_rows)
@@ -228,7 +234,8 @@ def launch(
     padded_value = max(16, triton.next_power_of_2(value_dim))
     padded_rope = max(16, triton.next_power_of_2(rope_dim))
     is_half = query.element_size() == 2
-    tokens = 64 if is_half else 16
+    if not is_half:
+        tokens, num_stages = 16, 1
     lines = min(MAX_LINES if is_half else 16, max(16, triton.next_power_of_2(num_lines)))
     num_blocks = triton.cdiv(num_lines, lines)
     num_parts = max(1, programs(query.device, padded_value) // num_blocks)
@@ -241,17 +248,17 @@ def launch(
         num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
         num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
         page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
-        padded_value=padded_value, padded_rope=padded_rope, min_tiles=MIN_TILES,
+        padded_value=padded_value, padded_rope=padded_rope, min_tiles=min_tiles,
         exact=padded_value + padded_rope == width,
         # Of float32 inputs only. Three times the registers are too many for wide latents.
         precision="tf32x3" if padded_value <= 128 else "tf32",
-        # Page ids, latents, products: one iteration ahead each.
-        num_stages=3 if is_half else 1, num_warps=8,
+        # Three: page ids, latents and products, one iteration ahead each.
+        num_stages=num_stages, num_warps=8,
     )  # fmt: skip
     _join[triton.cdiv(num_lines, JOINED_LINES), num_rows](
         kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
         lines=JOINED_LINES, tokens=tokens, rows=rows, padded_value=padded_value,
-        min_tiles=MIN_TILES, num_warps=4,
+        min_tiles=min_tiles, num_warps=4,
     )  # fmt: skip
     return out, out_lse
 

@@ -128,7 +128,11 @@ def launch(
     lse: torch.Tensor,  # [T, heads] float32, changed in place: natural logarithm of sums of exp
     *,
     scale: float,
+    keys: int = 64,
+    num_stages: int = 3,
+    num_warps: int = 8,
 ) -> None:
+    """The last three for 2-byte types; float32 has its own."""
     num_heads, value_dim, rope_dim = query.shape[1], out.shape[2], key_rope.shape[1]
     nope_dim = both.shape[2] - value_dim
     assert query.shape[2] == nope_dim + rope_dim
@@ -139,13 +143,15 @@ def launch(
     if not len(group.blocks):
         return
     is_half = query.element_size() == 2
-    queries = BLOCK_QUERIES if is_half else 32
+    queries = BLOCK_QUERIES
+    if not is_half:
+        queries, keys, num_stages, num_warps = 32, 32, 1, 4
     cut = BLOCK_QUERIES // queries
     padded = [max(16, triton.next_power_of_2(each)) for each in (nope_dim, rope_dim, value_dim)]
     _attend[len(group.blocks) * cut, num_heads](
         query, both, key_rope, group.blocks, out, lse, num_heads, *query.stride()[:2],
         both.stride(0), key_rope.stride(0), scale * LOG2_E.value, nope_dim=nope_dim,
         rope_dim=rope_dim, value_dim=value_dim, padded_nope=padded[0], padded_rope=padded[1],
-        padded_value=padded[2], queries=queries, cut=cut, keys=64 if is_half else 32,
-        precision="tf32x3", num_stages=3 if is_half else 1, num_warps=8 if is_half else 4,
+        padded_value=padded[2], queries=queries, cut=cut, keys=keys,
+        precision="tf32x3", num_stages=num_stages, num_warps=num_warps,
     )  # fmt: skip
