@@ -1,6 +1,6 @@
 """Picture of where the time of a step goes, from what `--profile` of a bench wrote:
 
-    python -m bench.step_picture docs/images/decode-step.png bench/results/details/decode_rank_*.json
+    python -m bench.step_picture picture.png bench/results/details/decode_rank_*.json
 
 A bar for each purpose of kernels, and what it could not be faster than where memory is the limit.
 """
