@@ -142,9 +142,12 @@ class DecodeLoop:
         )
         return [self._state.requests[request_id] for request_id in decided.step]
 
-    def _hear(self) -> None:
-        events = self._link.drain()
-        self._apply(*self._arrived(), *self._heard(events), *self._compiled(), Tick())
+    def _hear(self) -> bool:
+        """Takes in what has come; whether anything has."""
+        messages = self._link.drain()
+        events = [*self._arrived(), *self._heard(messages), *self._compiled()]
+        self._apply(*events, Tick())
+        return bool(events)
 
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
@@ -181,8 +184,8 @@ class DecodeLoop:
         until = self._steps.expected_end(flight) - QUIET_SECONDS
         while not flight.step.is_over and self._clock.now() < until:
             self._link.socket.poll(LISTEN_MILLISECONDS)
-            self._hear()
-            self._apply(*map(Admit, plan(self._state.snapshot()).admit))
+            if self._hear():
+                self._apply(*map(Admit, plan(self._state.snapshot()).admit))
             if self._outbox:
                 self._report()
 
