@@ -194,6 +194,10 @@ def _around_rows() -> dict[str, Call]:
         "permute_masked few fp8": _permute_masked(128, torch.float8_e4m3fn),
         "permute_masked quantise": _permute_masked(128, torch.bfloat16, quantises=True),
         "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
+        "permute many": partial(
+            permute_triton.launch, empty(4096, HIDDEN),
+            integers(4096, CHOICES, dtype=torch.int64), LOCAL, 128, None,
+        ),
         "permute bf16": _permute(torch.bfloat16),
         "permute fp8": _permute(torch.float8_e4m3fn),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from kernels.quantise import GROUP, LARGEST, SMALLEST
 from kernels.quantise_triton import GROUPS, quantise_group
 
 CHUNK = 1024
+LARGE_CHUNK = 4096
 BLOCK_BYTES = 8192  # of a row, a program
 MAX_FOUND = 2048  # choices, of which each program looks at all
 
@@ -152,7 +153,7 @@ def launch(
     if not finds:
         _place[(num_experts,)](
             topk_idx, out.row_of, out.counts, num_tokens, capacity, first, topk_idx.stride(0),
-            num_choices=num_choices, chunk=chunk, num_warps=4,
+            num_choices=num_choices, chunk=LARGE_CHUNK, num_warps=8,
         )  # fmt: skip
     width, rows = hidden.shape[1], out.rows
     block = min(BLOCK_BYTES // hidden.element_size(), triton.next_power_of_2(width))

@@ -8,6 +8,7 @@ import triton.language as tl
 from kernels.permute import Permuted, empty_permuted
 
 CHUNK = 1024
+LARGE_CHUNK = 4096
 
 
 @triton.jit
@@ -59,7 +60,12 @@ def rank_choices(topk_idx: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
     (those of -1: anything), and counts [E] int32."""
     rank_of = torch.empty(topk_idx.numel(), dtype=torch.int32, device=topk_idx.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=topk_idx.device)
-    _rank[(num_experts,)](topk_idx, rank_of, counts, topk_idx.numel(), chunk=CHUNK)
+    # Each program looks at all choices: fewer and longer looks, where there are many.
+    is_large = topk_idx.numel() > CHUNK
+    _rank[(num_experts,)](
+        topk_idx, rank_of, counts, topk_idx.numel(), chunk=LARGE_CHUNK if is_large else CHUNK,
+        num_warps=8 if is_large else 4,
+    )  # fmt: skip
     return rank_of, counts
 
 

@@ -119,7 +119,8 @@ def test_places_found_or_looked_up(
 ) -> None:
     """With many choices the places are worked out by a kernel of its own."""
     monkeypatch.setattr(permute_masked_triton, "MAX_FOUND", max_found)
-    monkeypatch.setattr(permute_masked_triton, "CHUNK", 16)
+    for name in ("CHUNK", "LARGE_CHUNK"):
+        monkeypatch.setattr(permute_masked_triton, name, 16)
     hidden, idx = randn(rng, 13, WIDTH).to(device), distinct(rng, 13, 2 * EXPERTS).to(device)
     found = permute_masked_triton.launch(hidden, idx, EXPERTS, 13, 3, None)
     assert_same(found, permute_masked_reference(hidden, idx, EXPERTS, 13, first=3))
