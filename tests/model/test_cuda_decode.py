@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from model import attention_plan
 from model.batch import AttentionForm
 from model.decode_batch import DecodeBatch
 from model.deepseek import DeepseekV3
-from tests.model.decode_rows import decode_batch, norm_error
+from tests.model.decode_rows import decode_batch, norm_error, row_error
 from tests.model.driver import PagedRunner, load_all
 from tests.model.random_folder import make_random_folder
 
@@ -55,12 +56,11 @@ def test_float32_equals_the_cpu(folder: Path) -> None:
     assert norm_error(got, want) < 1e-3
 
 
-@pytest.mark.parametrize("linear", ["plain", "fp8"])
-def test_bfloat16_is_near(folder: Path, linear: str) -> None:
-    """Every gate that is nearly even may turn, so single logits may differ; on average few do."""
+@pytest.mark.parametrize(("linear", "error"), [("plain", 0.1), ("fp8", 0.3)])
+def test_bfloat16_is_near(folder: Path, linear: str, error: float) -> None:
     want = step(load_all(folder))
     got = step(load_all(folder, device="cuda", dtype=torch.bfloat16, linear=linear))
-    assert norm_error(got, want) < 0.15
+    assert row_error(got, want) < error
 
 
 @pytest.mark.parametrize("name", ["folder", "large"])
@@ -72,8 +72,8 @@ def test_equals_the_forward_pass(request: pytest.FixtureRequest, name: str) -> N
     ragged = runner.cache.clone()
     want = model.forward(batch, ragged)
     got = model.decode(decode_batch(batch, SIZE, PAGES), runner.cache)[: len(PROMPTS)]
-    assert norm_error(got, want) < 0.1
-    assert norm_error(runner.cache, ragged) < 0.05
+    assert row_error(got, want) < 0.1
+    assert norm_error(runner.cache, ragged) < 0.2
     kept = torch.ones(ragged.shape[1] * 64, dtype=torch.bool, device="cuda")
     kept[batch.slots] = False
     assert torch.equal(runner.cache.flatten(1, 2)[:, kept], ragged.flatten(1, 2)[:, kept])
@@ -109,5 +109,25 @@ def test_a_graph_follows_what_changes(request: pytest.FixtureRequest, name: str)
         got = logits[: len(chunks)]
         assert logits.isfinite().all()
         if chunks:
-            assert norm_error(got, want) < 1e-2
-        assert norm_error(runner.cache, eager) < 1e-2
+            assert row_error(got, want) < 1e-2
+        assert norm_error(runner.cache, eager) < 0.1
+
+
+@pytest.mark.parametrize("most", [300, 10**6])
+def test_plain_and_absorbed_agree(large: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Two chunks of each prompt, the second behind a cached prefix; keys in one group or several;
+    absorbed rows of different lengths, then of equal ones."""
+    monkeypatch.setattr(attention_plan, "max_keys", lambda *_: most)
+    model = load_all(large, device="cuda", dtype=torch.bfloat16)
+
+    def logits(form: AttentionForm) -> torch.Tensor:
+        runner = PagedRunner(model, page_tokens=64)
+        first = {name: ids[: len(ids) // 2] for name, ids in PROMPTS.items() if len(ids) > 1}
+        second = {name: ids[len(ids) // 2 :] for name, ids in PROMPTS.items()}
+        third = {name: [5, 6, 7] for name in PROMPTS}
+        chunks = (first, second, third)
+        return torch.cat([runner.forward(chunk, form, all_rows=True) for chunk in chunks])
+
+    plain, absorbed = logits(AttentionForm.PLAIN), logits(AttentionForm.ABSORBED)
+    assert plain.isfinite().all()
+    assert row_error(plain, absorbed) < 0.1
