@@ -120,7 +120,7 @@ def is_healthy(process: subprocess.Popen[str]) -> bool:
 
 
 def becomes_healthy(process: subprocess.Popen[str]) -> bool:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stderr and process.stderr.read()
         if is_healthy(process):
