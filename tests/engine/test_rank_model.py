@@ -82,6 +82,15 @@ def test_a_rank_comes_up_from_a_configuration_alone(folder: Path, group: EpGroup
     assert tokens == tokens_of(build(settings, group, StartClock()), 12)
 
 
+def test_experts_in_one_call(folder: Path, group: EpGroup) -> None:
+    """The same tokens, by sums of another order."""
+    settings = WorkerSettings(model=folder, load_format="dummy", kv_pages=8, page_tokens=16)
+    fused = settings.model_copy(update={"routed_experts": "fused"})
+    built = build(fused, group, StartClock())
+    assert all(moe.fused for moe in built.model.moe_layers)
+    assert tokens_of(built, 3) == tokens_of(build(settings, group, StartClock()), 3)
+
+
 def test_fingerprints_of_made_up_weights(folder: Path, tmp_path: Path) -> None:
     config = ModelConfig.from_folder(folder)
 
