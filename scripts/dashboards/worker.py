@@ -93,6 +93,10 @@ def _steps() -> list[Lines | Heat]:
                   f"sum(rate({select('epserve_step_seconds_sum', ONE)}[{RATE}]))"
                   f" / count({select('epserve_num_running_requests', ONE)})", "in steps")],
               text="Share of time that its ranks spend in steps."),
+        Lines(title="Waiting between steps", unit="percentunit",
+              queries=[Query(f"sum(rate({select('epserve_step_gap_seconds_total', ONE)}[{RATE}]))"
+                             f" / count({select('epserve_num_running_requests', ONE)})", "gaps")],
+              text="Share of time in which devices had work and nothing to do."),
         Lines(title="Pages", is_stacked=True,
               queries=[Query(total("epserve_kv_pages", "state", ONE), "{{state}}")]),
         Lines(title="Pages in use, by rank", unit="percentunit", most=1,
@@ -107,6 +111,10 @@ def _process() -> list[Lines | Bars]:
         Bars(title="Phases of its start", unit="s",
              queries=[Query(f"max by (phase) ({select('epserve_start_seconds', ONE)})",
                             "{{phase}}")]),
+        Bars(title="Memory of a device", unit="bytes",
+             text="Of the rank that has most, as it turned out once loaded.",
+             queries=[Query("max by (term) (" + select("epserve_memory_bytes",
+                            ONE + ',state="used"') + ")", "{{term}}")]),
         Lines(
             title="CPU", text="Cores in use.",
             queries=[
