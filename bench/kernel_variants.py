@@ -94,7 +94,7 @@ def all_of(make: Tensors) -> Iterator[Variants]:
                 shape=router_gemm_triton.Shape(m, n, k, 8 if m * n > 8192 else 4, programs),
             )
             for m, n, k, programs in (
-                (128, 256, 64, 128), (128, 256, 64, 64), (128, 128, 64, 128), (64, 256, 64, 128),
+                (128, 128, 64, 128), (128, 128, 64, 64), (128, 256, 64, 64), (64, 256, 64, 128),
                 (64, 128, 64, 256), (64, 16, 128, 128),
             )
         },

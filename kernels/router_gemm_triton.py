@@ -1,18 +1,34 @@
 """Triton path of `kernels.router_gemm`: blocks of tokens and experts by the matrix instruction, or
 for very few tokens a program a pair of experts, whose weights it loads all at once."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-BLOCK_N = 16
-BLOCK_K = 128
-PROGRAMS = 128
 MAX_BLOCKS = 4096  # of outputs; each has a counter
 FEW_ROWS = 4
 COLUMNS = 2  # of a program for few rows: 128 programs for 256 experts
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a program's block; as many splits of K as make about `programs` of them."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    programs: int = 128
+
+
+def shape_for(num_rows: int) -> Shape:
+    if num_rows <= 256:
+        return Shape(min(64, max(16, triton.next_power_of_2(num_rows))), 16, 128, 4)
+    # Wide blocks read tokens twice instead of once for every 16 experts.
+    return Shape(128, 128, 64, 8)
 
 
 @triton.jit
@@ -74,8 +90,15 @@ def _counters(device: torch.device) -> torch.Tensor:
     return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
-def launch(hidden: torch.Tensor, weight: torch.Tensor, *, few_rows: int = FEW_ROWS) -> torch.Tensor:
-    """Up to `few_rows` tokens are too few for the matrix instruction."""
+def launch(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    few_rows: int = FEW_ROWS,
+    shape: Shape | None = None,
+) -> torch.Tensor:
+    """Up to `few_rows` tokens are too few for the matrix instruction. `shape`: another one than
+    that of the number of rows, to measure it."""
     num_rows, k = hidden.shape
     n = weight.shape[0]
     out = hidden.new_empty(num_rows, n, dtype=torch.float32)
@@ -87,16 +110,16 @@ def launch(hidden: torch.Tensor, weight: torch.Tensor, *, few_rows: int = FEW_RO
             columns=COLUMNS, padded=triton.next_power_of_2(k), num_warps=8,
         )  # fmt: skip
         return out
-    block_m = min(64, max(16, triton.next_power_of_2(num_rows)))
-    blocks = (triton.cdiv(n, BLOCK_N), triton.cdiv(num_rows, block_m))
-    wanted = max(1, PROGRAMS // (blocks[0] * blocks[1]))
-    k_per_split = triton.cdiv(triton.cdiv(k, min(16, wanted)), BLOCK_K) * BLOCK_K
+    shape = shape or shape_for(num_rows)
+    blocks = (triton.cdiv(n, shape.block_n), triton.cdiv(num_rows, shape.block_m))
+    wanted = max(1, shape.programs // (blocks[0] * blocks[1]))
+    k_per_split = triton.cdiv(triton.cdiv(k, min(16, wanted)), shape.block_k) * shape.block_k
     splits = triton.cdiv(k, k_per_split)
     assert blocks[0] * blocks[1] <= MAX_BLOCKS or splits == 1
     part = hidden.new_empty(splits if splits > 1 else 0, num_rows, n, dtype=torch.float32)
     _router_gemm[(*blocks, splits)](
         hidden.contiguous(), weight.contiguous(), out, part, _counters(hidden.device), num_rows, n,
-        k, k_per_split, block_m=block_m, block_n=BLOCK_N, block_k=BLOCK_K, splits=splits,
-        num_warps=4, num_stages=4,
+        k, k_per_split, block_m=shape.block_m, block_n=shape.block_n, block_k=shape.block_k,
+        splits=splits, num_warps=shape.num_warps, num_stages=4,
     )  # fmt: skip
     return out
