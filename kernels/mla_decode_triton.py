@@ -27,7 +27,7 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _tile_ends(kv_lengths, num_rows, tokens: tl.constexpr, rows: tl.constexpr):
+def tile_ends(kv_lengths, num_rows, tokens: tl.constexpr, rows: tl.constexpr):
     """[rows] int32, number of tiles up to and with each row; those of no row repeat the last."""
     row = tl.arange(0, rows)
     lengths = tl.load(kv_lengths + row, mask=row < num_rows, other=0)
@@ -35,13 +35,13 @@ def _tile_ends(kv_lengths, num_rows, tokens: tl.constexpr, rows: tl.constexpr):
 
 
 @triton.jit
-def _part_tiles(ends, num_parts, min_tiles: tl.constexpr):
+def part_tiles(ends, num_parts, min_tiles: tl.constexpr):
     """Tiles of each part but the last."""
     return tl.maximum(tl.cdiv(tl.max(ends, axis=0), num_parts), min_tiles)
 
 
 @triton.jit
-def _soften(scores, peak, dtype: tl.constexpr):
+def soften(scores, peak, dtype: tl.constexpr):
     """exp2 of scores below their peak so far; what sums with the old peak are to be multiplied by;
     the new peak; sums of the first. [lines, tokens], [lines] ..."""
     higher = tl.maximum(peak, tl.max(scores, axis=1))
@@ -70,8 +70,8 @@ def _attend(
     value, rope = tl.arange(0, padded_value), tl.arange(0, padded_rope)
     # `exact`: the padded sizes are the real ones, nothing is masked but the end of a row.
     is_value, is_rope = value < value_dim, rope < rope_dim
-    ends = _tile_ends(kv_lengths, num_rows, tokens, rows)
-    per_part = _part_tiles(ends, num_parts, min_tiles)
+    ends = tile_ends(kv_lengths, num_rows, tokens, rows)
+    per_part = part_tiles(ends, num_parts, min_tiles)
     tile = part * per_part
     stop = tl.minimum(tile + per_part, tl.max(ends, axis=0))
     index = tl.arange(0, rows)
@@ -132,10 +132,10 @@ def _attend(
             # NOTE: without the branch the compiler takes the two products for a chain and lets
             # both warp groups compute all scores.
             if position + tokens <= seen_by_all:
-                p, fading, peak, sums = _soften(scores, peak, k.dtype)
+                p, fading, peak, sums = soften(scores, peak, k.dtype)
             else:
                 scores = tl.where(token[None, :] < limit[:, None], scores, float("-inf"))
-                p, fading, peak, sums = _soften(scores, peak, k.dtype)
+                p, fading, peak, sums = soften(scores, peak, k.dtype)
             weight = weight * fading + sums
             total = tl.dot(p, k, total * fading[:, None], input_precision=precision)
 
@@ -167,8 +167,8 @@ def _join(
     min_tiles: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1)
-    ends = _tile_ends(kv_lengths, num_rows, tokens, rows)
-    per_part = _part_tiles(ends, num_parts, min_tiles)
+    ends = tile_ends(kv_lengths, num_rows, tokens, rows)
+    per_part = part_tiles(ends, num_parts, min_tiles)
     index = tl.arange(0, rows)
     begin = tl.max(tl.where(index < row, ends, 0), axis=0)
     end = tl.sum(tl.where(index == row, ends, 0), axis=0)

@@ -11,7 +11,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _look(
+def look(
     total, weight, peak, q, q_rope, both, key_rope, first, last, shift, scale, key_stride,
     rope_stride, query,
     nope_dim: tl.constexpr, rope_dim: tl.constexpr, value_dim: tl.constexpr,
@@ -91,12 +91,12 @@ def _attend(
     total = tl.zeros([queries, padded_value], tl.float32)
     # All queries see the first keys, the last ones differ.
     seen_by_all = tl.minimum(tl.maximum(shift + 1, 0), seen) // keys * keys
-    total, weight, peak = _look(
+    total, weight, peak = look(
         total, weight, peak, q, q_rope, both, key_rope, 0, seen_by_all, shift, scale, key_stride,
         rope_stride, line, nope_dim, rope_dim, value_dim, padded_nope, padded_rope, padded_value,
         keys, False, precision, num_stages,
     )  # fmt: skip
-    total, weight, peak = _look(
+    total, weight, peak = look(
         total, weight, peak, q, q_rope, both, key_rope, seen_by_all, seen, shift, scale,
         key_stride, rope_stride, line, nope_dim, rope_dim, value_dim, padded_nope, padded_rope,
         padded_value, keys, True, precision, num_stages,
