@@ -13,7 +13,7 @@ from engine.decode_graphs import Decode, DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
 from engine.graph_capture import CudaCapture
 from engine.kv_memory import make_kv_cache, rank_memory_bytes
-from engine.memory_plan import GRAPHS, KV, MemoryPlan, plan_memory
+from engine.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan, plan_memory
 from engine.model_loading import load_model, open_weights
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
@@ -85,15 +85,13 @@ class RankModel:
         clock.note("load")
         kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
         clock.note("memory")
-        on_gpu = device.type == "cuda"
-        longest, num_ranks = needs.step_tokens, group.size
-        warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=on_gpu)
+        used = {term.name: term.num_bytes for term in held_weights(model)}
+        used[KV] = kv_cache.nbytes
+        used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         clock.note("warm_up")
         graphs = record(settings, model, kv_cache, plan, prepared.sizes)
         clock.note("graphs")
         experts.counts.zero_()
-        used = {term.name: term.num_bytes for term in held_weights(model)}
-        used[KV] = kv_cache.nbytes
         if graphs is not None:
             used[GRAPHS] = graphs.num_bytes
         plan.log_used(group.rank, used)
@@ -156,6 +154,25 @@ class Prepared:
         return cls(
             placement=placement, sizes=sizes, needs=needs, choice=choice, source=source, plan=plan
         )
+
+
+def warmed(
+    model: DeepseekV3,
+    kv_cache: torch.Tensor,
+    form: AttentionForm,
+    *,
+    longest: int,
+    num_ranks: int,
+) -> dict[str, int]:
+    """Warms up; on a GPU, what the longest pass took of its memory beside what was there."""
+    device = kv_cache.device
+    if device.type != "cuda":
+        warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=False)
+        return {}
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=True)
+    return {ACTIVATIONS: torch.cuda.max_memory_allocated(device) - before}
 
 
 def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
