@@ -15,7 +15,7 @@ from ep.dispatcher import DispatchedMasked, Payload
 from ep.gathered_tokens import gather_tokens
 from ep.group import EpGroup
 from ep.masked_rows import blocks_of, check_tokens, mean_rows
-from ep.way_back import WayBack, bring_back
+from ep.way_back import WayBack, bring_back, one_of_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class CollectiveMaskedDispatcher:
         self._slots_per_rank = slots_per_rank
         self._max_tokens = max_tokens
         self._exact = exact
+        # By T. Captured graphs read them: they stay.
+        self._one_of_each: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def max_tokens(self) -> int:
@@ -61,6 +63,9 @@ class CollectiveMaskedDispatcher:
             len(hidden),
             meanwhile,
         )
+        num_tokens = len(hidden)
+        if num_tokens not in self._one_of_each:
+            self._one_of_each[num_tokens] = one_of_each(group.size, num_tokens, hidden)
         blocks = blocks_of(
             (tokens.hidden, tokens.scales), tokens.topk_idx, slots, first=group.rank * slots
         )
@@ -74,6 +79,7 @@ class CollectiveMaskedDispatcher:
                     weights=tokens.weights,
                     own_idx=topk_idx,
                     own_weights=topk_weights,
+                    one_of_each=self._one_of_each[num_tokens],
                 )
             ),
             expected_rows=mean_rows(topk_idx.numel(), slots),

@@ -9,7 +9,6 @@
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -25,12 +24,14 @@ class WayBack:
     weights      [R T, K] float32
     own_idx      [T, K] integers, physical experts or -1
     own_weights  [T, K] float32
+    one_of_each  as the function of this name makes it, where it is there already
     """
 
     row_of: torch.Tensor
     weights: torch.Tensor
     own_idx: torch.Tensor
     own_weights: torch.Tensor
+    one_of_each: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def bring_back(
@@ -61,18 +62,18 @@ def _partial(
     base: torch.Tensor | None,
 ) -> torch.Tensor:
     received = _swap(combine(rows, way.row_of, way.weights), collectives, num_ranks)
-    row_of, ones = _one_of_each(num_ranks, len(received) // num_ranks, rows.device)
+    row_of, ones = way.one_of_each or one_of_each(num_ranks, len(received) // num_ranks, rows)
     return combine(received, row_of, ones, base=base)
 
 
-@lru_cache(maxsize=256)  # the same in all layers of a step
-def _one_of_each(
-    num_ranks: int, num_tokens: int, device: torch.device
+def one_of_each(
+    num_ranks: int, num_tokens: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """row_of [R, T] and weights [T, R] that add up the rows of all ranks. NOTE: what a graph is
-    captured of is run before, so that they are not made inside of it."""
-    numbers = torch.arange(num_ranks * num_tokens, dtype=torch.int32, device=device)
-    return numbers.view(num_ranks, num_tokens), torch.ones(num_tokens, num_ranks, device=device)
+    """row_of [R, T] and weights [T, R] that add up the sums of all ranks, on the device of
+    `like`."""
+    numbers = torch.arange(num_ranks * num_tokens, dtype=torch.int32, device=like.device)
+    ones = torch.ones(num_tokens, num_ranks, device=like.device)
+    return numbers.view(num_ranks, num_tokens), ones
 
 
 def _swap(rows: torch.Tensor, collectives: Collectives, num_ranks: int) -> torch.Tensor:
