@@ -13,93 +13,150 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import grpc
 import uvloop
 
+from bench.stub_server import Method, OnMessage, Send, StubServer, unary
 from core.log import configure
-from proto import generate_pb2, generate_pb2_grpc, router_pb2, router_pb2_grpc
 from proto.generate_pb2 import FINISH_REASON_LENGTH, GenerateRequest, GenerateResponse, Token
-from rpc.server import RpcServer
+from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, ServerFrame
+from proto.router_pb2 import AnnounceResponse, AssignResponse, WorkerRef
+from rpc.multiplex_server import MAX_UNREAD_FRAMES, MAX_UNREAD_PIECES, MAX_UNREAD_SMALL_FRAMES
 
 PAGE_TOKENS = 64
+SESSION = "/epserve.rpc.v1.Multiplex/Session"
+ANNOUNCE = "/epserve.router.v1.Router/Announce"
+STREAMING = frozenset({SESSION})
 
-Context = grpc.aio.ServicerContext[Any, Any]
+OK = CallEnd(code="OK")
+LAST = GenerateResponse(finish_reason=FINISH_REASON_LENGTH).SerializeToString()
 
 
-class StubDecode(generate_pb2_grpc.DecodeServicer):
+@dataclass(slots=True)
+class _Stream:
+    """Tokens of one request: those still to come, and those that wait to be sent."""
+
+    num_left: int
+    num_waiting: int = 0
+
+
+class Session:
+    """One multiplexed stream: `begin` answers a call now, or None and it is fed by `tick`."""
+
+    def __init__(
+        self, send: Send, begin: "Callable[[OpenCall], bytes | _Stream]", token: bytes
+    ) -> None:
+        self.streams: dict[int, _Stream] = {}
+        self._send = send
+        self._begin = begin
+        self._token = token
+        self._answers: list[CallPiece] = []
+        self._unread: deque[int] = deque()  # pieces of each frame on its way
+        self._num_unread_pieces = 0
+
+    def on_message(self, content: bytes) -> None:
+        frame = ClientFrame.FromString(content)
+        for _ in range(min(frame.num_read, len(self._unread))):
+            self._num_unread_pieces -= self._unread.popleft()
+        for opened in frame.open:
+            answer = self._begin(opened)
+            if isinstance(answer, _Stream):
+                self.streams[opened.call] = answer
+                self._add(answer, 1)
+            else:
+                self._answers.append(CallPiece(call=opened.call, responses=answer, end=OK))
+        for call in frame.cancel:
+            self.streams.pop(call, None)
+        self._flush()
+
+    def tick(self, count: int) -> None:
+        """So many tokens more for each stream."""
+        for stream in self.streams.values():
+            self._add(stream, count)
+        self._flush()
+
+    def _add(self, stream: _Stream, count: int) -> None:
+        count = min(count, stream.num_left)
+        stream.num_left -= count
+        stream.num_waiting += count
+
+    def _flush(self) -> None:
+        """Everything that waits, in one frame; nothing while the peer is behind with reading."""
+        num_frames = len(self._unread)
+        if num_frames >= MAX_UNREAD_SMALL_FRAMES or (
+            num_frames >= MAX_UNREAD_FRAMES and self._num_unread_pieces >= MAX_UNREAD_PIECES
+        ):
+            return
+        pieces, self._answers = self._answers, []
+        ended = []
+        for call, stream in self.streams.items():
+            if not stream.num_waiting:
+                continue
+            responses = self._token * stream.num_waiting
+            stream.num_waiting = 0
+            if stream.num_left:
+                pieces.append(CallPiece(call=call, responses=responses))
+            else:
+                pieces.append(CallPiece(call=call, responses=responses + LAST, end=OK))
+                ended.append(call)
+        for call in ended:
+            del self.streams[call]
+        if pieces:
+            self._unread.append(len(pieces))
+            self._num_unread_pieces += len(pieces)
+            self._send(ServerFrame(pieces=pieces).SerializeToString())
+
+
+class StubDecode:
     """Every request gets the same token again and again."""
 
     def __init__(self, *, rate: float, shift_seconds: float, token_id: int) -> None:
-        self.num_running = 0
+        self._sessions: list[Session] = []
         self._period = 1 / rate
         self._shift = shift_seconds
-        self._tick = asyncio.Event()
-        self._number = 0
-        self._token = Token(token_id=token_id)
+        self._token = GenerateResponse(tokens=[Token(token_id=token_id)]).SerializeToString()
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(session.streams) for session in self._sessions)
 
     async def run(self) -> None:
-        """Ticks until cancelled; one that is late is followed by the next one in time."""
-        self._number = int((time.monotonic() - self._shift) / self._period)
+        """Ticks until cancelled; a busy stub loses none: what it is late with, it sends at once."""
+        seen = int((time.monotonic() - self._shift) / self._period)
         while True:
             # Timers are in milliseconds, and may be early.
-            next_at = (self._number + 1) * self._period + self._shift
+            next_at = (seen + 1) * self._period + self._shift
             while (pause := next_at - time.monotonic()) > 0:
                 await asyncio.sleep(pause)
-            self._number += 1
-            tick, self._tick = self._tick, asyncio.Event()
-            tick.set()
+            number = int((time.monotonic() - self._shift) / self._period)
+            for session in self._sessions:
+                session.tick(max(1, number - seen))
+            seen = max(number, seen + 1)
 
-    async def Generate(  # noqa: N802 - the name is the contract's
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncIterator[GenerateResponse]:
-        num_left = request.sampling.max_tokens
-        one = GenerateResponse(tokens=[self._token])
-        self.num_running += 1
-        try:
-            seen = self._number
-            num_left -= 1
-            yield one if num_left else _last(self._token, 1)
-            while num_left:
-                if seen == self._number:
-                    await self._tick.wait()
-                # A busy stub loses no tick: what it is late with, it sends at once.
-                count = min(num_left, self._number - seen)
-                seen, num_left = self._number, num_left - count
-                if not num_left:
-                    yield _last(self._token, count)
-                else:
-                    yield one if count == 1 else GenerateResponse(tokens=[self._token] * count)
-        finally:
-            self.num_running -= 1
+    def session(self, send: Send) -> OnMessage:
+        """The gateway's calls of Generate."""
+
+        def begin(opened: OpenCall) -> _Stream:
+            request = GenerateRequest.FromString(opened.request)
+            return _Stream(request.sampling.max_tokens)
+
+        session = Session(send, begin, self._token)
+        self._sessions.append(session)
+        return session.on_message
 
 
-def _last(token: Token, count: int) -> GenerateResponse:
-    return GenerateResponse(tokens=[token] * count, finish_reason=FINISH_REASON_LENGTH)
+def router_session(workers: Sequence[tuple[StubDecode, str]]) -> Method:
+    """The gateway's calls of Assign: hands out the worker with the fewest requests."""
 
+    def begin(opened: OpenCall) -> bytes:
+        _, address = min(workers, key=lambda worker: worker[0].num_running)
+        ref = WorkerRef(address=address, epoch=f"epoch-{address}", name=address)
+        return AssignResponse(prefill=ref, decode=ref).SerializeToString()
 
-class StubRouter(router_pb2_grpc.RouterServicer):
-    """Hands out the worker with the fewest requests."""
-
-    def __init__(self, workers: Sequence[tuple[StubDecode, str]], max_model_len: int) -> None:
-        self._workers = workers
-        self._max_model_len = max_model_len
-
-    async def Assign(  # noqa: N802 - the name is the contract's
-        self, request: router_pb2.AssignRequest, context: Context
-    ) -> router_pb2.AssignResponse:
-        _, address = min(self._workers, key=lambda worker: worker[0].num_running)
-        ref = router_pb2.WorkerRef(address=address, epoch=f"epoch-{address}", name=address)
-        return router_pb2.AssignResponse(prefill=ref, decode=ref)
-
-    async def Announce(  # noqa: N802 - the name is the contract's
-        self, request: router_pb2.AnnounceRequest, context: Context
-    ) -> router_pb2.AnnounceResponse:
-        return router_pb2.AnnounceResponse(
-            page_tokens=PAGE_TOKENS, max_model_len=self._max_model_len, ready=True
-        )
+    return lambda send: Session(send, begin, b"").on_message
 
 
 async def serve(arguments: argparse.Namespace) -> None:
@@ -110,30 +167,23 @@ async def serve(arguments: argparse.Namespace) -> None:
             shift_seconds=index / arguments.workers / arguments.rate,
             token_id=arguments.token_ids[index % len(arguments.token_ids)],
         )
-        server = RpcServer("127.0.0.1:0")
-        register = generate_pb2_grpc.add_DecodeServicer_to_server
-        server.add(register, decode, generate_pb2, "Decode")
-        await server.start()
-        workers.append((decode, server.address))
+        server, address = await StubServer.listen({SESSION: decode.session}, streaming=STREAMING)
+        workers.append((decode, address))
         servers.append(server)
         ticking.append(asyncio.create_task(decode.run()))
-    router = RpcServer("127.0.0.1:0")
-    router.add(
-        router_pb2_grpc.add_RouterServicer_to_server,
-        StubRouter(workers, arguments.max_model_len),
-        router_pb2,
-        "Router",
-        multiplexed=("Assign",),
-    )
-    await router.start()
-    sys.stdout.write(f"{router.address}\n")
+    answer = AnnounceResponse(
+        page_tokens=PAGE_TOKENS, max_model_len=arguments.max_model_len, ready=True
+    ).SerializeToString()
+    methods = {SESSION: router_session(workers), ANNOUNCE: unary(lambda: answer)}
+    router, address = await StubServer.listen(methods, streaming=STREAMING)
+    sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
     for task in ticking:
         task.cancel()
     await asyncio.gather(*ticking, return_exceptions=True)
     for server in (router, *servers):
-        await server.stop(0)
+        server.close()
 
 
 def without_pauses() -> None:
