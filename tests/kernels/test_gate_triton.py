@@ -77,9 +77,9 @@ def test_logits(
     hidden, weight = randn(rng, num_tokens, width).to(dtype), randn(rng, experts, width).to(dtype)
     want = (hidden.double() @ weight.double().t()).to(device)
     hidden, weight = hidden.to(device), weight.to(device)
-    # Twice: the counters of the first launch must be back at zero. Then without them.
-    wide = router_gemm_triton.shape_for(5000)
-    for few_rows, shape in ((0, None), (0, None), (4, None), (0, wide)):
+    # Again and again: the counters of a launch must be back at zero. Then without them.
+    wide = router_gemm_triton.shape_for(5000) if experts == 12 or not INTERPRETED else None
+    for few_rows, shape in ((0, None), (0, wide), (0, wide), (4, None)):
         out = router_gemm_triton.launch(hidden, weight, few_rows=few_rows, shape=shape)
         assert out.dtype == torch.float32
         assert (out - want).norm() <= TOLERANCE * want.norm()
