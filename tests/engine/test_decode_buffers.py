@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.decode_buffers import NUM_HOST_BUFFERS, DecodeBuffers, split_parts
@@ -36,6 +36,7 @@ def buffers() -> DecodeBuffers:
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(rows(), st.integers(0, 3)), min_size=1, max_size=3 * NUM_HOST_BUFFERS))
 def test_a_batch_is_what_its_docstring_says_whatever_was_there_before(
     steps: list[tuple[list[Row], int]],

@@ -1,7 +1,9 @@
 """Memory worked out before it is allocated: what fits, what does not, and who is to blame."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,17 @@ class FullSize:
     source: DummyCheckpoint
 
 
+FullSizes = Callable[[WeightFormat], FullSize]
+
+
 @pytest.fixture(scope="module")
-def full_size(tmp_path_factory: pytest.TempPathFactory) -> dict[WeightFormat, FullSize]:
-    made: dict[WeightFormat, FullSize] = {}
-    formats: tuple[WeightFormat, ...] = ("fp8", "w4afp8")
-    for weights in formats:
+def full_size(tmp_path_factory: pytest.TempPathFactory) -> FullSizes:
+    @cache
+    def made(weights: WeightFormat) -> FullSize:
         folder = write_config(tmp_path_factory.mktemp(weights), weights=weights)
         source = DummyCheckpoint(folder, "cuda")
-        made[weights] = FullSize(folder, ModelConfig.from_folder(folder), source)
+        return FullSize(folder, ModelConfig.from_folder(folder), source)
+
     return made
 
 
@@ -88,12 +93,14 @@ def by_name(plan: MemoryPlan) -> dict[str, int]:
     return {term.name: term.num_bytes for term in plan.terms}
 
 
-@pytest.mark.parametrize(("weights", "ranks"), [("fp8", 8), ("w4afp8", 4)])
+@pytest.mark.parametrize(
+    ("weights", "ranks"), [("fp8", 8), pytest.param("w4afp8", 4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("form", AttentionForm)
 def test_deepseek_v3_fits_where_it_is_meant_to(
-    full_size: dict[WeightFormat, FullSize], weights: WeightFormat, ranks: int, form: AttentionForm
+    full_size: FullSizes, weights: WeightFormat, ranks: int, form: AttentionForm
 ) -> None:
-    plan = deepseek_v3(full_size[weights], ranks, form, max_running=128, chunk_tokens=4096)
+    plan = deepseek_v3(full_size(weights), ranks, form, max_running=128, chunk_tokens=4096)
     terms = by_name(plan)
     assert plan.total_bytes == sum(terms.values()) <= H200_BYTES
     assert terms[LIBRARIES] == LIBRARY_BYTES
@@ -108,10 +115,10 @@ def test_deepseek_v3_fits_where_it_is_meant_to(
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_largest_terms(
-    full_size: dict[WeightFormat, FullSize],
+    full_size: FullSizes,
 ) -> None:
     with pytest.raises(ValueError, match="routed experts 152") as refusal:
-        deepseek_v3(full_size["fp8"], 4, DECODE)
+        deepseek_v3(full_size("fp8"), 4, DECODE)
     text = str(refusal.value)
     assert text.count(" GiB,") == 2, "three terms are named"
     assert "of the 140.0 GiB of memory that a rank has" in text
@@ -120,13 +127,13 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_largest_terms(
 
 
 def test_pages_that_were_asked_for_and_do_not_fit_are_refused(
-    full_size: dict[WeightFormat, FullSize],
+    full_size: FullSizes,
 ) -> None:
     with pytest.raises(ValueError, match=r"KV pages \d.*--kv-pages"):
-        deepseek_v3(full_size["fp8"], 8, DECODE, kv_pages=100_000)
+        deepseek_v3(full_size("fp8"), 8, DECODE, kv_pages=100_000)
     with pytest.raises(ValueError, match=r"cannot hold one request.*the rest needs"):
         deepseek_v3(
-            full_size["fp8"], 8, DECODE, 105 * GIB, max_model_len=163840, max_running=8
+            full_size("fp8"), 8, DECODE, 105 * GIB, max_model_len=163840, max_running=8
         )
 
 

@@ -66,7 +66,8 @@ def prompt_batch(num_tokens: int) -> ForwardBatch:
 def test_it_is_what_a_checkpoint_of_this_config_must_be(
     tmp_path: Path, quantization: dict[str, Any] | None
 ) -> None:
-    folder = config_folder(tmp_path, quantization, num_nextn_predict_layers=1)
+    few = {"num_hidden_layers": 2, "n_routed_experts": 8}
+    folder = config_folder(tmp_path, quantization, num_nextn_predict_layers=1, **few)
     dummy = DummyCheckpoint(folder)
     config = ModelConfig.from_folder(folder)
     dummy.check(config)
