@@ -316,8 +316,7 @@ async def test_a_client_that_goes_away_aborts_its_attempt(
             if how != "disconnect":
                 with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
                     await call
-        status = await client.watch_until(is_quiet)
-        if num_steps(status) < before + 60:
+        if num_steps(await client.watch_until(is_quiet)) < before + 60:
             return
     raise AssertionError("no attempt of nine was aborted")
 
