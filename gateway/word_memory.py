@@ -8,7 +8,7 @@ and words that are known need no encoding.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,7 +16,7 @@ import tokenizers
 
 from core.byte_level import BYTE_OF_CHARACTER
 from core.log import get_logger
-from gateway.ascii_pattern import UnknownPattern, pieces_pattern
+from gateway.ascii_pattern import UnknownPattern, piece_finder
 
 log = get_logger("gateway.word_memory")
 
@@ -40,7 +40,7 @@ _SAMPLES = (
     "a  b   c\n \n  d\t\te 1 22 333 4444 5a6 b7  8 \n9 x=y+z; <p>&amp;</p> \\ \"q\" `r` ~s^t|u$ 'T",
 )
 
-Splitter = Callable[[str], list[str]]
+Splitter = Callable[[str], Iterable[str]]
 
 
 class WordMemory:
@@ -151,7 +151,9 @@ def _splitters(definition: Mapping[str, Any]) -> list[Splitter]:
     outer = definition["pre_tokenizer"] or {"type": "none"}
     steps = outer["pretokenizers"] if outer["type"] == "Sequence" else [outer]
     patterns = [_pattern(step, is_last=step is steps[-1]) for step in steps]
-    return [pieces_pattern(pattern).findall for pattern in patterns if pattern]
+    patterns = [pattern for pattern in patterns if pattern]
+    # Those in front look for numbers and for scripts, the last one cuts everything.
+    return [piece_finder(one, is_everywhere=one is patterns[-1]) for one in patterns]
 
 
 def _pattern(step: Mapping[str, Any], *, is_last: bool) -> str:

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from gateway import word_memory
-from gateway.ascii_pattern import UnknownPattern, pieces_pattern
+from gateway.ascii_pattern import UnknownPattern, piece_finder
 from gateway.word_memory import WordMemory
 
 TEXTS = [
@@ -168,7 +168,10 @@ def test_tokenizers_of_other_kinds_are_left_to_the_library() -> None:
 
 
 def test_a_translation_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_memory, "pieces_pattern", lambda source: pieces_pattern("[a-y]+"))
+    def wrong(source: str, *, is_everywhere: bool) -> Any:
+        return piece_finder("[a-y]+", is_everywhere=is_everywhere)
+
+    monkeypatch.setattr(word_memory, "piece_finder", wrong)
     assert WordMemory.of(TOKENIZERS["llama-3"]) is None
 
 
@@ -182,10 +185,14 @@ def test_a_translation_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatc
 )  # fmt: skip
 def test_patterns_that_are_not_sure_are_refused(source: str) -> None:
     with pytest.raises(UnknownPattern):
-        pieces_pattern(source)
+        piece_finder(source, is_everywhere=True)
 
 
-def test_pieces_are_matches_and_what_is_between() -> None:
-    assert pieces_pattern(r"\p{Lu}\p{Ll}*").findall("ab Cd--eF") == ["ab ", "Cd", "--e", "F"]
-    assert pieces_pattern(r"[\p{M}\p{L}]+|\p{M}").findall("a1b") == ["a", "1", "b"]
-    assert pieces_pattern(r"[^\p{M}]").findall("a1") == ["a", "1"]
+@pytest.mark.parametrize("is_everywhere", [False, True])
+def test_pieces_are_matches_and_what_is_between(is_everywhere: bool) -> None:
+    def pieces(source: str, text: str) -> list[str]:
+        return list(piece_finder(source, is_everywhere=is_everywhere)(text))
+
+    assert pieces(r"\p{Lu}\p{Ll}*", "ab Cd--eF") == ["ab ", "Cd", "--e", "F"]
+    assert pieces(r"[\p{M}\p{L}]+|\p{M}", "a1b") == ["a", "1", "b"]
+    assert pieces(r"[^\p{M}]", "a1") == ["a", "1"]
