@@ -64,6 +64,12 @@ def all_of(make: Tensors) -> Iterator[Variants]:
                 for groups, warps in ROW_SHAPES if groups * 128 <= WIDTH
             },
         )  # fmt: skip
+    yield from _merge_states(make)
+    yield from _router_gemm(make)
+    yield from _fp8_gemm(make)
+
+
+def _merge_states(make: Tensors) -> Iterator[Variants]:
     a, b = (make.rows(128, HEADS, NOPE) for _ in range(2))
     lse = make.random(128, HEADS)
     yield Variants(
@@ -75,6 +81,9 @@ def all_of(make: Tensors) -> Iterator[Variants]:
             for rows, warps in ((8, 4), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8))
         },
     )  # fmt: skip
+
+
+def _router_gemm(make: Tensors) -> Iterator[Variants]:
     weight = make.rows(EXPERTS, HIDDEN)
     for tokens, goal in ((1, 2.1), (2, 0.0), (4, 0.0), (8, 0.0)):
         x = make.rows(tokens, HIDDEN)
@@ -99,7 +108,6 @@ def all_of(make: Tensors) -> Iterator[Variants]:
             )
         },
     )  # fmt: skip
-    yield from _fp8_gemm(make)
     yield from _mla_decode(make)
     yield from _mla_prefill(make)
 
