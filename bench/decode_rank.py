@@ -76,10 +76,7 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
             write_breakdown(arguments.results / "details" / name, case, kernels, floor)
             yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
             for purpose, microseconds in by_purpose(kernels).items():
-                yield run.record(
-                    case, f"time in {purpose}", "us", microseconds,
-                    peer="memory" if purpose in floor else None, peer_value=floor.get(purpose),
-                )  # fmt: skip
+                yield run.record(case, f"time in {purpose}", "us", microseconds)
 
 
 def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int) -> float:
