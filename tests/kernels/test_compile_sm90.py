@@ -5,6 +5,7 @@ In a process of its own: this one may have Triton's interpreter on, which cannot
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def run(cache: Path, *arguments: str) -> str:
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, "-m", "bench.compile_offline", *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2400, check=False,
     )  # fmt: skip
     # 1: something compiles and does not fit, which is what the caller wants to see.
     assert done.returncode in (0, 1), done.stderr[-4000:]
@@ -48,18 +49,18 @@ def test_a_risky_kernel_fits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_all_kernels_fit(tmp_path: Path) -> None:
     compiled = check(tmp_path)
-    written = {
-        line.split("(")[0].removeprefix("def ")
-        for path in sorted((ROOT / "kernels").glob("*_triton.py"))
-        for line in path.read_text(encoding="utf-8").split("@triton.jit\n")[1:]
+    sources = [
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "kernels").glob("*_triton.py"))
+    ]
+    # A kernel is launched as name[grid](...); what others call is compiled as part of them.
+    launched = {
+        name
+        for source in sources
+        for name in re.findall(r"@triton\.jit\ndef (\w+)\(", source)
+        if f"{name}[" in source
     }
-    launched = {name for name in written if name.startswith("_")}
-    # Functions that kernels call are compiled as part of them.
-    inlined = {
-        "_above", "_collect", "_flip", "_key", "_least_likely", "_product", "_quantise_row",
-        "_reach", "_rotate", "_sums", "_tile", "_value", "_weight",
-    }  # fmt: skip
-    assert launched - inlined <= compiled, launched - inlined - compiled
+    assert len(launched) > 20
+    assert launched <= compiled, launched - compiled
