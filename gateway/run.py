@@ -9,11 +9,11 @@ Leaving the block cancels whatever still runs, on this machine and on the worker
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from core.errors import EpserveError
 from core.request_ids import choice_id
@@ -69,8 +69,14 @@ class Run:
         self._room.set()
         self._has_ended = False  # some choice has, or the whole run
         self._stop_error: EpserveError | None = None
+        # A single choice is read by whoever reads the run, without a task of its own.
+        self._alone: AsyncGenerator[tuple[int, Piece]] | None = None
+        self._reader: asyncio.Task[Any] | None = None  # while it waits for the single choice
 
     async def __aenter__(self) -> Self:
+        if len(self._choices) == 1:
+            self._alone = self._pieces_of(self._choices[0])
+            return self
         for choice in self._choices:
             task = asyncio.create_task(self._drive(choice))
             task.add_done_callback(self._note_end)
@@ -83,9 +89,12 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._alone is not None:
+            await self._alone.aclose()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def __aiter__(self) -> AsyncIterator[list[tuple[int, Piece]]]:
         return self
@@ -93,6 +102,10 @@ class Run:
     async def __anext__(self) -> list[tuple[int, Piece]]:
         """Everything new, at least one piece. Raises the first choice's error there is, once
         the pieces before it are out."""
+        if self._alone is not None:
+            if self._stop_error is not None:
+                raise self._stop_error
+            return [await self._next_of(self._alone)]
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -115,6 +128,8 @@ class Run:
         self._stop_error = error
         self._has_ended = True
         self._changed.set()
+        if self._reader is not None:
+            self._reader.cancel()
 
     def usage(self) -> Usage:
         """Cached tokens are those that the first choice of each prompt found."""
@@ -161,7 +176,30 @@ class Run:
         self._has_ended = True
         self._changed.set()
 
+    async def _next_of(self, alone: AsyncGenerator[tuple[int, Piece]]) -> tuple[int, Piece]:
+        """As `__anext__`."""
+        reader = self._reader = asyncio.current_task()
+        try:
+            return await anext(alone)
+        except asyncio.CancelledError:
+            # By `stop`, and by nobody else at the same time?
+            if self._stop_error is not None and reader is not None and not reader.uncancel():
+                raise self._stop_error from None
+            raise
+        finally:
+            self._reader = None
+
     async def _drive(self, choice: _Choice) -> None:
+        """Reads one leg to its end, ahead of a reader that is slow by so many pieces at most."""
+        async with aclosing(self._pieces_of(choice)) as pieces:
+            async for piece in pieces:
+                await self._room.wait()
+                self._pieces.append(piece)
+                self._changed.set()
+                if len(self._pieces) >= MAX_PIECES:
+                    self._room.clear()
+
+    async def _pieces_of(self, choice: _Choice) -> AsyncGenerator[tuple[int, Piece]]:
         """Reads one leg until the choice has ended: by the worker, or by a stop string."""
         last_at: float | None = None
         is_first = True
@@ -174,11 +212,7 @@ class Run:
                     piece = choice.echo.before(piece, choice.leg.prompt_logprobs)
                 is_first = False
                 if piece:
-                    await self._room.wait()
-                    self._pieces.append((choice.index, piece))
-                    self._changed.set()
-                    if len(self._pieces) >= MAX_PIECES:
-                        self._room.clear()
+                    yield choice.index, piece
                 if choice.text.finish_reason is not None:
                     return
 
