@@ -197,14 +197,20 @@ async def test_deadline_before_the_first_token(gateway: Gateway, stream: bool) -
 
 
 async def test_deadline_in_mid_stream(gateway: Gateway) -> None:
-    gateway.cluster.first.plan.hang_after = 3
-    reply = await timed_out(gateway, "1.5", stream=True)
+    for seconds in ("0.5", "3", "20"):  # time enough for the first tokens, on whatever machine
+        gateway.cluster.first.plan.hang_after = 3
+        reply = await timed_out(gateway, seconds, stream=True)
+        if reply.status_code == 200:
+            break
     assert reply.status_code == 200
     assert '"code":"deadline_exceeded"' in reply.text.split("\n\n")[-2]
 
 
 async def test_deadline_at_the_router(gateway: Gateway) -> None:
     gateway.cluster.router.hang = True
-    reply = await timed_out(gateway, "1.5")
-    assert reply.status_code == 504
+    for seconds in ("0.5", "3", "20"):
+        reply = await timed_out(gateway, seconds)
+        assert reply.status_code == 504
+        if gateway.cluster.router.requests:
+            break
     await asyncio.wait_for(gateway.cluster.router.cancelled.wait(), 20)
