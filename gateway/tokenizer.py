@@ -10,7 +10,6 @@ from tokenizers import decoders
 
 from core.byte_level import BYTE_OF_CHARACTER
 from core.errors import CheckpointError
-from gateway.word_memory import WordMemory
 from model.config import Fields
 
 # Read by the library when it encodes: a batch of one needs no pool of threads.
@@ -42,7 +41,6 @@ class Tokenizer:
         bos = special_tokens.get("bos_token")
         self._bos_id = tokenizer.token_to_id(bos) if adds_bos and bos else None
         self._spelled: dict[int, bytes] = {}
-        self._words = WordMemory.of(tokenizer)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -69,8 +67,6 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`; a chat template has put the special tokens in already."""
         if len(text) <= INLINE_CHARACTERS:
-            if self._words is not None and not add_special_tokens:
-                return self._words.encode(text)
             return self._encode(text, add_special_tokens)
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
