@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from ep.placement import EMPTY
 from kernels.fused_moe import Experts as FusedExperts
 from kernels.fused_moe import fused_moe
 from kernels.grouped_linear import (
@@ -21,6 +20,7 @@ from kernels.silu_mul import silu_mul, silu_mul_masked
 from model.config import ModelConfig
 from model.fp8_experts import Fp8Experts, stay_fp8
 from model.int4_experts import Int4Experts, are_int4
+from model.slot_loading import fill_slots, num_slots
 from model.weights import Weights
 
 
@@ -67,32 +67,18 @@ class ExpertWeights:
     ) -> "ExpertWeights":
         """`experts` by slot, EMPTY ones left out, replicas read once. ValueError when there is to
         be a shared expert and the model has not just one."""
-        if fold_shared and config.num_shared_experts != 1:
-            raise ValueError(
-                f"one shared expert can be folded in, the model has {config.num_shared_experts}"
-            )
-        num_slots = len(experts) + fold_shared
+        count = num_slots(config, experts, fold_shared=fold_shared)
         hidden, width = config.hidden_size, config.moe_intermediate_size
         options = {"dtype": weights.dtype, "device": weights.device}
-        gate_up = torch.zeros(num_slots, 2 * width, hidden, **options)
-        down = torch.zeros(num_slots, hidden, width, **options)
+        gate_up = torch.zeros(count, 2 * width, hidden, **options)
+        down = torch.zeros(count, hidden, width, **options)
 
         def read(slot: int, stem: str) -> None:
             gate_up[slot, :width] = weights.get(f"{stem}.gate_proj.weight")
             gate_up[slot, width:] = weights.get(f"{stem}.up_proj.weight")
             down[slot] = weights.get(f"{stem}.down_proj.weight")
 
-        first: dict[int, int] = {}
-        for slot, expert in enumerate(experts):
-            if expert == EMPTY:
-                continue
-            if expert in first:
-                gate_up[slot], down[slot] = gate_up[first[expert]], down[first[expert]]
-                continue
-            first[expert] = slot
-            read(slot, f"{prefix}.experts.{expert}")
-        if fold_shared:
-            read(len(experts), f"{prefix}.shared_experts")
+        fill_slots(read, (gate_up, down), prefix, experts, fold_shared=fold_shared)
         return cls(
             num_slots=len(experts), gate_up=favoured_layout(gate_up), down=favoured_layout(down)
         )

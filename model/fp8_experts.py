@@ -7,7 +7,6 @@ import torch
 
 from core.errors import CheckpointError
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from ep.placement import EMPTY
 from kernels.block_dequantise import BLOCK
 from kernels.fp8_gemm import fp8_gemm
 from kernels.fp8_grouped_gemm import (
@@ -21,6 +20,7 @@ from kernels.permute import permute
 from kernels.quantise import quantise
 from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
 from model.config import ModelConfig
+from model.slot_loading import fill_slots, num_slots
 from model.weights import Weights
 
 
@@ -55,14 +55,10 @@ class Fp8Experts:
         """`experts` by slot, EMPTY ones left out, replicas read once. CheckpointError when not
         all of them are FP8; ValueError when there is to be a shared expert and the model has not
         just one."""
-        if fold_shared and config.num_shared_experts != 1:
-            raise ValueError(
-                f"one shared expert can be folded in, the model has {config.num_shared_experts}"
-            )
-        num_slots = len(experts) + fold_shared
+        count = num_slots(config, experts, fold_shared=fold_shared)
         hidden, width = config.hidden_size, config.moe_intermediate_size
-        gate_up, gate_up_scale = _empty(num_slots, 2 * width, hidden, weights.device)
-        down, down_scale = _empty(num_slots, hidden, width, weights.device)
+        gate_up, gate_up_scale = _empty(count, 2 * width, hidden, weights.device)
+        down, down_scale = _empty(count, hidden, width, weights.device)
         stacks = (gate_up, gate_up_scale, down, down_scale)
 
         def read(slot: int, stem: str) -> None:
@@ -73,18 +69,7 @@ class Fp8Experts:
             gate_up[slot, width:], gate_up_scale[slot, half:] = values, scale
             down[slot], down_scale[slot] = _stored(weights, f"{stem}.down_proj.weight")
 
-        first: dict[int, int] = {}
-        for slot, expert in enumerate(experts):
-            if expert == EMPTY:
-                continue
-            if expert in first:
-                for stack in stacks:
-                    stack[slot] = stack[first[expert]]
-                continue
-            first[expert] = slot
-            read(slot, f"{prefix}.experts.{expert}")
-        if fold_shared:
-            read(len(experts), f"{prefix}.shared_experts")
+        fill_slots(read, stacks, prefix, experts, fold_shared=fold_shared)
         return cls(
             num_slots=len(experts), gate_up=gate_up, gate_up_scale=gate_up_scale, down=down,
             down_scale=down_scale, dtype=weights.dtype,

@@ -7,7 +7,6 @@ import torch
 
 from core.errors import CheckpointError
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from ep.placement import EMPTY
 from kernels.quantise import quantise
 from kernels.rescale import rescale
 from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
@@ -20,6 +19,7 @@ from kernels.w4a8_grouped_gemm_packing import (
     pack_weights,
 )
 from model.config import ModelConfig
+from model.slot_loading import fill_slots
 from model.w4afp8 import input_scale_name
 from model.weights import Weights
 
@@ -52,19 +52,14 @@ class Int4Experts:
         hidden, width = config.hidden_size, config.moe_intermediate_size
         gate_up = _no_weights(len(experts), 2 * width, hidden, weights.device)
         down = _no_weights(len(experts), hidden, width, weights.device)
-        first: dict[int, int] = {}
-        for slot, expert in enumerate(experts):
-            if expert == EMPTY:
-                continue
-            if expert in first:
-                gate_up[slot], down[slot] = gate_up[first[expert]], down[first[expert]]
-                continue
-            first[expert] = slot
-            stem = f"{prefix}.experts.{expert}"
+
+        def read(slot: int, stem: str) -> None:
             half = width // BLOCK_ROWS
             gate_up[slot, :half] = _packed(weights, f"{stem}.gate_proj.weight")
             gate_up[slot, half:] = _packed(weights, f"{stem}.up_proj.weight")
             down[slot] = _packed(weights, f"{stem}.down_proj.weight")
+
+        fill_slots(read, (gate_up, down), prefix, experts)
         return cls(
             gate_up=PackedWeights(gate_up),
             down=PackedWeights(down),
