@@ -131,13 +131,14 @@ class GrpcStream(asyncio.Protocol):
         )
         self._unsent = b""
         self._is_writable = False
+        self._is_ending = False
         self._body = bytearray()
         self._num_unreported = 0
 
     @property
     def has_room(self) -> bool:
         """Whether a message can be sent now; else `on_room` will tell."""
-        return self._is_writable and not self._unsent and not self._is_over
+        return self._is_writable and not (self._unsent or self._is_ending or self._is_over)
 
     async def connect(self) -> None:
         """Returns once the server speaks HTTP/2, or the stream has ended."""
@@ -188,7 +189,11 @@ class GrpcStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._num_silent_ticks = 0
         try:
-            for event in self._http.receive_data(data):
+            events = self._http.receive_data(data)
+            # The library has seen all of them already: of a stream that ends behind what is
+            # looked at now, it takes nothing more.
+            self._is_ending = any(isinstance(one, StreamEnded | StreamReset) for one in events)
+            for event in events:
                 if self._is_over:
                     return
                 self._accept(event)
@@ -228,7 +233,7 @@ class GrpcStream(asyncio.Protocol):
     def _push(self) -> None:
         """Sends as much as the peer, and the transport, take."""
         position = 0
-        while position < len(self._unsent) and self._is_writable:
+        while position < len(self._unsent) and self._is_writable and not self._is_ending:
             room = self._http.local_flow_control_window(STREAM)
             room = min(room, self._http.max_outbound_frame_size)
             if room <= 0:
@@ -277,7 +282,7 @@ class GrpcStream(asyncio.Protocol):
 
     def _accept_data(self, event: DataReceived) -> None:
         self._num_unreported += event.flow_controlled_length
-        if self._num_unreported > WINDOW_BYTES // 2:
+        if self._num_unreported > WINDOW_BYTES // 2 and not self._is_ending:
             num_bytes, self._num_unreported = self._num_unreported, 0
             self._http.increment_flow_control_window(num_bytes)
             self._http.increment_flow_control_window(num_bytes, STREAM)

@@ -165,7 +165,9 @@ async def test_a_method_that_is_not_there_and_a_server_that_stops() -> None:
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, GOAWAY, CONTINUATION = 0, 1, 3, 4, 5, 7, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0, 1, 3, 4, 5, 7, 8, 9
+)
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 
 
@@ -257,6 +259,36 @@ async def test_headers_in_parts_padding_and_messages_in_parts_are_understood() -
         await heard.stream.connect()
         assert await asyncio.wait_for(heard.ended, 60) is None
         assert heard.messages == [b"ab", b""]
+
+
+@pytest.mark.parametrize("outgoing", [[], [b"x" * 2**20]])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (frame(HEADERS, END, 1, block(("grpc-status", "0"))), None),
+        (frame(RST_STREAM, 0, 1, b"\0\0\0\x08"), "CANCELLED"),
+    ],
+)
+async def test_an_end_that_comes_with_what_is_in_front_of_it(
+    monkeypatch: pytest.MonkeyPatch, outgoing: list[bytes], end: bytes, code: str | None
+) -> None:
+    monkeypatch.setattr(grpc_stream, "WINDOW_BYTES", 2**16)
+    half = bytes(2**15 - 1000)
+    said = (
+        HELLO
+        + HEAD
+        + frame(DATA, 0, 1, b"\0" + (2 * len(half)).to_bytes(4, "big"))
+        + frame(WINDOW_UPDATE, 0, 1, b"\0\1\0\0")
+        + b"".join(frame(DATA, 0, 1, half[at : at + 8000]) for at in range(0, len(half), 8000)) * 2
+        + frame(WINDOW_UPDATE, 0, 0, b"\0\1\0\0")
+        + end
+    )
+    async with speaking(said) as address:
+        heard = Heard(address, outgoing)
+        await heard.stream.connect()
+        error = await asyncio.wait_for(heard.ended, 60)
+        assert (error and error.code().name) == code
+        assert [len(message) for message in heard.messages] == [2 * len(half)]
 
 
 async def test_a_peer_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
