@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from bench import kernel_cases_products, kernel_cases_rows, kernel_variants
-from bench.gpu_timing import copy_bytes_per_second, microseconds
+from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
 from bench.kernel_case import Case, Tensors
 from bench.records import RESULTS, Record, Run, append
 
@@ -60,16 +60,20 @@ def measure(chosen: Iterable[Case], bytes_per_second: float) -> Iterator[Measure
         library = None
         if module is not None and case.library is not None:
             # A peer that waits for the host cannot be captured: not compared.
-            try:
-                library = microseconds(case.library(module), CALLS)
-            except RuntimeError as error:
-                sys.stdout.write(f"{case.bench} {case.name}: no peer: {str(error)[:200]}\n")
-        yield Measured(
-            case=case,
-            ours=microseconds(case.call, CALLS),
-            library=library,
-            floor=case.floor(bytes_per_second),
-        )
+            library = _time_of(case.library(module), f"{case.bench} {case.name}: peer")
+        ours = _time_of(case.call, f"{case.bench} {case.name}")
+        if ours is not None:
+            floor = case.floor(bytes_per_second)
+            yield Measured(case=case, ours=ours, library=library, floor=floor)
+
+
+def _time_of(call: Call, name: str) -> float | None:
+    """Microseconds; None, and said, where it fails: one that does not compile hides no other."""
+    try:
+        return microseconds(call, CALLS)
+    except Exception as error:  # noqa: BLE001 - whatever a compiler throws
+        sys.stdout.write(f"{name}: failed: {error!r:.300}\n")
+        return None
 
 
 def _module(name: str) -> ModuleType | None:
@@ -82,8 +86,9 @@ def _module(name: str) -> ModuleType | None:
 def compare_variants(chosen: Iterable[kernel_variants.Variants]) -> None:
     """Prints the time of each way, the best marked; the first is what is in use."""
     for each in chosen:
-        times = {name: microseconds(call, CALLS) for name, call in each.ways.items()}
-        best = min(times, key=lambda name: times[name])
+        timed = {name: _time_of(call, name) for name, call in each.ways.items()}
+        times = {name: time for name, time in timed.items() if time is not None}
+        best = min(times, key=lambda name: times[name], default=None)
         goal = f"  goal {each.goal:.1f} us" if each.goal else ""
         sys.stdout.write(f"{each.bench} {each.name}{goal}\n")
         for name, time in times.items():
