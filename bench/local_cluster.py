@@ -1,5 +1,6 @@
 """A cluster on this machine for the time of a benchmark: `ctl up` in a process of its own."""
 
+import itertools
 import signal
 import socket
 import subprocess
@@ -15,6 +16,9 @@ _READY_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.1
 _FIRST_PORT, _LAST_PORT = 21000, 31000
+_PORTS_A_CLUSTER = 20
+# Several clusters of a process may start at once: nobody gets what another was just given.
+_given_ports = itertools.cycle(range(_FIRST_PORT, _LAST_PORT, _PORTS_A_CLUSTER))
 
 
 class ClusterError(Exception):
@@ -68,7 +72,7 @@ def _is_healthy(url: str) -> bool:
 
 def _free_port_pair() -> int:
     """A port that is free, like the one above it: the router's."""
-    for port in range(_FIRST_PORT, _LAST_PORT, 20):
+    for port in itertools.islice(_given_ports, (_LAST_PORT - _FIRST_PORT) // _PORTS_A_CLUSTER):
         if _is_free(port) and _is_free(port + 1):
             return port
     raise ClusterError(f"no two free ports between {_FIRST_PORT} and {_LAST_PORT}")

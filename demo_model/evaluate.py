@@ -60,8 +60,10 @@ def score(conversations: Sequence[Conversation], answer: Answerer) -> Score:
     return Score(len(pairs) - len(misses), len(pairs), misses[:10])
 
 
-def server_answerer(url: str, model: str, max_tokens: int = _MAX_TOKENS) -> Answerer:
-    """Answers from a server's /v1/chat/completions, `_CONCURRENCY` requests at once.
+def server_answerer(
+    url: str, model: str, max_tokens: int = _MAX_TOKENS, *, concurrency: int = _CONCURRENCY
+) -> Answerer:
+    """Answers from a server's /v1/chat/completions, `concurrency` requests at once.
 
     HTTP errors are raised.
     """
@@ -82,7 +84,7 @@ def server_answerer(url: str, model: str, max_tokens: int = _MAX_TOKENS) -> Answ
             return str(json.load(response)["choices"][0]["message"]["content"])
 
     def answer(conversations: Sequence[Conversation]) -> list[str]:
-        with ThreadPoolExecutor(_CONCURRENCY) as pool:
+        with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(ask, conversations))
 
     return answer

@@ -1,0 +1,251 @@
+"""Right answers of the demo model through whole clusters: `python -m bench.accuracy --record`.
+
+The held-out questions of `demo_model` over HTTP, to a cluster for each format of the weights, with
+and without recorded steps and with and without planning ahead; on several GPUs also with two decode
+ranks, by NCCL and by DeepEP. What comes out is held against a cluster in FP32 on the CPU, asked the
+same in the same run. Exit status 1 where a case loses more than it may, or does not run.
+
+DeepEP is asked in its normal mode, without recorded steps: its low-latency kernels do not know the
+256 values that a token of the demo model has.
+"""
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from bench.local_cluster import ClusterError, local_cluster
+from bench.plain_checkpoint import write_plain
+from bench.rank_runs import say
+from bench.records import RESULTS, Record, Run, append
+from demo_model.corpus import chatter_set, evaluation_set, long_set
+from demo_model.evaluate import Score, first_model, score, server_answerer
+from demo_model.settings import CHECKPOINT_PATH
+
+BENCH = "accuracy"
+PEER = "FP32 on CPU"
+FORMATS = ("bf16", "fp8", "w4afp8")
+# In points of a hundred.
+MOST_LOST = {"bf16": 1.0, "fp8": 1.0, "w4afp8": 2.0}
+READY_SECONDS = 400.0  # on a machine that has compiled nothing yet
+LONG_TOKENS = 3600
+CORES_A_CLUSTER = 3
+AT_ONCE = 64  # requests
+
+SWITCHES = {True: ("graphs", "overlap"), False: ("no graphs", "no overlap")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A cluster; `options` are those of `ctl up`."""
+
+    name: str
+    weights: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """`error` is empty for a cluster that has answered everything."""
+
+    case: Case
+    score: Score | None = None
+    start_seconds: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def percent(self) -> float:
+        assert self.score is not None
+        return 100 * self.score.num_right / self.score.num_asked
+
+
+REFERENCE = Case(name="fp32, cpu", weights="fp8", options=("--device", "cpu", "--dtype", "float32"))
+
+
+def cases(formats: Sequence[str], device: str, num_gpus: int, *, deep_ep: bool) -> Iterator[Case]:
+    """Those first that make the others start quicker: kernels are compiled once."""
+    options = ("--device", device, "--dtype", "bfloat16")
+    if device == "cpu":  # nothing is recorded there
+        for weights in formats:
+            yield Case(name=f"{weights}, cpu", weights=weights, options=options)
+        return
+    for graphs, overlap in itertools.product((True, False), repeat=2):
+        for weights in formats:
+            yield Case(
+                name=f"{weights}, cuda, {SWITCHES[graphs][0]}, {SWITCHES[overlap][1]}",
+                weights=weights,
+                options=(*options, "--decode-ranks", "1", *switched(graphs, overlap)),
+            )
+    if num_gpus < 2:
+        return
+    for weights in formats:
+        two = (*options, "--prefill-ranks", "2", "--decode-ranks", "2")
+        yield Case(
+            name=f"{weights}, cuda, 2 ranks, collective, graphs, overlap",
+            weights=weights,
+            options=(*two, *switched(True, True), *dispatcher("collective")),
+        )
+        if deep_ep:
+            yield Case(
+                name=f"{weights}, cuda, 2 ranks, deep_ep, no graphs, overlap",
+                weights=weights,
+                options=(*two, *switched(False, True), *dispatcher("deep_ep")),
+            )
+
+
+def switched(graphs: bool, overlap: bool) -> tuple[str, ...]:
+    flags = {"cuda-graph": graphs, "overlap-schedule": overlap}
+    return tuple(
+        word
+        for name, value in flags.items()
+        for word in ("--set", f"decode.{name}={str(value).lower()}")
+    )
+
+
+def dispatcher(name: str) -> tuple[str, ...]:
+    return tuple(
+        word for role in ("prefill", "decode") for word in ("--set", f"{role}.ep-dispatcher={name}")
+    )
+
+
+def write_folders(formats: Sequence[str], folder: Path) -> dict[str, Path]:
+    """The demo model in each format. subprocess.CalledProcessError where quantizing fails."""
+    folders = {"fp8": CHECKPOINT_PATH}
+    if "bf16" in formats:
+        folders["bf16"] = write_plain(CHECKPOINT_PATH, folder / "bf16")
+    if "w4afp8" in formats:
+        folders["w4afp8"] = folder / "w4afp8"
+        command = [sys.executable, "-m", "ctl", "quantize", "--format", "w4afp8"]
+        command += ["--model", str(CHECKPOINT_PATH), "--output", str(folders["w4afp8"])]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folders
+
+
+def ask(case: Case, folders: Mapping[str, Path], arguments: argparse.Namespace) -> Asked:
+    options = ["--model", str(folders[case.weights]), "--kv-pages", str(arguments.kv_pages)]
+    conversations = [
+        *evaluation_set(arguments.questions),
+        *chatter_set(arguments.chatter),
+        *long_set(arguments.long, LONG_TOKENS),
+    ]
+    began = time.monotonic()
+    try:
+        with local_cluster([*options, *case.options], READY_SECONDS) as url:
+            ready = time.monotonic()
+            answer = server_answerer(url, first_model(url), concurrency=AT_ONCE)
+            found = score(conversations, answer)
+            over = time.monotonic()
+    except (ClusterError, OSError) as error:
+        return Asked(case=case, error=f"{type(error).__name__}: {error}")
+    return Asked(case=case, score=found, start_seconds=ready - began, seconds=over - ready)
+
+
+def ask_all(
+    wanted: Sequence[Case], folders: Mapping[str, Path], arguments: argparse.Namespace
+) -> list[Asked]:
+    """So many clusters at a time; tells of each as it is over."""
+    lock = threading.Lock()
+
+    def ask_one(case: Case) -> Asked:
+        asked = ask(case, folders, arguments)
+        with lock:
+            tell(asked)
+        return asked
+
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        return list(pool.map(ask_one, wanted))
+
+
+def tell(asked: Asked) -> None:
+    if asked.score is None:
+        say(f"{asked.case.name:52} FAILED: {asked.error}")
+        return
+    say(
+        f"{asked.case.name:52} {asked.score.num_right} of {asked.score.num_asked} right; "
+        f"up in {asked.start_seconds:.0f} s, answered in {asked.seconds:.0f} s"
+    )
+    for miss in asked.score.misses[:2]:
+        say(f"    asked {miss['asked']!r}, said {miss['reply']!r}")
+
+
+def records(run: Run, found: Sequence[Asked], reference: Asked) -> list[Record]:
+    """Of the cases that have answered."""
+    return [
+        run.record(
+            asked.case.name,
+            "right answers",
+            "%",
+            asked.percent,
+            peer=PEER,
+            peer_value=reference.percent,
+        )
+        for asked in found
+        if asked.score is not None
+    ]
+
+
+def is_enough(asked: Asked, reference: Asked) -> bool:
+    return (
+        asked.score is not None
+        and asked.percent >= reference.percent - MOST_LOST[asked.case.weights]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    run = Run.begin(BENCH)
+    wanted = list(
+        cases(
+            arguments.weights,
+            arguments.device,
+            torch.cuda.device_count(),
+            deep_ep=find_spec("deep_ep") is not None,
+        )
+    )
+    with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
+        folders = write_folders(arguments.weights, Path(name))
+        reference, *found = ask_all([REFERENCE, *wanted], folders, arguments)
+    if reference.score is None:
+        return 1
+    say(f"{'case':52} {'right':>8} {PEER:>12}")
+    for record in records(run, found, reference):
+        say(f"{record.case:52} {record.value:7.2f}% {record.peer_value:11.2f}%")
+    lost = [asked.case.name for asked in found if not is_enough(asked, reference)]
+    if lost:
+        say(f"too few right: {'; '.join(lost)}")
+    if arguments.record:
+        append(arguments.results / f"{BENCH}.jsonl", records(run, found, reference))
+    return 1 if lost else 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    num_cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"],
+                        default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
+    parser.add_argument("--weights", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--chatter", type=int, default=100, help="prompts that ask for no sum")
+    parser.add_argument("--long", type=int, default=20, help=f"behind {LONG_TOKENS} tokens")
+    parser.add_argument("--kv-pages", type=int, default=4096, help="of a rank")
+    parser.add_argument("--at-once", type=int, default=max(1, num_cores // CORES_A_CLUSTER),
+                        help="clusters that run beside each other")  # fmt: skip
+    parser.add_argument("--record", action="store_true", help="append to bench/results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
