@@ -24,7 +24,7 @@ from model.decode_batch import DecodeBatch
 
 log = get_logger("engine.decode_graphs")
 
-Decode = Callable[[DecodeBatch, torch.Tensor], torch.Tensor]
+Decode = Callable[[DecodeBatch, torch.Tensor, torch.Tensor], torch.Tensor]
 OnGraph = Callable[[int, int], None]
 SMALL_SIZES = (1, 2, 4)
 STRIDE = 8
@@ -61,28 +61,26 @@ class DecodeGraphs:
         # Of all sizes: graphs share their memory, so each leaves its result here.
         self._logits = torch.zeros(self.sizes[-1], vocab_size, dtype=torch.float32, device=device)
         self._replays: dict[int, Step] = {}
-        self._recorded_bytes = 0
 
     @property
     def num_bytes(self) -> int:
         """Of the device, once all is recorded."""
-        return self._buffers.num_bytes + self._logits.nbytes + self._recorded_bytes
+        return self._buffers.num_bytes + self._logits.nbytes + self._capture.num_bytes()
 
     @torch.inference_mode()
     def capture_all(self, on_graph: OnGraph | None = None) -> None:
         """Records all sizes, the largest first: the others fit into its memory. To be called on
         all ranks of the group at once. `on_graph(done, all)` behind each."""
-        began, before = time.monotonic(), self._capture.reserved_bytes()
+        began = time.monotonic()
         for done, size in enumerate(reversed(self.sizes), start=1):
             self._buffers.fill((), size)
             self._replays[size] = self._capture(lambda size=size: self._step(size))
-            self._recorded_bytes = self._capture.reserved_bytes() - before
             log.info(
                 "decode step recorded",
                 size=size,
                 done=f"{done}/{len(self.sizes)}",
                 seconds=round(time.monotonic() - began, 1),
-                gib=round(self._recorded_bytes / GIB, 3),
+                gib=round(self._capture.num_bytes() / GIB, 3),
             )
             if on_graph is not None:
                 on_graph(done, len(self.sizes))
@@ -114,7 +112,7 @@ class DecodeGraphs:
         self._replays[size]()
 
     def _step(self, size: int) -> None:
-        self._logits[:size] = self._decode(self._buffers.batch(size), self._kv_cache)
+        self._decode(self._buffers.batch(size), self._kv_cache, self._logits[:size])
 
 
 def graph_sizes(told: Sequence[int], max_batch: int) -> tuple[int, ...]:

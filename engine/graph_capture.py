@@ -24,8 +24,8 @@ class Capture(Protocol):
         """What repeats `step`. All ranks of a group capture the same steps in the same order:
         `step` is called as often on all of them."""
 
-    def reserved_bytes(self) -> int:
-        """Memory of the device that this process holds."""
+    def num_bytes(self) -> int:
+        """Memory of the device that all captures hold together."""
 
 
 class RepeatedCall:
@@ -35,7 +35,7 @@ class RepeatedCall:
         step()
         return step
 
-    def reserved_bytes(self) -> int:
+    def num_bytes(self) -> int:
         return 0
 
 
@@ -46,6 +46,7 @@ class CudaCapture:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
+        self._driver_bytes = 0  # what graphs take beside their pool
 
     def __call__(self, step: Step) -> Step:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -53,6 +54,7 @@ class CudaCapture:
             for _ in range(NUM_WARM_UPS):
                 step()
         self._stream.synchronize()
+        before = self._bytes_beside_torch()
         graph = torch.cuda.CUDAGraph()
         # NOTE: other threads (NCCL's watchdog, NIXL) call CUDA meanwhile, which must not spoil it.
         with torch.cuda.graph(
@@ -60,9 +62,20 @@ class CudaCapture:
         ):
             step()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self._driver_bytes += max(0, self._bytes_beside_torch() - before)
         replay: Step = graph.replay
         return replay
 
-    def reserved_bytes(self) -> int:
+    def num_bytes(self) -> int:
+        segments = torch.cuda.memory_snapshot()
+        pool = sum(
+            segment["total_size"]
+            for segment in segments
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
+        return int(pool) + self._driver_bytes
+
+    def _bytes_beside_torch(self) -> int:
+        """Of the device, held by anybody; what torch keeps for later comes and goes."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-        return total_bytes - free_bytes
+        return total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)

@@ -231,8 +231,8 @@ def compiled_up_to(max_batch: int, decode: Decode) -> Decode:
     itself."""
     compiled: Decode = torch.compile(decode, dynamic=False)
 
-    def choose(batch: DecodeBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def choose(batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         way = compiled if len(batch.token_ids) <= max_batch else decode
-        return way(batch, kv_cache)
+        return way(batch, kv_cache, out)
 
     return choose

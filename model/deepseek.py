@@ -129,10 +129,13 @@ class DeepseekV3:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, vocab] float32 from [S, H] in front of the final norm."""
         normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
-        return self.head.forward(normed).float()
+        return self.head.forward_wide(normed)
 
-    def decode(self, batch: DecodeBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Logits [B, vocab] float32 of one new token a row; those of padding mean nothing.
+    def decode(
+        self, batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits [B, vocab] float32 of one new token a row, in `out` where there is one; those of
+        padding mean nothing.
 
         Nothing waits for the device and all sizes are those of `batch`, so that a CUDA graph can
         be captured of it. `kv_cache` as for `forward`; padding leaves it alone.
@@ -144,7 +147,7 @@ class DeepseekV3:
             update, hidden = layer.decode(update, hidden, plan, cache)
         assert update is not None
         normed, _ = self.head.add_normed(update, hidden, self.final_norm, self.config.rms_norm_eps)
-        return self.head.forward(normed).float()
+        return self.head.forward_wide(normed, out)
 
     def run_layers(
         self,

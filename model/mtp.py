@@ -95,4 +95,4 @@ class MtpLayer:
         mixed = self.eh_proj.forward(torch.cat((token, previous), dim=-1))
         mixed = self.layer.forward(mixed, plan, kv_cache, batch.tokens_per_rank)
         out = rms_norm(mixed, self.final_norm, eps)
-        return self.head.forward(out[batch.logit_rows]).float(), out
+        return self.head.forward_wide(out[batch.logit_rows]), out

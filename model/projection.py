@@ -46,6 +46,18 @@ class Projection:
         out = fp8_gemm(values, scales, self.weight, self.scale).to(self.dtype)
         return out if self.bias is None else out + self.bias
 
+    def forward_wide(self, x: Activations, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, K] -> [T, N] float32, into `out` where there is one. On a GPU products of 2-byte
+        types are not rounded to them on the way."""
+        is_half = self.dtype in (torch.bfloat16, torch.float16)
+        if isinstance(x, torch.Tensor) and x.is_cuda and is_half and not self.is_fp8:
+            if out is None:
+                out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)
+            torch.mm(x, self.weight.t(), torch.float32, out=out)
+            return out if self.bias is None else out.add_(self.bias)
+        product = self.forward(x).float()
+        return product if out is None else out.copy_(product)
+
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> Activations:
         """RMSNorm of x [T, K] as `forward` takes it best."""
         if self.is_fp8:

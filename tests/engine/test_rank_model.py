@@ -136,14 +136,14 @@ def test_every_length_and_every_kind_of_layer_is_warmed(folder: Path, group: EpG
 def test_small_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[str] = []
 
-    def decode(batch: DecodeBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def decode(batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         ways.append("plain")
-        return batch.positions + len(kv_cache)
+        return out.copy_(batch.positions + len(kv_cache))
 
     def fake_compile(function: object, *, dynamic: bool) -> object:
         assert function is decode
         assert not dynamic
-        return lambda batch, kv_cache: ways.append("compiled")
+        return lambda batch, kv_cache, out: ways.append("compiled")
 
     monkeypatch.setattr(torch, "compile", fake_compile)
     chosen = compiled_up_to(2, decode)
@@ -153,7 +153,7 @@ def test_small_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
             token_ids=zeros, positions=zeros, slots=zeros, kv_lengths=zeros.int(),
             block_table=zeros.int()[:, None],
         )  # fmt: skip
-        chosen(batch, zeros)
+        chosen(batch, zeros, zeros.clone())
     assert ways == ["compiled", "compiled", "plain"]
 
 
