@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-cluster bench-ep clean
+.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench-decode: ## measure decode steps at full size on these GPUs, record in benc
 bench-prefill: ## measure prefill passes at full size on these GPUs, record in bench/results
 	$(PYTHON) -m bench.prefill_rank --record --profile 512 4096 $(BENCH_ARGS)
 	$(PYTHON) -m bench.prefill_full --record $(BENCH_ARGS)
+
+bench-accuracy: ## count right answers of whole clusters in every format, record in bench/results
+	$(PYTHON) -m bench.accuracy --record $(BENCH_ARGS)
 
 bench-cluster: ## measure KV between two GPUs and the whole path over them, record in bench/results
 	$(PYTHON) -m bench.kv_transfer --record

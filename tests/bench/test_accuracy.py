@@ -1,0 +1,74 @@
+"""The bench of right answers: its cases, what counts as lost, and a BF16 copy of a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import accuracy
+from bench.accuracy import Asked, Case, cases, is_enough, records
+from bench.plain_checkpoint import write_plain
+from bench.records import Run, read
+from demo_model.evaluate import Score
+from demo_model.settings import CHECKPOINT_PATH
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+
+RUN = Run(date="", commit="", gpu="", bench="accuracy")
+
+
+def asked(weights: str, num_right: int) -> Asked:
+    case = Case(name=weights, weights=weights, options=())
+    return Asked(case=case, score=Score(num_right, 1000, []))
+
+
+def test_every_switch_of_every_format_is_a_case() -> None:
+    found = list(cases(["fp8", "w4afp8"], "cuda", 1, deep_ep=True))
+    assert len({case.name for case in found}) == len(found) == 8
+    assert "decode.overlap-schedule=false" in found[-1].options
+    assert "decode.cuda-graph=false" in found[-1].options
+    assert [case.name for case in cases(["bf16"], "cpu", 0, deep_ep=False)] == ["bf16, cpu"]
+
+
+def test_several_gpus_bring_ranks_and_dispatchers() -> None:
+    one, two = (list(cases(["bf16"], "cuda", count, deep_ep=True)) for count in (1, 2))
+    assert [case.name for case in two[len(one) :]] == [
+        "bf16, cuda, 2 ranks, collective, graphs, overlap",
+        "bf16, cuda, 2 ranks, deep_ep, no graphs, overlap",
+    ]
+    assert "prefill.ep-dispatcher=deep_ep" in two[-1].options
+    assert len(list(cases(["bf16"], "cuda", 2, deep_ep=False))) == len(two) - 1
+
+
+def test_a_case_may_lose_a_point_and_int4_two() -> None:
+    reference = asked("fp8", 995)
+    assert is_enough(asked("bf16", 985), reference)
+    assert not is_enough(asked("bf16", 984), reference)
+    assert is_enough(asked("w4afp8", 975), reference)
+    failed = Asked(case=Case(name="fp8", weights="fp8", options=()), error="it did not start")
+    assert not is_enough(failed, reference)
+    only = records(RUN, [asked("bf16", 984), failed], reference)
+    assert [(one.case, one.value, one.peer_value) for one in only] == [("bf16", 98.4, 99.5)]
+
+
+def test_a_plain_copy_has_the_same_weights(tmp_path: Path) -> None:
+    folder = write_plain(CHECKPOINT_PATH, tmp_path / "plain")
+    assert (folder / "tokenizer.json").is_file()
+    with Checkpoint(folder) as plain, Checkpoint(CHECKPOINT_PATH) as shipped:
+        plain.check(ModelConfig.from_folder(folder))
+        assert not any(plain.is_fp8(name) for name in plain.stored)
+        for name in plain.stored:
+            wide = name.endswith("e_score_correction_bias")
+            dtype = torch.float32 if wide else torch.bfloat16
+            assert plain.raw(name).equal(shipped.read(name, dtype)), name
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_clusters_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "LONG_TOKENS", 300)
+    few = ["--questions", "8", "--chatter", "2", "--long", "1", "--at-once", "1"]
+    flags = [*few, "--device", "cpu", "--record", "--results", str(tmp_path)]
+    assert accuracy.main([*flags, "--weights", "bf16"]) == 0
+    assert [r.case for r in read(tmp_path / "accuracy.jsonl")] == ["bf16, cpu"]
