@@ -14,6 +14,7 @@ import torch
 
 # Best first; the reference comes behind all of them.
 OPERATIONS: dict[str, tuple[str, ...]] = {
+    "absorb": ("triton",),
     "combine": ("triton",),
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),

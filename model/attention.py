@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.absorb import absorb_query, absorb_values
 from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode, mla_decode_paged
 from kernels.mla_prefill import mla_prefill, mla_prefill_grouped
@@ -107,10 +108,9 @@ class Attention:
         for padding."""
         config, nope_dim = self.config, self.config.qk_nope_head_dim
         query, latent, key_rope = self.project(x)
-        # Both parts of the absorbed query are written where they belong.
-        absorbed = query.new_empty(*query.shape[:2], config.kv_dim)
-        rope_write(
+        absorbed = absorb_query(
             query,
+            self.kv_b,
             latent,
             key_rope,
             plan.rotation,
@@ -118,12 +118,6 @@ class Attention:
             cache,
             latent_norm=self.kv_a_norm,
             eps=LATENT_NORM_EPS,
-            rotated=absorbed[..., config.kv_lora_rank :],
-        )
-        head_linear(
-            query[..., :nope_dim],
-            self.kv_b[:, :nope_dim].transpose(1, 2),
-            out=absorbed[..., : config.kv_lora_rank],
         )
         latents = mla_decode_paged(
             absorbed,
@@ -134,6 +128,8 @@ class Attention:
             scale=config.softmax_scale,
             schedule=plan.schedule,
         )
+        if self.out.is_fp8:
+            return self.out.forward(absorb_values(latents, self.kv_b, nope_dim))
         values = query.new_empty(*query.shape[:2], config.v_head_dim)
         head_linear(latents, self.kv_b[:, nope_dim:], out=values)
         return self.out.forward(values.flatten(1))
