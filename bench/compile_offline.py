@@ -110,6 +110,12 @@ def _offline(seen: _Seen) -> Iterator[None]:
         driver.set_active(before)
 
 
+def compile_into_cache(call: Callable[[], object]) -> None:
+    """Every kernel that `call` launches, for who launches it later on a GPU."""
+    with _offline([]):
+        call()
+
+
 def compiled(call: Callable[[], object], *, case: str = "") -> list[Compiled]:
     """Every kernel that `call` launches, each way of it once."""
     seen: _Seen = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.compile_offline import MAX_SHARED_BYTES, compiled
+from bench.compile_offline import MAX_SHARED_BYTES, compile_into_cache
 from bench.gpu_timing import Call
 from bench.tuning import Tuner, fp8, precompile
 from kernels import fused_moe_triton
@@ -107,7 +107,9 @@ def call_of(
 def compile_one(job: tuple[Product, Blocks]) -> None:
     product, blocks = job
     topk_idx = torch.empty(64, CHOICES, device="meta", dtype=torch.int64)
-    compiled(lambda: call_of(product, _operands(product, 4096, "meta"), topk_idx, blocks)())
+    compile_into_cache(
+        lambda: call_of(product, _operands(product, 4096, "meta"), topk_idx, blocks)()
+    )
 
 
 def tune(

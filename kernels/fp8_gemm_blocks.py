@@ -1,8 +1,9 @@
-"""How `kernels.fp8_gemm_triton` cuts a product: a pure function of its shape, and what was measured
-on a device (`kernels.tuned`), which comes first."""
+"""How `kernels.fp8_gemm_triton` cuts a product, and whether it or DeepGEMM computes it: pure
+functions of its shape, and what was measured on a device (`kernels.tuned`), which comes first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -40,6 +41,27 @@ class Fp8Blocks:
     def stage_bytes(self) -> int:
         """Shared memory of one stage of the pipeline."""
         return 128 * (self.block_m + self.halves * self.block_n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Choice:
+    """What was measured for a shape: the path that won, "deep_gemm" or "triton", and Triton's best
+    cut, which counts where DeepGEMM is not installed or does not suit."""
+
+    path: str
+    blocks: Fp8Blocks
+
+    def __post_init__(self) -> None:
+        if self.path not in ("deep_gemm", "triton"):
+            raise ValueError(f"no path of FP8 products: {self.path!r}")
+
+    def record(self) -> dict[str, int | str]:
+        return {"path": self.path} | self.blocks.record()
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Fp8Choice":
+        blocks = {key: value for key, value in record.items() if key != "path"}
+        return cls(path=record["path"], blocks=Fp8Blocks(**blocks))
 
 
 def default_fp8_blocks(layout: int, rows: int, n: int, k: int) -> Fp8Blocks:
@@ -90,23 +112,46 @@ def candidates(layout: int, rows: int, n: int, k: int) -> Iterator[Fp8Blocks]:
         cuts = cuts[:2]
     shared = layout == DENSE and rows <= 512
     for block_m, block_n, halves, swapped in cuts:
-        for splits in (1, 2, 4, 8) if shared else (1,):
+        for splits in (1, 2, 3, 4, 6, 8) if shared else (1,):
             for num_stages in (3, 4, 5):
                 each = Fp8Blocks(
                     block_m=block_m, block_n=block_n, halves=halves, swapped=swapped,
                     splits=splits, num_warps=8 if block_m == 128 else 4, num_stages=num_stages,
                 )  # fmt: skip
-                fits = each.stage_bytes * num_stages <= MAX_STAGES_BYTES
-                if fits and splits * MIN_GROUPS <= max(MIN_GROUPS, k // 128) and each != default:
+                if each != default and _is_worth_it(each, rows, n, k):
                     yield each
 
 
+def _is_worth_it(blocks: Fp8Blocks, rows: int, n: int, k: int) -> bool:
+    """Whether the stages fit, and shared sums are of some length and add programs that the device
+    has room for."""
+    if blocks.stage_bytes * blocks.num_stages > MAX_STAGES_BYTES:
+        return False
+    if blocks.splits == 1:
+        return True
+    programs = -(-rows // blocks.block_m) * -(-n // (blocks.halves * blocks.block_n))
+    fills = programs * blocks.splits <= 3 * MULTIPROCESSORS
+    return fills and blocks.splits * MIN_GROUPS <= k // 128
+
+
 def fp8_blocks(device: torch.device, layout: int, rows: int, n: int, k: int) -> Fp8Blocks:
+    choice = _measured(device, layout, rows, n, k)
+    return choice.blocks if choice else default_fp8_blocks(layout, rows, n, k)
+
+
+def faster_path(device: torch.device, layout: int, rows: int, n: int, k: int) -> str:
+    """Where both are installed; DeepGEMM for shapes that nobody has measured."""
+    choice = _measured(device, layout, rows, n, k)
+    return choice.path if choice else "deep_gemm"
+
+
+def _measured(device: torch.device, layout: int, rows: int, n: int, k: int) -> Fp8Choice | None:
+    """Of the nearest number of rows."""
     from kernels.tuned import fp8_table
 
     tuned = fp8_table(device).get(shape_key(layout, n, k))
     if not tuned:
-        return default_fp8_blocks(layout, rows, n, k)
+        return None
     return tuned[min(tuned, key=lambda measured: (abs(measured - rows), measured))]
 
 

@@ -21,6 +21,14 @@ from kernels.fp8_grouped_gemm import ALIGNMENT
 
 GROUP = tl.constexpr(128)  # one scale of the weights for as many rows and columns
 BLOCK_K = 128
+# Arguments whose divisibility or being 1 makes no kernel faster: one is compiled for all.
+SIZES = [
+    "num_rows",
+    "groups_per_split",
+    "num_blocks_m",
+    "x_scale_expert_stride",
+    "x_scale_group_stride",
+]
 ROW_BLOCKS = 8  # of neighbouring programs: they share weights in the second-level cache
 JOINED = 1024  # outputs of a program that adds parts
 
@@ -97,7 +105,7 @@ def _product(
         tl.store(place + block_n, second.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _fp8_gemm(
     x, x_scale, weight, w_scale, out, counts, num_rows, n, k,
     x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,

@@ -12,14 +12,15 @@ with e the expert of row i, summed in float32.
                `kernels.permute` leaves them; -1: padding, what is written there means nothing
     out        [E, C, N] or [M, N]  bfloat16
 
-K is a multiple of 128. DeepGEMM where it is installed (masked: and C is a multiple of ALIGNMENT),
-else Triton; both within TOLERANCE of the
-reference, relative by norm.
+K is a multiple of 128. DeepGEMM or Triton, whichever was measured to be faster for the shape;
+Triton where DeepGEMM is not installed or (masked) C is no multiple of ALIGNMENT. Both are within
+TOLERANCE of the reference, relative by norm.
 """
 
 import torch
 
 from kernels.fp8_gemm import TOLERANCE, check_operands, fp8_gemm_reference
+from kernels.fp8_gemm_blocks import MASKED, faster_path
 from kernels.paths import path_of
 from kernels.quantise import check_counts
 
@@ -45,6 +46,8 @@ def fp8_grouped_gemm_masked(
     check_counts(x, counts)
     expected_rows = x.shape[1] if expected_rows is None else expected_rows
     path = path_of("fp8_grouped_gemm", x.device)
+    if path == "deep_gemm":
+        path = faster_path(x.device, MASKED, expected_rows, *weight.shape[1:])
     # NOTE: DeepGEMM writes whole blocks: with another capacity, over the next expert's rows.
     if path == "deep_gemm" and x.numel() and x.shape[1] % ALIGNMENT == 0:
         from kernels.fp8_gemm_deep_gemm import masked

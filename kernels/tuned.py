@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kernels.fp8_gemm_blocks import Fp8Blocks
+from kernels.fp8_gemm_blocks import Fp8Choice
 
 FOLDER = Path(__file__).parent / "tuned"
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def moe_table(device: torch.device) -> dict[str, dict[int, Blocks]]:
     return _moe_table(device.type, device.index or 0)
 
 
-def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Blocks]]:
+def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
     """What was measured for FP8 products on `device`, by shape and rows."""
     return _fp8_table(device.type, device.index or 0)
 
@@ -89,9 +89,9 @@ def _moe_table(device_type: str, index: int) -> dict[str, dict[int, Blocks]]:
 
 
 @cache
-def _fp8_table(device_type: str, index: int) -> dict[str, dict[int, Fp8Blocks]]:
+def _fp8_table(device_type: str, index: int) -> dict[str, dict[int, Fp8Choice]]:
     return {
-        shape: {int(rows): Fp8Blocks(**blocks) for rows, blocks in by_rows.items()}
+        shape: {int(rows): Fp8Choice.of_record(record) for rows, record in by_rows.items()}
         for shape, by_rows in _section("fp8_gemm", device_type, index).items()
     }
 
@@ -116,7 +116,7 @@ def read_table(path: Path) -> dict[str, dict[str, Any]]:
     return table
 
 
-def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, int]]]) -> None:
+def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Puts the shapes into a section of a file, beside those that were there."""
     table = read_table(path)
     table[name] = table.get(name, {}) | shapes

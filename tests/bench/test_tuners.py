@@ -9,7 +9,7 @@ import torch
 from bench import tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
 from bench.tune_fused_moe import best_pair, candidates
-from kernels.fp8_gemm_blocks import Fp8Blocks
+from kernels.fp8_gemm_blocks import Fp8Blocks, Fp8Choice
 from kernels.tuned import Blocks, default_blocks, read_table, write_section
 
 
@@ -43,11 +43,12 @@ def test_sections_are_kept_beside_each_other(tmp_path: Path) -> None:
     cut = Fp8Blocks(
         block_m=16, block_n=64, halves=1, swapped=True, splits=2, num_warps=4, num_stages=4
     )
-    write_section(path, "fp8_gemm", {"dense n7168 k16384": {"16": cut.record()}})
+    choice = Fp8Choice(path="triton", blocks=cut)
+    write_section(path, "fp8_gemm", {"dense n7168 k16384": {"16": choice.record()}})
     write_section(path, "fused_moe", {"bfloat16 e32 n7168 k2048": {"8": blocks}})
     table = read_table(path)
     assert set(table["fused_moe"]) == {"bfloat16 e32 n4096 k7168", "bfloat16 e32 n7168 k2048"}
-    assert Fp8Blocks(**table["fp8_gemm"]["dense n7168 k16384"]["16"]) == cut
+    assert Fp8Choice.of_record(table["fp8_gemm"]["dense n7168 k16384"]["16"]) == choice
     assert json.loads(path.read_text()) == table
     path.write_text("[]")
     with pytest.raises(ValueError, match="no table"):
@@ -62,8 +63,16 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     wanted = default_blocks(torch.bfloat16, 1000)
     shapes = {"bfloat16 e8 n4096 k7168": {"4": wanted.record()}}
     write_section(tuned.table_path("NVIDIA Test"), "fused_moe", shapes)
+    default = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    choices = {
+        "64": Fp8Choice(path="deep_gemm", blocks=default).record(),
+        "128": Fp8Choice(path="triton", blocks=default).record(),
+    }
+    write_section(tuned.table_path("NVIDIA Test"), "fp8_gemm", {"dense n4096 k7168": choices})
     device = torch.device("cuda", 77)  # whose table nobody has read yet
     assert tuned.blocks_for(device, torch.bfloat16, 8, 4096, 7168, 3) == wanted
     assert tuned.blocks_for(device, torch.bfloat16, 9, 4096, 7168, 3) != wanted
-    default = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
     assert fp8_gemm_blocks.fp8_blocks(device, 0, 64, 7168, 16384) == default
+    assert fp8_gemm_blocks.fp8_blocks(device, 0, 4096, 4096, 7168) == default
+    paths = [fp8_gemm_blocks.faster_path(device, 0, rows, 4096, 7168) for rows in (1, 96, 97, 999)]
+    assert paths == ["deep_gemm", "deep_gemm", "triton", "triton"]

@@ -10,8 +10,10 @@ from kernels.fp8_gemm_blocks import (
     DENSE,
     LAYOUTS,
     Fp8Blocks,
+    Fp8Choice,
     candidates,
     default_fp8_blocks,
+    faster_path,
     fp8_blocks,
 )
 from kernels.fp8_grouped_gemm import (
@@ -99,7 +101,7 @@ def test_cuts_are_possible_and_bounded() -> None:
         for rows in (1, 17, 64, 65, 4096):
             found = list(candidates(layout, rows, 7168, 16384))
             assert found[0] == default_fp8_blocks(layout, rows, 7168, 16384)
-            assert len(found) == len(set(found)) <= 72
+            assert len(found) == len(set(found)) <= 100
             for each in found:
                 assert each.stage_bytes * each.num_stages <= 227 * 1024
                 assert each.splits == 1 or layout == DENSE
@@ -109,6 +111,14 @@ def test_cuts_are_possible_and_bounded() -> None:
     # Too few programs for the device share their sums; those of enough do not.
     assert default_fp8_blocks(DENSE, 64, 7168, 16384).splits == 4
     assert default_fp8_blocks(DENSE, 4096, 7168, 16384).splits == 1
+
+
+def test_untuned_products_are_left_to_deep_gemm() -> None:
+    assert faster_path(torch.device("cpu"), DENSE, 128, 24576, 1536) == "deep_gemm"
+    choice = Fp8Choice(path="triton", blocks=CUTS[0])
+    assert Fp8Choice.of_record(choice.record()) == choice
+    with pytest.raises(ValueError, match="no path"):
+        Fp8Choice(path="cublas", blocks=CUTS[0])
 
 
 def test_cuts_that_no_kernel_has_are_refused() -> None:
