@@ -82,6 +82,7 @@ bench-accuracy: ## count right answers of whole clusters in every format, record
 
 bench-cluster: ## measure KV between two GPUs and the whole path over them, record in bench/results
 	$(PYTHON) -m bench.kv_transfer --record
+	$(PYTHON) -m bench.kv_push --record
 	$(PYTHON) -m bench.cluster --record $(BENCH_ARGS)
 
 clean: ## remove .venv and caches

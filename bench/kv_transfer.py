@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import torch
@@ -180,11 +181,11 @@ def receive(transfer: NixlTransfer, num_messages: int) -> None:
     wait_for(all_there)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing moves for {PATIENCE_SECONDS:g} s")
+            raise TimeoutError(f"not there after {seconds:g} s")
 
 
 def check(
@@ -209,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=10_800, help="that came before")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--record", action="store_true", help="append to bench/results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     arguments = parser.parse_args(argv)
     size = Size(
         num_layers=arguments.layers,
@@ -230,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for record in records:
         say_record(record)
     if arguments.record:
-        append(RESULTS / f"{BENCH}.jsonl", records)
+        append(arguments.results / f"{BENCH}.jsonl", records)
     return 0
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import cluster, decode_full, kv_transfer, prefill_full
+from bench import cluster, decode_full, kv_push, kv_transfer, prefill_full
 from bench.full_ranks import Asked, Times, slowest
 from bench.kv_transfer import Size, copies_of, pages_of_prompt
-from bench.records import read
+from bench.records import Run, read
 from bench.used_pool import used_pool
 from engine.pages import pages_of
 from model.batch import AttentionForm
@@ -45,6 +45,31 @@ def test_pages_arrive(capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in capfd.readouterr().out.splitlines() if " rate " in line]
     assert len(lines) == 4
     assert all(line.startswith("1000 tokens, 2 layers, ") for line in lines)
+
+
+@pytest.mark.slow
+def test_a_prompt_is_pushed_while_it_is_computed(tmp_path: Path) -> None:
+    flags = ["--layers", "2", "--pages", "96", "--tokens", "200", "--chunk-tokens", "128"]
+    flags += ["--requests", "50", "--repeats", "2", "--record", "--results", str(tmp_path)]
+    assert kv_push.main(flags) == 0
+    records = list(read(tmp_path / "kv_push.jsonl"))
+    assert {r.case for r in records} == {
+        f"fp8, 2 layers, 200 tokens, {age} pools" for age in ("new", "used")
+    }
+    assert all(r.value > 0 for r in records if r.unit == "ms")
+
+
+def test_a_push_is_held_against_the_prefill_alone() -> None:
+    prefill = kv_push.Prefill(
+        weights="fp8", num_layers=10, num_pages=8192, num_tokens=4096, chunk_tokens=2048,
+        repeats=9, requests=0, small=False,
+    )  # fmt: skip
+    times = kv_push.Times(age="new", alone=0.1, first_token=0.102, landed=0.103)
+    run = Run(date="", commit="", gpu="", bench="kv_push")
+    first, landed, later = kv_push.records(run, prefill, [times])
+    assert (first.value, first.peer_value) == (102.0, 100.0)
+    assert (landed.value, landed.peer_value) == (103.0, 100.0)
+    assert (later.value, later.unit) == (2.0, "%")
 
 
 @pytest.mark.slow
