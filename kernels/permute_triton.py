@@ -1,5 +1,5 @@
-"""Triton path of `kernels.permute`: a program an expert counts and ranks its choices, then a
-program a token copies its row to all its places."""
+"""Triton path of `kernels.permute`: a program an expert counts and ranks its choices, then programs
+of a token copy a part of its row to all its places, and a few more say whose each row is."""
 
 import torch
 import triton
@@ -9,6 +9,8 @@ from kernels.permute import Permuted, empty_permuted
 
 CHUNK = 1024
 LARGE_CHUNK = 4096
+BLOCK = 4096  # columns of a program
+NAMED = 4096  # pairs of a row and an expert that a program looks at, to say whose the rows are
 
 
 @triton.jit
@@ -25,46 +27,81 @@ def _rank(topk_idx, rank_of, counts, num_entries, chunk: tl.constexpr):
 
 
 @triton.jit
-def _place(
-    topk_idx, rank_of, counts, hidden, scale, rows, scales, row_of, expert_of, num_tokens,
-    num_choices, width, num_groups, scale_row_stride, scale_group_stride, scales_group_stride,
-    num_experts, alignment,
-    experts: tl.constexpr, block: tl.constexpr, groups: tl.constexpr, has_scale: tl.constexpr,
+def _name_rows(
+    counts, expert_of, first, num_rows, num_experts, alignment, experts: tl.constexpr,
+    named: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    """expert_of[first : first + named]."""
     index = tl.arange(0, experts)
     count = tl.load(counts + index, mask=index < num_experts, other=0)
     padded = (count + alignment - 1) // alignment * alignment
-    for choice in range(num_choices):
-        expert = tl.load(topk_idx + token * num_choices + choice)
-        row = tl.full([], -1, tl.int64)
-        if expert >= 0:
-            rank = tl.load(rank_of + token * num_choices + choice)
-            row = (tl.sum(tl.where(index < expert, padded, 0), 0) + rank).to(tl.int64)
-            for first in range(0, width, block):
-                column = first + tl.arange(0, block)
-                values = tl.load(hidden + token * width + column, mask=column < width)
+    place = first + tl.arange(0, named)
+    past = place[:, None] - (tl.cumsum(padded, 0) - padded)[None, :]
+    owner = tl.where((past >= 0) & (past < count[None, :]), index[None, :], -1)
+    tl.store(expert_of + place, tl.max(owner, axis=1), mask=place < num_rows)
+
+
+@triton.jit
+def _place(
+    topk_idx, rank_of, counts, hidden, scale, rows, scales, row_of, expert_of, num_tokens,
+    num_rows, width, num_groups, scale_row_stride, scale_group_stride, scales_group_stride,
+    num_experts, alignment,
+    num_choices: tl.constexpr, padded_choices: tl.constexpr, experts: tl.constexpr,
+    named: tl.constexpr, block: tl.constexpr, groups: tl.constexpr, has_scale: tl.constexpr,
+):  # fmt: skip
+    token, part = tl.program_id(0), tl.program_id(1)
+    if token >= num_tokens:
+        if part == 0:
+            first = (token - num_tokens) * named
+            _name_rows(counts, expert_of, first, num_rows, num_experts, alignment, experts, named)
+        return
+    slot = tl.arange(0, padded_choices)
+    entry = token * num_choices + slot
+    chosen = tl.load(topk_idx + entry, mask=slot < num_choices, other=-1).to(tl.int32)
+    rank = tl.load(rank_of + entry, mask=chosen >= 0, other=0)
+    index = tl.arange(0, experts)
+    count = tl.load(counts + index, mask=index < num_experts, other=0)
+    padded = (count + alignment - 1) // alignment * alignment
+    before = tl.where(index[None, :] < chosen[:, None], padded[None, :], 0)
+    found = tl.where(chosen >= 0, tl.sum(before, axis=1) + rank, -1)
+    last = tl.where(part == 0, num_choices, 0)
+    tl.store(row_of + slot * num_tokens + token, found, mask=slot < last)
+    if tl.max(found, axis=0) >= 0:
+        column = part * block + tl.arange(0, block)
+        source = hidden + token.to(tl.int64) * width + column
+        values = tl.load(source, mask=column < width)
+        group = tl.arange(0, groups)
+        is_group = group < tl.where(part == 0, num_groups, 0)
+        if has_scale:
+            place = token * scale_row_stride + group * scale_group_stride
+            factor = tl.load(scale + place, mask=is_group)
+        for choice in tl.static_range(num_choices):
+            row = tl.sum(tl.where(slot == choice, found, 0), 0).to(tl.int64)
+            if row >= 0:
                 tl.store(rows + row * width + column, values, mask=column < width)
-            if has_scale:
-                group = tl.arange(0, groups)
-                place = token * scale_row_stride + group * scale_group_stride
-                factor = tl.load(scale + place, mask=group < num_groups)
-                goal = scales + row + group * scales_group_stride
-                tl.store(goal, factor, mask=group < num_groups)
-            tl.store(expert_of + row, expert.to(tl.int32))
-        tl.store(row_of + choice * num_tokens + token, row.to(tl.int32))
+                if has_scale:
+                    tl.store(scales + row + group * scales_group_stride, factor, mask=is_group)
 
 
-def rank_choices(topk_idx: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rank_choices(
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    counts: torch.Tensor | None = None,
+    *,
+    chunk: int = 0,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """topk_idx [T, K] int64, contiguous -> which of its expert's choices each one is [T K] int32
-    (those of -1: anything), and counts [E] int32."""
+    (those of -1: anything), and counts [E] int32, written to those given."""
     rank_of = torch.empty(topk_idx.numel(), dtype=torch.int32, device=topk_idx.device)
-    counts = torch.empty(num_experts, dtype=torch.int32, device=topk_idx.device)
+    if counts is None:
+        counts = torch.empty(num_experts, dtype=torch.int32, device=topk_idx.device)
     # Each program looks at all choices: fewer and longer looks, where there are many.
     is_large = topk_idx.numel() > CHUNK
     _rank[(num_experts,)](
-        topk_idx, rank_of, counts, topk_idx.numel(), chunk=LARGE_CHUNK if is_large else CHUNK,
-        num_warps=8 if is_large else 4,
+        topk_idx, rank_of, counts, topk_idx.numel(),
+        chunk=chunk or (LARGE_CHUNK if is_large else CHUNK),
+        num_warps=num_warps or (8 if is_large else 4),
     )  # fmt: skip
     return rank_of, counts
 
@@ -76,26 +113,32 @@ def launch(
     alignment: int,
     scale: torch.Tensor | None,
     most: int | None = None,
+    *,
+    block: int = BLOCK,
+    num_warps: int = 4,
 ) -> Permuted:
     permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale, most)
-    permuted.expert_of.fill_(-1)
     num_tokens, num_choices = topk_idx.shape
     topk_idx = topk_idx.contiguous()
-    rank_of, counts = rank_choices(topk_idx, num_experts)
-    permuted.counts.copy_(counts)
-    if not num_tokens:
-        return permuted
-    width = hidden.shape[1]
+    rank_of, counts = rank_choices(topk_idx, num_experts, permuted.counts)
+    width, num_rows = hidden.shape[1], len(permuted.rows)
     num_groups = 1 if scale is None else scale.shape[1]
+    experts = triton.next_power_of_2(num_experts)
+    named = max(16, NAMED // experts)
+    block = min(block, triton.next_power_of_2(width))
     # Bytes are bytes: FP8 travels as what every Triton knows.
     view = torch.uint8 if hidden.element_size() == 1 else hidden.dtype
-    _place[(num_tokens,)](
+    programs = num_tokens + triton.cdiv(num_rows, named)
+    if not programs:
+        return permuted
+    _place[programs, triton.cdiv(width, block)](
         topk_idx, rank_of, counts, hidden.view(view), scale, permuted.rows.view(view),
-        permuted.scales, permuted.row_of, permuted.expert_of, num_tokens, num_choices, width,
+        permuted.scales, permuted.row_of, permuted.expert_of, num_tokens, num_rows, width,
         num_groups, *((0, 0) if scale is None else scale.stride()),
         0 if permuted.scales is None else permuted.scales.stride(1), num_experts, alignment,
-        experts=triton.next_power_of_2(num_experts),
-        block=min(4096, triton.next_power_of_2(width)),
-        groups=triton.next_power_of_2(num_groups), has_scale=scale is not None, num_warps=4,
+        num_choices=num_choices, padded_choices=triton.next_power_of_2(num_choices),
+        experts=experts, named=named, block=block,
+        groups=triton.next_power_of_2(num_groups), has_scale=scale is not None,
+        num_warps=num_warps,
     )  # fmt: skip
     return permuted
