@@ -147,8 +147,7 @@ def send(
     parts = [list(copies_of(runs, goal.runs, layers, size)) for layers in ranges]
     pool_bytes = size.num_layers * size.num_pages * size.page_bytes
     descriptors = sum(
-        len(merged_ranges(part, source_bytes=pool_bytes, target_bytes=pool_bytes))
-        for part in parts
+        len(merged_ranges(part, source_bytes=pool_bytes, target_bytes=pool_bytes)) for part in parts
     )
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -188,9 +187,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -
             raise TimeoutError(f"not there after {seconds:g} s")
 
 
-def check(
-    group: EpGroup, cache: torch.Tensor, runs: Sequence[PageRun], size: Size
-) -> None:
+def check(group: EpGroup, cache: torch.Tensor, runs: Sequence[PageRun], size: Size) -> None:
     """Both ranks have the same bytes in the prompt's pages. RuntimeError otherwise."""
     pages = [page for run in runs for page in range(run.first, run.first + run.count)]
     own = cache[:, pages].flatten(1).long()
