@@ -17,7 +17,9 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.fp8_gemm_triton import has_descriptors
 from kernels.mla_decode import MAX_QUERIES
 
 MAX_LINES = 64
@@ -53,13 +55,13 @@ def soften(scores, peak, dtype: tl.constexpr):
 
 @triton.jit
 def _attend(
-    query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,
+    query, cache, latents, ropes, block_table, kv_lengths, out, out_lse, piece, piece_lse,
     num_rows, num_queries, table_stride, num_parts, scale,
     num_heads: tl.constexpr, width: tl.constexpr, value_dim: tl.constexpr,
     rope_dim: tl.constexpr, page_tokens: tl.constexpr,
     lines: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, padded_value: tl.constexpr,
     padded_rope: tl.constexpr, min_tiles: tl.constexpr, exact: tl.constexpr,
-    precision: tl.constexpr, num_stages: tl.constexpr,
+    described: tl.constexpr, precision: tl.constexpr, num_stages: tl.constexpr,
 ):  # fmt: skip
     num_lines = num_queries * num_heads
     # Blocks of the same part run at the same time and find each other's latents in the L2 cache.
@@ -107,14 +109,21 @@ def _attend(
         for position in tl.range(first, last, tokens, num_stages=num_stages):
             token = position + tl.arange(0, tokens)
             here = token < last
-            if page_tokens % tokens == 0:
+            if described:
+                page = tl.load(table + position // page_tokens)
+                slot = page * page_tokens + position % page_tokens
+            elif page_tokens % tokens == 0:
                 page = tl.load(table + position // page_tokens).to(tl.int64)
                 slot = page * page_tokens + position % page_tokens
                 place = cache + slot * width + tl.arange(0, tokens)[:, None] * width
             else:
                 page = tl.load(table + token // page_tokens, mask=here, other=0).to(tl.int64)
                 place = cache + (page * page_tokens + token % page_tokens)[:, None] * width
-            if exact:
+            if described:
+                # What is behind the end of a row is finite and counts for nothing.
+                k = latents.load([slot, 0])
+                k_rope = ropes.load([slot, value_dim])
+            elif exact:
                 k = tl.load(place + value[None, :], mask=here[:, None], other=0.0)
                 k_rope = tl.load(place + value_dim + rope[None, :], mask=here[:, None], other=0.0)
             else:
@@ -243,13 +252,20 @@ def launch(
     piece = query.new_empty(num_pieces, num_lines, value_dim, dtype=torch.float32)
     piece_lse = query.new_empty(num_pieces, num_lines, dtype=torch.float32)
     rows = triton.next_power_of_2(num_rows)
+    exact = padded_value + padded_rope == width
+    described = is_half and exact and cache.shape[1] % tokens == 0 and has_descriptors(cache)
+    latents = ropes = None
+    if described:
+        lines_of = cache.view(-1, width)
+        latents = TensorDescriptor.from_tensor(lines_of, [tokens, value_dim])
+        ropes = TensorDescriptor.from_tensor(lines_of, [tokens, rope_dim])
     _attend[num_blocks, num_parts](
-        query.contiguous(), cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,
-        num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
+        query.contiguous(), cache, latents, ropes, block_table, kv_lengths, out, out_lse, piece,
+        piece_lse, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
         num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
         page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
         padded_value=padded_value, padded_rope=padded_rope, min_tiles=min_tiles,
-        exact=padded_value + padded_rope == width,
+        exact=exact, described=described,
         # Of float32 inputs only. Three times the registers are too many for wide latents.
         precision="tf32x3" if padded_value <= 128 else "tf32",
         # Three: page ids, latents and products, one iteration ahead each.
