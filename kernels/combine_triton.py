@@ -36,6 +36,9 @@ def launch(
     weights: torch.Tensor,
     scaling: float,
     base: torch.Tensor | None,
+    *,
+    block: int = BLOCK,
+    num_warps: int = 4,
 ) -> torch.Tensor:
     num_choices, num_tokens = row_of.shape
     width = rows.shape[1]
@@ -43,9 +46,9 @@ def launch(
     if out.numel():
         base = None if base is None else base.contiguous()
         weights = weights if weights.stride(1) == 1 else weights.contiguous()
-        _combine[num_tokens, triton.cdiv(width, BLOCK)](
+        _combine[num_tokens, triton.cdiv(width, block)](
             rows.contiguous(), row_of.contiguous(), weights, base, out, num_tokens, width, scaling,
-            weights.stride(0), num_choices=num_choices, block=BLOCK, has_base=base is not None,
-            num_warps=4,
+            weights.stride(0), num_choices=num_choices, block=block, has_base=base is not None,
+            num_warps=num_warps,
         )  # fmt: skip
     return out

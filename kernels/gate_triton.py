@@ -28,6 +28,12 @@ def _gate(
     score = 1.0 / (1.0 + tl.exp(-logit))
     choice = score + tl.load(bias + expert, mask=real, other=0.0)
     choice = tl.where(real, choice, float("-inf"))
+    if places:
+        # All tables of replicas are looked at, while logits are waited for: those of the chosen
+        # are in the first-level cache when it is known who they are.
+        replicas = tl.load(num_replicas + expert, mask=real, other=1)
+        first_slot = tl.load(physical + expert * max_replicas, mask=real, other=0)
+        choice = tl.where((replicas >= 0) & (first_slot >= -1), choice, float("-inf"))  # always
     if drops_groups:
         best = tl.max(choice, axis=1)
         where = tl.argmax(choice, axis=1, tie_break_left=True)

@@ -142,6 +142,8 @@ def launch(
     scale: torch.Tensor | None,
     *,
     quantises: bool = False,
+    groups: int = GROUPS,
+    num_warps: int = 4,
 ) -> MaskedRows:
     out = empty_masked(hidden, topk_idx, num_experts, capacity, scale, quantises=quantises)
     num_tokens, num_choices = topk_idx.shape
@@ -157,11 +159,12 @@ def launch(
         )  # fmt: skip
     width, rows = hidden.shape[1], out.rows
     block = min(BLOCK_BYTES // hidden.element_size(), triton.next_power_of_2(width))
-    groups = 1 if scale is None else triton.next_power_of_2(scale.shape[1])
     if quantises:
-        block, groups = GROUPS * GROUP, GROUPS
+        block = groups * GROUP
     elif hidden.element_size() == 1:  # bytes are bytes, and what every Triton knows
         hidden, rows = hidden.view(torch.uint8), rows.view(torch.uint8)
+    if not quantises:
+        groups = 1 if scale is None else triton.next_power_of_2(scale.shape[1])
     _copy[num_tokens + (num_experts if finds else 0), triton.cdiv(width, block)](
         hidden, scale, topk_idx, rows, out.scales, out.row_of, out.counts, num_tokens, width,
         1 if scale is None else scale.shape[1], capacity, first, num_experts, hidden.stride(0),
@@ -169,6 +172,6 @@ def launch(
         *((0, 0) if out.scales is None else (out.scales.stride(0), out.scales.stride(2))),
         num_choices=num_choices, padded_choices=triton.next_power_of_2(num_choices), chunk=chunk,
         block=block, groups=groups, group_size=GROUP, finds=finds, has_scale=scale is not None,
-        quantises=quantises, largest=LARGEST, smallest=SMALLEST, num_warps=4,
+        quantises=quantises, largest=LARGEST, smallest=SMALLEST, num_warps=num_warps,
     )  # fmt: skip
     return out

@@ -26,44 +26,49 @@ def silu(values):
 
 
 @triton.jit
-def _quantise_row(
-    x, out, scale, expert, row, index, num_rows, width, scale_expert_stride, scale_group_stride,
-    largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, gated: tl.constexpr,
+def _quantise_rows(
+    x, out, scale, expert, row, index, capacity, num_rows, width, scale_expert_stride,
+    scale_group_stride, largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr,
+    gated: tl.constexpr,
 ):  # fmt: skip
+    """Groups `index` [N] of rows `row` [N], those in front of `num_rows`."""
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
-    inside = columns < width
-    start = (expert * num_rows + row) * width
+    is_group = (index * group < width) & (row < num_rows)
+    start = ((expert * capacity + row) * width)[:, None]
     if gated:
-        gate = tl.load(x + 2 * start + columns, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(x + 2 * start + width + columns, mask=inside, other=0.0).to(tl.float32)
-        values = silu(gate) * up
+        gate = tl.load(x + 2 * start + columns, mask=is_group[:, None], other=0.0)
+        up = tl.load(x + 2 * start + width + columns, mask=is_group[:, None], other=0.0)
+        values = silu(gate.to(tl.float32)) * up.to(tl.float32)
     else:
-        values = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+        values = tl.load(x + start + columns, mask=is_group[:, None], other=0.0).to(tl.float32)
     quantised, scales = quantise_group(values, largest, smallest)
-    tl.store(out + start + columns, quantised, mask=inside)
+    tl.store(out + start + columns, quantised, mask=is_group[:, None])
     place = expert * scale_expert_stride + index * scale_group_stride + row
-    tl.store(scale + place, scales, mask=index * group < width)
+    tl.store(scale + place, scales, mask=is_group)
 
 
 @triton.jit
 def _quantise(
-    x, out, scale, counts, num_rows, width, scale_expert_stride, scale_group_stride,
+    x, out, scale, counts, capacity, width, scale_expert_stride, scale_group_stride,
     largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
-    masked: tl.constexpr, gated: tl.constexpr,
+    rows: tl.constexpr, masked: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
     """`gated`: of silu(x[:width]) * x[width:] of each row, which is twice as long."""
     expert = tl.program_id(2).to(tl.int64)
-    index = tl.program_id(1) * groups + tl.arange(0, groups)
+    number = tl.arange(0, rows * groups)
+    index = tl.program_id(1) * groups + number // rows
     if masked:
-        for row in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
-            _quantise_row(
-                x, out, scale, expert, row, index, num_rows, width, scale_expert_stride,
-                scale_group_stride, largest, smallest, group, gated,
+        count = tl.load(counts + expert)
+        for first in range(tl.program_id(0) * rows, count, tl.num_programs(0) * rows):
+            _quantise_rows(
+                x, out, scale, expert, first + number % rows, index, capacity, count, width,
+                scale_expert_stride, scale_group_stride, largest, smallest, group, gated,
             )  # fmt: skip
     else:
-        _quantise_row(
-            x, out, scale, expert, tl.program_id(0), index, num_rows, width, scale_expert_stride,
-            scale_group_stride, largest, smallest, group, gated,
+        _quantise_rows(
+            x, out, scale, expert, tl.program_id(0) * rows + number % rows, index, capacity,
+            capacity, width, scale_expert_stride, scale_group_stride, largest, smallest, group,
+            gated,
         )  # fmt: skip
 
 
@@ -73,11 +78,14 @@ def launch(
     *,
     squeeze: bool,
     groups: int = GROUPS,
+    rows: int = 1,
     num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, K], E = 1 to be squeezed away when there are no counts."""
     out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), empty_scales(x)
-    run(x, counts, out, scale, gated=False, groups=groups, num_warps=num_warps)
+    run(
+        x, counts, out, scale, gated=False, groups=groups, rows=rows, num_warps=num_warps
+    )  # fmt: skip
     return (out[0], scale[0]) if squeeze else (out, scale)
 
 
@@ -97,15 +105,19 @@ def run(
     gated: bool,
     groups: int,
     num_warps: int,
+    rows: int = 1,
     expected_rows: int = 0,
 ) -> None:
     """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`."""
     num_experts, num_rows, width = out.shape
     if not out.numel():
         return
-    num_programs = num_rows if counts is None else row_programs(num_rows, expected_rows)
+    if counts is None:
+        num_programs = triton.cdiv(num_rows, rows)
+    else:
+        num_programs = row_programs(num_rows, expected_rows)
     _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
         x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
-        largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups,
+        largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups, rows=rows,
         masked=counts is not None, gated=gated, num_warps=num_warps,
     )  # fmt: skip

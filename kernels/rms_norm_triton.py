@@ -37,23 +37,33 @@ def _rms_norm(
 
 
 def launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, sum); the sum is x itself without a residual."""
     out = x.new_empty(x.shape)
     total = x if residual is None else x.new_empty(x.shape)
-    _run(x, residual, weight, eps, total, out, None)
+    _run(x, residual, weight, eps, total, out, None, num_warps)
     return out, total
 
 
 def launch_quantise(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, scale, sum)."""
     out = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
     scale = empty_scales(x)
     total = x if residual is None else x.new_empty(x.shape)
-    _run(x, residual, weight, eps, total, out, scale)
+    _run(x, residual, weight, eps, total, out, scale, num_warps)
     return out, scale, total
 
 
@@ -65,6 +75,7 @@ def _run(
     total: torch.Tensor,
     out: torch.Tensor,
     scale: torch.Tensor | None,
+    num_warps: int,
 ) -> None:
     num_rows, width = x.shape
     if not num_rows:
@@ -76,5 +87,5 @@ def _run(
         0 if scale is None else scale.stride(1), eps,
         group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, quantised=scale is not None,
-        num_warps=8 if groups >= 32 else 4,
+        num_warps=num_warps or (8 if groups >= 32 else 4),
     )  # fmt: skip

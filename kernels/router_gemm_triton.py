@@ -71,7 +71,9 @@ def _router_gemm(
 
 
 @triton.jit
-def _router_gemv(hidden, weight, out, num_rows, n, k, columns: tl.constexpr, padded: tl.constexpr):
+def _router_gemv(
+    hidden, weight, out, n, k, num_rows: tl.constexpr, columns: tl.constexpr, padded: tl.constexpr
+):
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     index = tl.arange(0, padded)
     is_index = index < k
@@ -79,7 +81,8 @@ def _router_gemv(hidden, weight, out, num_rows, n, k, columns: tl.constexpr, pad
         weight + column[:, None] * k + index[None, :],
         mask=(column < n)[:, None] & is_index[None, :], other=0.0,
     ).to(tl.float32)  # fmt: skip
-    for row in range(num_rows):
+    # Unrolled: the rows' loads and sums overlap.
+    for row in tl.static_range(num_rows):
         x = tl.load(hidden + row * k + index, mask=is_index, other=0.0).to(tl.float32)
         tl.store(out + row * n + column, tl.sum(w * x[None, :], axis=1), mask=column < n)
 
@@ -95,6 +98,8 @@ def launch(
     weight: torch.Tensor,
     *,
     few_rows: int = FEW_ROWS,
+    columns: int = COLUMNS,
+    num_warps: int = 8,
     shape: Shape | None = None,
 ) -> torch.Tensor:
     """Up to `few_rows` tokens are too few for the matrix instruction. `shape`: another one than
@@ -105,9 +110,9 @@ def launch(
     if not num_rows:
         return out
     if num_rows <= few_rows:
-        _router_gemv[(triton.cdiv(n, COLUMNS),)](
-            hidden.contiguous(), weight.contiguous(), out, num_rows, n, k,
-            columns=COLUMNS, padded=triton.next_power_of_2(k), num_warps=8,
+        _router_gemv[(triton.cdiv(n, columns),)](
+            hidden.contiguous(), weight.contiguous(), out, n, k, num_rows=num_rows,
+            columns=columns, padded=triton.next_power_of_2(k), num_warps=num_warps,
         )  # fmt: skip
         return out
     shape = shape or shape_for(num_rows)

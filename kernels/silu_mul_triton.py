@@ -35,12 +35,13 @@ def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
         silu_mul_row(x, out, expert * capacity + place, columns, width)
 
 
-def launch(x: torch.Tensor) -> torch.Tensor:
+def launch(x: torch.Tensor, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
     """x [T, 2 I] contiguous."""
     num_rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_rows, width)
     if out.numel():
-        _silu_mul[num_rows, triton.cdiv(width, BLOCK)](x, out, width, block=BLOCK, num_warps=4)
+        grid = (num_rows, triton.cdiv(width, block))
+        _silu_mul[grid](x, out, width, block=block, num_warps=num_warps)
     return out
 
 
@@ -64,13 +65,14 @@ def launch_quantise(
     *,
     squeeze: bool,
     groups: int = GROUPS,
+    rows: int = 1,
     num_warps: int = 4,
     expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts."""
     out, scale = empty_outputs(x)
     run(
-        x, counts, out, scale, gated=True, groups=groups, num_warps=num_warps,
+        x, counts, out, scale, gated=True, groups=groups, rows=rows, num_warps=num_warps,
         expected_rows=expected_rows,
     )  # fmt: skip
     return (out[0], scale[0]) if squeeze else (out, scale)
