@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from engine.piece import Piece
-from engine.upload import upload
-from model.batch import AttentionForm, ForwardBatch
+from kernels.upload import upload
+from model.batch import AttentionForm, ForwardBatch, RaggedRows
 
 Buffer = TypeVar("Buffer", np.ndarray, torch.Tensor)
 
@@ -59,6 +59,11 @@ def build_batch(
         block_table=parts[6].reshape(num_rows, width),
         form=form,
         tokens_per_rank=tokens_per_rank,
+        on_host=RaggedRows(
+            query_start=torch.from_numpy(query_start),
+            kv_lengths=torch.from_numpy(kv_lengths),
+            block_table=torch.from_numpy(blocks),
+        ),
     )
 
 

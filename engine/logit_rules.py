@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.history import History, Match
-from engine.upload import upload
+from kernels.upload import upload
 
 WORD_BITS = 32
 OF_OCTET = (1 << np.arange(8)).astype(np.uint8)

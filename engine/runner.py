@@ -24,7 +24,7 @@ from engine.pending_step import PendingStep
 from engine.piece import Piece
 from engine.sampler import draw
 from engine.step_thread import StepThread
-from engine.upload import upload
+from kernels.upload import upload
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 

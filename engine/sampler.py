@@ -25,8 +25,8 @@ from engine.logit_rules import apply_history
 from engine.logprobs import best, score
 from engine.messages import Sampling, TokenOut
 from engine.uniform import seeds_to_int64, uniform
-from engine.upload import upload
 from kernels.sample import sample as sample_kernel
+from kernels.upload import upload
 
 NUM_CANDIDATES = 128
 

@@ -10,9 +10,11 @@ what there is. Made on the host once a pass, for all layers.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels.paged_rows import Row
+from kernels.upload import upload_all
 
 SCRATCH_BYTES = 256 << 20  # of expanded keys and values
 LEAST_KEYS = 512
@@ -55,25 +57,25 @@ def plan_groups(
     rows: Sequence[Row], page_tokens: int, most: int, device: torch.device
 ) -> tuple[KeyGroup, ...]:
     """`most` keys a group."""
-    groups: list[KeyGroup] = []
+    groups: list[tuple[Piece, ...]] = []
+    arrays: list[np.ndarray] = []  # slots and blocks of each group
     pieces: list[Piece] = []
-    slots: list[torch.Tensor] = []
+    slots: list[np.ndarray] = []
     used = 0
 
     def close() -> None:
         nonlocal used
         if pieces:
-            table = torch.tensor(_blocks(pieces), dtype=torch.int32).view(-1, 6)
-            groups.append(KeyGroup(torch.cat(slots).to(device), tuple(pieces), table.to(device)))
+            groups.append(tuple(pieces))
+            arrays.extend((np.concatenate(slots), _blocks(pieces).ravel()))
         pieces.clear()
         slots.clear()
         used = 0
 
     for row in rows:
         begin, num_queries = 0, row.stop - row.start
-        pages = row.pages.to("cpu", torch.int64)
-        within = torch.arange(page_tokens)
-        of_row = (pages[:, None] * page_tokens + within).flatten()
+        pages = row.pages.cpu().numpy().astype(np.int64)
+        of_row = (pages[:, None] * page_tokens + np.arange(page_tokens)).ravel()
         while begin < row.kv_length:
             if used == most:
                 close()
@@ -84,10 +86,17 @@ def plan_groups(
             used += count
             begin += count
     close()
-    return tuple(groups)
+    if not groups:
+        return ()
+    parts = upload_all(arrays, device)
+    return tuple(
+        KeyGroup(of_group, each, blocks.view(-1, 6).to(torch.int32))
+        for each, of_group, blocks in zip(groups, parts[::2], parts[1::2], strict=True)
+    )
 
 
-def _blocks(pieces: Sequence[Piece]) -> list[tuple[int, int, int, int, int, bool]]:
+def _blocks(pieces: Sequence[Piece]) -> np.ndarray:
+    """[N, 6] int64."""
     blocks = []
     for piece in pieces:
         for first in range(0, piece.num_queries, BLOCK_QUERIES):
@@ -96,4 +105,5 @@ def _blocks(pieces: Sequence[Piece]) -> list[tuple[int, int, int, int, int, bool
             seen = min(piece.num_keys, shift + count)
             if seen > 0:
                 blocks.append((piece.query + first, count, piece.key, seen, shift, piece.is_first))
-    return sorted(blocks, key=lambda block: (-block[3], block))
+    blocks.sort(key=lambda block: (-block[3], block))
+    return np.array(blocks, dtype=np.int64).reshape(-1, 6)

@@ -8,8 +8,9 @@ from kernels.absorb import absorb_query, absorb_values
 from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode, mla_decode_paged
 from kernels.mla_prefill import mla_prefill, mla_prefill_grouped
+from kernels.paged_rows import RowGroup
 from kernels.rope_write import rope_write
-from model.attention_plan import AttentionPlan
+from model.attention_plan import AttentionPlan, PagedRows
 from model.config import ModelConfig
 from model.decode_plan import DecodePlan
 from model.projection import Activations, Projection
@@ -135,33 +136,44 @@ class Attention:
         return self.out.forward(values.flatten(1))
 
     def attend(self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
-        """[T, H] from the query that `write` gave, in the form that the plan was built for."""
+        """[T, H] from the query that `write` gave, in the forms that the plan was built for."""
         scale = self.config.softmax_scale
-        if plan.groups or plan.paged is not None:
-            values = self.attend_absorbed(query, plan, cache)
-        elif plan.key_groups:
-            groups = plan.key_groups
-            values = mla_prefill_grouped(query, cache, self.kv_b, groups, scale=scale).flatten(1)
+        if plan.groups:
+            values = self.attend_absorbed(query, plan.groups, cache)
+        elif plan.rows:
+            values = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale)
         else:
-            values = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale).flatten(1)
-        return self.out.forward(values)
+            if plan.key_groups:
+                groups = plan.key_groups
+                values = mla_prefill_grouped(query, cache, self.kv_b, groups, scale=scale)
+            else:
+                values = query.new_empty(*query.shape[:2], self.config.v_head_dim)
+            for rows in plan.paged:
+                if rows.tokens is None:
+                    values = self.attend_absorbed(query, rows, cache)
+                else:
+                    assert rows.queries is not None
+                    assert rows.kept is not None
+                    attended = self.attend_absorbed(query[rows.queries], rows, cache)
+                    values.index_copy_(0, rows.tokens, attended[rows.kept])
+        return self.out.forward(values.flatten(1))
 
     def attend_absorbed(
-        self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor
+        self, query: torch.Tensor, rows: PagedRows | tuple[RowGroup, ...], cache: torch.Tensor
     ) -> torch.Tensor:
-        """[T, heads * V]: kv_b's key half goes into the query, its value half into the result."""
+        """[queries, heads, V]: kv_b's key half goes into the query [queries, heads, D + R], its
+        value half into the result."""
         config, nope_dim = self.config, self.config.qk_nope_head_dim
         nope, rotated = query.split((nope_dim, config.qk_rope_head_dim), dim=-1)
         folded = head_linear(nope, self.kv_b[:, :nope_dim].transpose(1, 2))
         absorbed = torch.cat((folded, rotated), dim=-1)
         sizes = {"value_dim": config.kv_lora_rank, "scale": config.softmax_scale}
-        if plan.paged is None:
-            latents = mla_decode(absorbed, cache, plan.groups, **sizes)
-        else:
-            table, lengths = plan.paged.block_table, plan.paged.kv_lengths
-            schedule = plan.paged.schedule
+        if isinstance(rows, PagedRows):
+            table, lengths, schedule = rows.block_table, rows.kv_lengths, rows.schedule
             latents = mla_decode_paged(absorbed, cache, table, lengths, **sizes, schedule=schedule)
-        return head_linear(latents, self.kv_b[:, nope_dim:]).flatten(1)
+        else:
+            latents = mla_decode(absorbed, cache, rows, **sizes)
+        return head_linear(latents, self.kv_b[:, nope_dim:])
 
 
 def load_bias(weights: Weights, config: ModelConfig, prefix: str) -> torch.Tensor:

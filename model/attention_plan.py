@@ -1,31 +1,47 @@
 """What the attention of all layers shares in one forward pass; decided on the host."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+import numpy as np
 import torch
 
 from kernels.mla_decode import MAX_QUERIES, mla_decode_schedule
 from kernels.mla_prefill_plan import KeyGroup, max_keys, plan_groups
 from kernels.paged_rows import Row, RowGroup, group_rows, split_rows
 from kernels.paths import path_of
+from kernels.upload import upload_all
+from model.attention_form import attention_form
 from model.batch import AttentionForm, ForwardBatch
 from model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedRows:
-    """What `kernels.mla_decode.mla_decode_paged` needs, the same number of new tokens a row."""
+    """What `kernels.mla_decode.mla_decode_paged` needs of b rows with Q queries each, a power of
+    two: a row's new tokens, behind as many others as it takes to fill up.
+
+    block_table  [b, P] int32
+    kv_lengths   [b] int32
+    queries      [b * Q] int64, which token of the batch each one is
+    kept         [n] int64, those that are no filling
+    tokens       [n] int64, which token of the batch each of them is; None: rows, queries and
+                 tokens are those of the batch, in its order
+    """
 
     block_table: torch.Tensor
     kv_lengths: torch.Tensor
     schedule: object | None
+    queries: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """In plain form `rows`, or `key_groups` where there is a kernel for them; in absorbed form
-    `groups`, or `paged` where there is a kernel and it can be.
+    """Where there are kernels, `key_groups` for rows in plain form and `paged` for those in
+    absorbed form. Else `rows` in plain form, or `groups` in absorbed form.
 
     rotation  [T, R / 2] complex64, of each token's position
     slots     [T] int64
@@ -34,9 +50,9 @@ class AttentionPlan:
     rotation: torch.Tensor
     slots: torch.Tensor
     rows: tuple[Row, ...] = ()
-    key_groups: tuple[KeyGroup, ...] = ()
     groups: tuple[RowGroup, ...] = ()
-    paged: PagedRows | None = None
+    key_groups: tuple[KeyGroup, ...] = ()
+    paged: tuple[PagedRows, ...] = ()
 
     @classmethod
     def build(
@@ -46,37 +62,91 @@ class AttentionPlan:
         rotation_table: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> "AttentionPlan":
-        """`kv_cache` [..., page_tokens, kv_dim]."""
-        rotation = rotation_table.index_select(0, batch.positions)
-        ragged = (batch.query_start, batch.kv_lengths, batch.block_table)
-        page_tokens = kv_cache.shape[-2]
+        """`kv_cache` [..., page_tokens, kv_dim]. In plain form on a GPU, rows for which the
+        absorbed one is cheaper are in that."""
+        page_tokens, device = kv_cache.shape[-2], kv_cache.device
+        shared = {
+            "rotation": rotation_table.index_select(0, batch.positions),
+            "slots": batch.slots,
+        }
+        has_paged = path_of("mla_decode", device) != "reference"
         if batch.form is AttentionForm.ABSORBED:
-            paged = paged_rows(batch, config.num_heads)
-            if paged is not None:
-                return cls(rotation=rotation, slots=batch.slots, paged=paged)
-            groups = group_rows(*ragged, page_tokens)
-            return cls(rotation=rotation, slots=batch.slots, groups=groups)
-        device = kv_cache.device
+            rows = split_rows(*batch.host_rows.parts, page_tokens) if has_paged else ()
+            if rows and all(_num_queries(row) for row in rows):
+                return cls(**shared, paged=paged_rows(batch, rows, config.num_heads))
+            return cls(**shared, groups=group_rows(*batch.rows.parts, page_tokens))
         if path_of("mla_prefill", device) == "reference":
-            rows = split_rows(*ragged, page_tokens)
-            return cls(rotation=rotation, slots=batch.slots, rows=rows)
-        # Planned on the host, where everything is fetched at once.
-        query_start, kv_lengths, block_table = (each.cpu() for each in ragged)
-        rows = split_rows(query_start, kv_lengths, block_table, page_tokens)
+            return cls(**shared, rows=split_rows(*batch.rows.parts, page_tokens))
+        plain, absorbed = split_rows(*batch.host_rows.parts, page_tokens), ()
+        if has_paged:
+            plain, absorbed = split_forms(plain)
         most = max_keys(
             config.num_heads, config.qk_nope_head_dim + config.v_head_dim, kv_cache.itemsize
         )
-        key_groups = plan_groups(rows, page_tokens, most, device)
-        return cls(rotation=rotation, slots=batch.slots, key_groups=key_groups)
+        return cls(
+            **shared,
+            key_groups=plan_groups(plain, page_tokens, most, device),
+            paged=paged_rows(batch, absorbed, config.num_heads),
+        )
 
 
-def paged_rows(batch: ForwardBatch, num_heads: int) -> PagedRows | None:
-    """None where there is no kernel for them, or rows differ in their number of new tokens."""
-    if path_of("mla_decode", batch.kv_lengths.device) == "reference":
-        return None
-    starts = batch.query_start.tolist()
-    counts = {stop - start for start, stop in pairwise(starts)}
-    if len(counts) != 1 or max(counts) > MAX_QUERIES:
-        return None
-    schedule = mla_decode_schedule(batch.kv_lengths, num_queries=counts.pop(), num_heads=num_heads)
-    return PagedRows(block_table=batch.block_table, kv_lengths=batch.kv_lengths, schedule=schedule)
+def split_forms(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """(in plain form, in absorbed form)."""
+    plain, absorbed = [], []
+    for row in rows:
+        num_new = row.stop - row.start
+        form = attention_form(row.kv_length - num_new, num_new)
+        is_absorbed = form is AttentionForm.ABSORBED and _num_queries(row)
+        (absorbed if is_absorbed else plain).append(row)
+    return tuple(plain), tuple(absorbed)
+
+
+def paged_rows(
+    batch: ForwardBatch, rows: Sequence[Row], num_heads: int
+) -> tuple[PagedRows, ...]:
+    """Of any of the batch's rows that `_num_queries` has a number for."""
+    counts = {row.stop - row.start for row in rows}
+    if len(counts) == 1 and len(rows) == len(batch.kv_lengths):
+        schedule = mla_decode_schedule(
+            batch.kv_lengths, num_queries=counts.pop(), num_heads=num_heads
+        )
+        table, lengths = batch.block_table, batch.kv_lengths
+        return (PagedRows(block_table=table, kv_lengths=lengths, schedule=schedule),)
+    by_queries: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_queries[_num_queries(row)].append(row)
+    device = batch.kv_lengths.device
+    return tuple(
+        _filled_up(alike, num_queries, num_heads, device)
+        for num_queries, alike in sorted(by_queries.items())
+    )
+
+
+def _num_queries(row: Row) -> int:
+    """Its new tokens, filled up; 0: too many, or the first of the filling would see no key."""
+    filled_up = 1 << (row.stop - row.start - 1).bit_length()
+    return filled_up if filled_up <= min(MAX_QUERIES, row.kv_length) else 0
+
+
+def _filled_up(
+    rows: Sequence[Row], num_queries: int, num_heads: int, device: torch.device
+) -> PagedRows:
+    starts = np.array([row.start for row in rows])
+    fillings = num_queries - np.array([row.stop for row in rows]) + starts
+    index = np.arange(num_queries) - fillings[:, None]
+    queries = (starts[:, None] + np.maximum(index, 0)).ravel()
+    kept = np.flatnonzero(index.ravel() >= 0)
+    lengths = np.array([row.kv_length for row in rows])
+    table = np.zeros((len(rows), max(len(row.pages) for row in rows)), dtype=np.int64)
+    for line, row in zip(table, rows, strict=True):
+        line[: len(row.pages)] = row.pages.numpy()
+    on_device = upload_all((queries, kept, queries[kept], lengths, table.ravel()), device)
+    kv_lengths = on_device[3].to(torch.int32)
+    return PagedRows(
+        block_table=on_device[4].to(torch.int32).view(table.shape),
+        kv_lengths=kv_lengths,
+        schedule=mla_decode_schedule(kv_lengths, num_queries=num_queries, num_heads=num_heads),
+        queries=on_device[0],
+        kept=on_device[1],
+        tokens=on_device[2],
+    )

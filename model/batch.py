@@ -15,6 +15,19 @@ class AttentionForm(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedRows:
+    """query_start [B + 1], kv_lengths [B] and block_table [B, P] of a `ForwardBatch`, int32."""
+
+    query_start: torch.Tensor
+    kv_lengths: torch.Tensor
+    block_table: torch.Tensor
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.query_start, self.kv_lengths, self.block_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """T tokens of B sequences (rows); B and T may be 0 for a rank with nothing to do.
 
@@ -26,6 +39,8 @@ class ForwardBatch:
     slots        [T] int64, page id * page_tokens + offset: where each token's latent goes
     logit_rows   [S] int64, indices into T whose logits are wanted
     tokens_per_rank  T of every rank of the EP group, this one's included
+    on_host      the same rows in memory of the host; None: fetched from the device by whoever
+                 needs them, who waits for it
     """
 
     token_ids: torch.Tensor
@@ -37,3 +52,21 @@ class ForwardBatch:
     logit_rows: torch.Tensor
     form: AttentionForm
     tokens_per_rank: tuple[int, ...]
+    on_host: RaggedRows | None = None
+
+    @property
+    def rows(self) -> RaggedRows:
+        """On the device."""
+        return RaggedRows(
+            query_start=self.query_start, kv_lengths=self.kv_lengths, block_table=self.block_table
+        )
+
+    @property
+    def host_rows(self) -> RaggedRows:
+        if self.on_host is not None:
+            return self.on_host
+        return RaggedRows(
+            query_start=self.query_start.cpu(),
+            kv_lengths=self.kv_lengths.cpu(),
+            block_table=self.block_table.cpu(),
+        )

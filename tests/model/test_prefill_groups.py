@@ -16,12 +16,14 @@ from tests.model.random_folder import make_random_folder
 
 FIRST = {0: list(range(40)), 1: [9], 2: list(range(4, 21))}
 SECOND = {2: [5] * 30, 0: [7], 1: list(range(25))}
+THIRD = {0: [3] * 5, 1: [4] * 3, 2: [6] * 6}  # behind 41, 26 and 47 tokens
 
 
 def logits(model: DeepseekV3) -> torch.Tensor:
-    """Of ragged prompts in two chunks."""
+    """Of ragged prompts in three chunks."""
     runner = PagedRunner(model, num_pages=12)
-    parts = [runner.forward(chunk, AttentionForm.PLAIN, all_rows=True) for chunk in (FIRST, SECOND)]
+    chunks = (FIRST, SECOND, THIRD)
+    parts = [runner.forward(chunk, AttentionForm.PLAIN, all_rows=True) for chunk in chunks]
     return torch.cat(parts)
 
 
@@ -30,7 +32,7 @@ def logits(model: DeepseekV3) -> torch.Tensor:
 def test_absorbed_rows_over_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
 ) -> None:
-    """Rows of as many new tokens go to the kernel; others to what takes any."""
+    """Rows with as many new tokens go to the kernel at once, others one after the other."""
     folder = make_random_folder(
         tmp_path, num_hidden_layers=2, first_k_dense_replace=2, num_attention_heads=2
     )
@@ -57,20 +59,35 @@ def test_absorbed_rows_over_pages(
         lambda operation, *_: "triton" if operation == "mla_decode" else "reference",
     )
     assert norm_error(step(), want) < 1e-4
-    assert len(launched) == (2 if counts == (2, 2) else 0)
+    assert len(launched) == (2 if counts == (2, 2) else 4)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the GPU runs this in test_cuda.py")
-def test_equals_attention_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_paged", [False, True])
+def test_equals_attention_by_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_paged: bool
+) -> None:
+    """With both kernels, rows of one pass take the form that is cheaper for them."""
     folder = make_random_folder(
         tmp_path, num_hidden_layers=2, first_k_dense_replace=2, num_attention_heads=2
     )
     model = load_all(folder)
     want = logits(model)
+    kernels = ("mla_prefill", "mla_decode") if has_paged else ("mla_prefill",)
     monkeypatch.setattr(
         paths,
         "_path_of",
-        lambda operation, *_: "triton" if operation == "mla_prefill" else "reference",
+        lambda operation, *_: "triton" if operation in kernels else "reference",
     )
     monkeypatch.setattr(attention_plan, "max_keys", lambda *_: 48)
+    absorbed = []
+    launch = mla_decode_triton.launch
+
+    def spy(query: torch.Tensor, *rest: torch.Tensor, **options: float) -> object:
+        absorbed.append(len(query))
+        return launch(query, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mla_decode_triton, "launch", spy)
     assert norm_error(logits(model), want) < 1e-4
+    # In both layers: one token of the second chunk, 5 and 6 filled up to 8 each of the third.
+    assert absorbed == ([1, 1, 16, 16] if has_paged else [])

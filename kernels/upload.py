@@ -1,5 +1,7 @@
 """From the host to the device without waiting for the device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -11,3 +13,9 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_all(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Arrays of one dtype and one dimension each, by one copy."""
+    lengths = [len(array) for array in arrays]
+    return torch.split(upload(np.concatenate(arrays), device), lengths)
