@@ -17,5 +17,6 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def upload_all(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Arrays of one dtype and one dimension each, by one copy."""
-    lengths = [len(array) for array in arrays]
-    return torch.split(upload(np.concatenate(arrays), device), lengths)
+    together = upload(np.concatenate(arrays), device)
+    parts: tuple[torch.Tensor, ...] = together.split([len(array) for array in arrays])
+    return parts
