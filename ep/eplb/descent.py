@@ -82,7 +82,7 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
         best_step[value > best] = step
         best = np.maximum(value, best)
         goes_on = changed & (value < even) & (step - best_step < PATIENCE)
-        yield Stage(rows=rows, slots=books.placed, num_moves=books.num_moves(), balancedness=value)
+        yield Stage(rows=rows, slots=books.placed, num_moves=books.num_moves.copy(), balancedness=value)
 
 
 def _step(books: RankBooks, only_trades: Mask, frugal: bool) -> Mask:

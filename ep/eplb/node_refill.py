@@ -27,19 +27,21 @@ def refill(
     if not rows.size:
         return
     slots, load = slots[rows], load[rows]
-    num_layers, num_ranks, slots_per_rank = slots.shape
-    shape = (num_layers, num_nodes, -1, slots_per_rank)
-    peak = rank_loads(slots, load).reshape(num_layers, num_nodes, -1).max(axis=2)
-    books = RankBooks(groups, load.reshape(num_layers, num_groups, -1).sum(axis=2), limit=1)
-    for _ in range(1 + MAX_GROUP_TRADES):
-        new = keep_ranks(slots, fill_nodes(load, books.slots, num_ranks, slots_per_rank), num_nodes)
+    # One after the other [Y, ...], and all filled at once [T * Y, ...]: that takes hardly longer.
+    traded = list(_traded_groups(groups, load))
+    old, loads = (np.concatenate([each] * len(traded)) for each in (slots, load))
+    new = fill_nodes(loads, np.concatenate(traded), slots.shape[1], slots.shape[2])
+    new = keep_ranks(old, new, num_nodes)
+    shape = (len(rows), num_nodes, -1, slots.shape[2])
+    peak = rank_loads(slots, load).reshape(len(rows), num_nodes, -1).max(axis=2)
+    for after, filled in zip(traded, np.split(new, len(traded)), strict=True):
         # Nodes with other groups than today come first: one cannot change without the other.
-        traded = (np.sort(books.slots, axis=2) != np.sort(groups, axis=2)).any(axis=2)
-        order = np.argsort(-np.where(traded, np.inf, peak), axis=1, kind="stable")
+        changed = (np.sort(after, axis=2) != np.sort(groups, axis=2)).any(axis=2)
+        order = np.argsort(-np.where(changed, np.inf, peak), axis=1, kind="stable")
         place = np.argsort(order, axis=1)
         for count in range(1, num_nodes + 1):
-            taken = (place < count) | traded
-            mixed = np.where(taken[..., None, None], new.reshape(shape), slots.reshape(shape))
+            taken = (place < count) | changed
+            mixed = np.where(taken[..., None, None], filled.reshape(shape), slots.reshape(shape))
             mixed = mixed.reshape(slots.shape)
             yield Stage(
                 rows=rows,
@@ -47,12 +49,21 @@ def refill(
                 num_moves=num_new(slots, mixed),
                 balancedness=balancedness(mixed, load),
             )
+
+
+def _traded_groups(groups: Slots, load: Load) -> Iterator[Slots]:
+    """[Y, nodes, groups / nodes]: as they are, and behind trades of the heaviest node's."""
+    num_groups = groups[0].size
+    books = RankBooks(groups, load.reshape(len(load), num_groups, -1).sum(axis=2), limit=1)
+    for _ in range(MAX_GROUP_TRADES):
+        yield books.slots.copy()
         trade = best_trade(books)
         gains = trade.gain > 0
         if not gains.any():
             return
         trade.apply(books, gains)
         books.recount()
+    yield books.slots
 
 
 def groups_of_nodes(

@@ -8,6 +8,7 @@
     held           [X, N + 1, R] int16  replicas on each rank, at most `limit`
     held_at_first  [X, N + 1, R] bool   whether the rank held any in the beginning
     total          [X, R] float64     load of each rank
+    num_moves      [X] int64          experts that ranks hold and did not in the beginning
 
 An empty slot is one more expert, without load, which is everywhere and of which nobody ever has
 enough or too few.
@@ -49,6 +50,7 @@ class RankBooks:
         self.held_at_first: npt.NDArray[np.bool_] = self.held.astype(np.bool_)
         self.held[:, -1] = NEVER_FULL
         self.held_at_first[:, -1] = True
+        self.num_moves: Rows = np.zeros(num_rows, dtype=np.int64)
         self.counts[:, -1] = EVERYWHERE
         node_begins = np.flatnonzero(np.diff(self.node, prepend=-1))
         self.on_node: npt.NDArray[np.bool_] = (
@@ -86,23 +88,22 @@ class RankBooks:
             full |= ~self.on_node[rows, expert, self.node[rank]]
         return full
 
-    def num_moves(self) -> Rows:
-        """[X] experts that ranks hold and did not in the beginning."""
-        moves: Rows = (np.greater(self.held, 0) & ~self.held_at_first).sum(axis=(1, 2))
-        return moves
-
     def put(self, rows: Rows, rank: Rows, slot: Rows, expert: Rows) -> None:
         """`expert[i]` takes the place of what is in a slot of layer `rows[i]`, each layer once."""
         before = self.slots[rows, rank, slot]
         self.held[rows, before, rank] -= 1
         self.counts[rows, before] -= 1
+        gone = self.held[rows, before, rank] == 0
+        self.num_moves[rows] -= gone & ~self.held_at_first[rows, before, rank]
         self.slots[rows, rank, slot] = expert
+        come = self.held[rows, expert, rank] == 0
+        self.num_moves[rows] += come & ~self.held_at_first[rows, expert, rank]
         self.held[rows, expert, rank] += 1
         self.counts[rows, expert] += 1
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> None:
         """Drops the other layers, [X]."""
-        for name in ("slots", "load", "counts", "held", "held_at_first", "on_node"):
+        for name in ("slots", "load", "counts", "held", "held_at_first", "on_node", "num_moves"):
             setattr(self, name, getattr(self, name)[rows])
         self.recount()
 

@@ -27,17 +27,35 @@ STEPS_PER_RANK = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """[K, L] each, of L layers; the first is today's placement. Not every layer has all K: the
-    others are left at today's.
+    """K stages of L layers; the first is today's placement. Not every layer has all K: the others
+    are left at today's.
 
-    slots         [K, L, R, S]
-    num_moves     from today's placement
-    balancedness
+    num_moves     [K, L] from today's placement
+    balancedness  [K, L]
     """
 
-    slots: Slots
+    stages: list[Stage]
     num_moves: npt.NDArray[np.int64]
     balancedness: Load
+
+    @classmethod
+    def of(cls, stages: list[Stage]) -> "Candidates":
+        shape = (len(stages), len(stages[0].rows))
+        num_moves = np.zeros(shape, dtype=np.int64)
+        balancedness = np.tile(stages[0].balancedness, (len(stages), 1))
+        for index, stage in enumerate(stages):
+            num_moves[index, stage.rows] = stage.num_moves
+            balancedness[index, stage.rows] = stage.balancedness
+        return cls(stages=stages, num_moves=num_moves, balancedness=balancedness)
+
+    def slots(self, choice: npt.NDArray[np.int64]) -> Slots:
+        """[L, R, S] of one stage a layer, [L]."""
+        chosen = self.stages[0].slots.copy()
+        for index in np.unique(choice):
+            stage = self.stages[index]
+            places = choice[stage.rows] == index
+            chosen[stage.rows[places]] = stage.slots[places]
+        return chosen
 
 
 def rebalance(
@@ -58,8 +76,7 @@ def rebalance(
         choice = np.where(enough, found.num_moves, found.num_moves.max() + 1).argmin(axis=0)
     else:
         choice = choose(found.num_moves, found.balancedness, max_moves)
-    chosen: Slots = found.slots[choice, np.arange(len(slots))]
-    return chosen
+    return found.slots(choice)
 
 
 def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Candidates:
@@ -98,17 +115,7 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
     if num_nodes > 1 and rest.size:
         for stage in refill(slots[rest], spread_out(load[rest]), num_nodes, num_groups):
             stages.append(replace(stage, rows=rest[stage.rows]))
-    shape = (len(stages), num_layers)
-    found = Candidates(
-        slots=np.repeat(slots[None], len(stages), axis=0),
-        num_moves=np.zeros(shape, dtype=np.int64),
-        balancedness=np.repeat(stages[0].balancedness[None], len(stages), axis=0),
-    )
-    for index, stage in enumerate(stages):
-        found.slots[index, stage.rows] = stage.slots
-        found.num_moves[index, stage.rows] = stage.num_moves
-        found.balancedness[index, stage.rows] = stage.balancedness
-    return found
+    return Candidates.of(stages)
 
 
 def _even_enough(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Load:
@@ -129,16 +136,55 @@ def choose(
 ) -> npt.NDArray[np.int64]:
     """[L] candidates with at most `budget` moves in all: again and again the change of one layer
     that gains most for a move and still fits."""
-    layers = np.arange(num_moves.shape[1])
-    choice = np.zeros(len(layers), dtype=np.int64)
-    left = budget
+    choice, left = _choose_while_all_fits(num_moves, value, budget)
     while True:
-        more = num_moves - num_moves[choice, layers]
-        gain = value - value[choice, layers]
-        possible = (gain > 0) & (more <= left)
-        rate = np.where(possible, gain / np.maximum(more, 0.5), 0.0)
+        rate, more = _rates(num_moves, value, choice)
+        rate[more > left] = 0.0
         best = np.unravel_index(rate.argmax(), rate.shape)
-        if not possible[best]:
+        if not rate[best]:
             return choice
         left -= int(more[best])
         choice[best[1]] = best[0]
+
+
+def _choose_while_all_fits(
+    num_moves: npt.NDArray[np.int64], value: Load, budget: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """What `choose` does up to its first change that does not fit, and the budget that is left.
+    Until then layers do not depend on each other: each takes its changes in turn, and the best of
+    all layers come first."""
+    layers = np.arange(num_moves.shape[1])
+    choice = np.zeros(len(layers), dtype=np.int64)
+    changes = []  # (rate, moves, candidate, layer) of one change a layer
+    last = np.full(len(layers), np.inf)
+    while True:
+        rate, more = _rates(num_moves, value, choice)
+        best = rate.argmax(axis=0)
+        gains = np.flatnonzero(rate[best, layers])
+        if not gains.size:
+            break
+        chosen = best[gains]
+        # No change comes in front of those that it builds on.
+        last[gains] = np.minimum(last[gains], rate[chosen, gains])
+        changes.append((last[gains], more[chosen, gains], chosen, gains))
+        choice[gains] = chosen
+    choice[:] = 0
+    if not changes:
+        return choice, budget
+    rates, moves, candidates, where = map(np.concatenate, zip(*changes, strict=True))
+    order = np.argsort(-rates, kind="stable")
+    spent = np.cumsum(moves[order])
+    fits = len(order) if spent.max() <= budget else int(np.argmax(spent > budget))
+    for change in order[:fits]:  # of a layer the last one counts
+        choice[where[change]] = candidates[change]
+    return choice, budget - (int(spent[fits - 1]) if fits else 0)
+
+
+def _rates(
+    num_moves: npt.NDArray[np.int64], value: Load, choice: npt.NDArray[np.int64]
+) -> tuple[Load, npt.NDArray[np.int64]]:
+    """[K, L] gain for a move of changing each layer's choice, 0 for no gain; and the moves."""
+    layers = np.arange(num_moves.shape[1])
+    more = num_moves - num_moves[choice, layers]
+    gain = value - value[choice, layers]
+    return np.maximum(gain, 0.0) / np.maximum(more, 0.5), more
