@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-DENSE, MASKED, CONTIGUOUS = 0, 1, 2
-LAYOUTS = ("dense", "masked", "contiguous")
+DENSE, MASKED, CONTIGUOUS, ALIGNED = 0, 1, 2, 3
+LAYOUTS = ("dense", "masked", "contiguous", "aligned")
 MULTIPROCESSORS = 132  # of an H200; another number costs speed only
 MIN_GROUPS = 8  # of 128 along K that a split is worth
 MAX_STAGES_BYTES = 227 * 1024 - 1024  # the rest is for barriers

@@ -1,5 +1,7 @@
 """Triton path of `kernels.fp8_gemm` and `kernels.fp8_grouped_gemm`: one kernel for the dense, the
-masked and the contiguous layout, cut as `kernels.fp8_gemm_blocks` says.
+masked and the contiguous layout, cut as `kernels.fp8_gemm_blocks` says, and for the one of
+`kernels.fused_moe_triton`: contiguous, each expert's rows aligned to a block, of which only the
+device knows how many there are.
 
 Few tokens: time goes with the bytes of the weights. They are the first operand of the matrix
 instruction, whose 64 rows they always fill, and the tokens its second; several programs share a
@@ -16,7 +18,16 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED, Fp8Blocks, fp8_blocks
+from kernels.fp8_gemm_blocks import (
+    ALIGNED,
+    CONTIGUOUS,
+    DENSE,
+    MASKED,
+    MAX_STAGES_BYTES,
+    MULTIPROCESSORS,
+    Fp8Blocks,
+    fp8_blocks,
+)
 from kernels.fp8_grouped_gemm import ALIGNMENT
 
 GROUP = tl.constexpr(128)  # one scale of the weights for as many rows and columns
@@ -105,9 +116,22 @@ def _product(
         tl.store(place + block_n, second.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _corner(
+    number, num_blocks_m, num_blocks_n, block_m: tl.constexpr, columns: tl.constexpr,
+    row_blocks: tl.constexpr,
+):  # fmt: skip
+    """First row and column of a block: neighbours share weights."""
+    wide = row_blocks * num_blocks_n
+    first_block = number // wide * row_blocks
+    height = tl.minimum(num_blocks_m - first_block, row_blocks)
+    within = number % wide
+    return (first_block + within % height) * block_m, within // height * columns
+
+
 @triton.jit(do_not_specialize=SIZES)
 def _fp8_gemm(
-    x, x_scale, weight, w_scale, out, counts, num_rows, n, k,
+    x, x_scale, weight, w_scale, out, counts, num_used, num_rows, n, k,
     x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
     num_blocks_m,
     layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -115,35 +139,47 @@ def _fp8_gemm(
     described: tl.constexpr, pinned: tl.constexpr,
 ):  # fmt: skip
     num_blocks_n = tl.cdiv(n, halves * block_n)
-    wide = row_blocks * num_blocks_n
-    first_block = tl.program_id(0) // wide * row_blocks
-    height = tl.minimum(num_blocks_m - first_block, row_blocks)
-    within = tl.program_id(0) % wide
-    first_row = (first_block + within % height) * block_m
-    first_column = within // height * (halves * block_n)
     batch = tl.program_id(1)  # 0 unless masked
     split = tl.program_id(2)
-    if layout == 1:
-        # Programs for as many rows as are likely; where there are more, each goes on.
-        last_row = tl.load(counts + batch)
-        for start in range(first_row, last_row, num_blocks_m * block_m):
-            _product(
-                x, x_scale, weight, w_scale, out, batch, batch, start, last_row, first_column,
-                split, num_rows, n, k, x_scale_expert_stride, x_scale_row_stride,
-                x_scale_group_stride, groups_per_split, block_m, block_n, block_k, halves,
-                swapped, described, pinned,
-            )  # fmt: skip
-    else:
-        expert = batch
-        if layout == 2:
-            expert = tl.load(counts + first_row)
-        if expert >= 0:
+    if layout == 3:
+        # As many programs as run at once share the blocks that are in use.
+        num_blocks_m = tl.load(num_used) // block_m
+        for number in range(tl.program_id(0), num_blocks_m * num_blocks_n, tl.num_programs(0)):
+            first_row, first_column = _corner(
+                number, num_blocks_m, num_blocks_n, block_m, halves * block_n, row_blocks
+            )
+            expert = tl.load(counts + first_row // block_m)
             _product(
                 x, x_scale, weight, w_scale, out, batch, expert, first_row, num_rows,
                 first_column, split, num_rows, n, k, x_scale_expert_stride, x_scale_row_stride,
                 x_scale_group_stride, groups_per_split, block_m, block_n, block_k, halves,
                 swapped, described, pinned,
             )  # fmt: skip
+    else:
+        first_row, first_column = _corner(
+            tl.program_id(0), num_blocks_m, num_blocks_n, block_m, halves * block_n, row_blocks
+        )
+        if layout == 1:
+            # Programs for as many rows as are likely; where there are more, each goes on.
+            last_row = tl.load(counts + batch)
+            for start in range(first_row, last_row, num_blocks_m * block_m):
+                _product(
+                    x, x_scale, weight, w_scale, out, batch, batch, start, last_row,
+                    first_column, split, num_rows, n, k, x_scale_expert_stride,
+                    x_scale_row_stride, x_scale_group_stride, groups_per_split, block_m,
+                    block_n, block_k, halves, swapped, described, pinned,
+                )  # fmt: skip
+        else:
+            expert = batch
+            if layout == 2:
+                expert = tl.load(counts + first_row)
+            if expert >= 0:
+                _product(
+                    x, x_scale, weight, w_scale, out, batch, expert, first_row, num_rows,
+                    first_column, split, num_rows, n, k, x_scale_expert_stride,
+                    x_scale_row_stride, x_scale_group_stride, groups_per_split, block_m,
+                    block_n, block_k, halves, swapped, described, pinned,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -199,6 +235,25 @@ def contiguous(
     return out
 
 
+def aligned(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    expert_of: torch.Tensor,
+    num_used: torch.Tensor,
+    blocks: Fp8Blocks,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """x [M, K], of which the first `num_used` [1] int32 rows, a multiple of block_m, are in use;
+    expert_of [M / block_m] int32 of each block -> [M, N] `dtype`."""
+    assert len(expert_of) * blocks.block_m == x.shape[0]
+    out = x.new_empty(x.shape[0], weight.shape[1], dtype=dtype)
+    operands = (x[None], x_scale[None], weight, w_scale, out, expert_of)
+    _run(*operands, ALIGNED, x.shape[0], blocks, num_used)
+    return out
+
+
 def has_descriptors(*tensors: torch.Tensor) -> bool:
     """Whether tiles of these can come by TMA. Tensors without memory are compiled for Hopper."""
     device = tensors[0].device
@@ -216,6 +271,7 @@ def _run(
     layout: int,
     expected_rows: int,
     blocks: Fp8Blocks | None,
+    num_used: torch.Tensor | None = None,
 ) -> None:
     """x [batches, rows, K]: one batch unless masked."""
     num_batches, num_rows, k = x.shape
@@ -238,10 +294,13 @@ def _run(
     # Programs without rows cost little, those with the rows of two are what others wait for.
     height = min(num_rows, max(1, 2 * expected_rows)) if layout == MASKED else num_rows
     num_blocks_m = triton.cdiv(height, blocks.block_m)
-    grid = (num_blocks_n * num_blocks_m, num_batches, splits)
+    num_programs = num_blocks_n * num_blocks_m
+    if layout == ALIGNED:
+        num_programs = min(num_programs, _programs_at_once(out.device, blocks))
+    grid = (num_programs, num_batches, splits)
     _fp8_gemm[grid](
-        x, x_scale, weight, w_scale.contiguous(), part, counts, num_rows, n, k, *x_scale.stride(),
-        groups_per_split, num_blocks_m,
+        x, x_scale, weight, w_scale.contiguous(), part, counts, num_used, num_rows, n, k,
+        *x_scale.stride(), groups_per_split, num_blocks_m,
         layout=layout, block_m=blocks.block_m, block_n=blocks.block_n, block_k=BLOCK_K,
         halves=blocks.halves, swapped=blocks.swapped, row_blocks=ROW_BLOCKS,
         described=described, pinned=not triton.knobs.runtime.interpret,
@@ -250,3 +309,10 @@ def _run(
     if splits > 1:
         num = out.numel()
         _join[(triton.cdiv(num, JOINED),)](part, out, num, splits=splits, block=JOINED, num_warps=4)
+
+
+def _programs_at_once(device: torch.device, blocks: Fp8Blocks) -> int:
+    """By shared memory; 8 warps have the registers of a multiprocessor to themselves."""
+    room = MAX_STAGES_BYTES // (blocks.stage_bytes * blocks.num_stages)
+    per_multiprocessor = 1 if blocks.num_warps == 8 else max(1, min(room, 4))
+    return per_multiprocessor * (MULTIPROCESSORS if device.type != "cpu" else 1)

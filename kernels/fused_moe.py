@@ -62,8 +62,11 @@ def fused_moe(
     experts: Experts,
     *,
     scaling: float = 1.0,
+    expected_rows: int | None = None,
 ) -> torch.Tensor:
-    """Raises ValueError for shapes or dtypes that do not fit."""
+    """`expected_rows`, the rows that an expert is likely to have (default: as if all choices were
+    here), picks among cuts of equal results. Raises ValueError for shapes or dtypes that do not
+    fit."""
     if topk_idx.shape != topk_weights.shape or len(topk_idx) != len(hidden):
         shapes = [tuple(each.shape) for each in (hidden, topk_idx, topk_weights)]
         raise ValueError(f"hidden, topk_idx and topk_weights do not fit together: {shapes}")
@@ -74,7 +77,7 @@ def fused_moe(
     if path_of("fused_moe", hidden.device) == "triton":
         from kernels.fused_moe_triton import launch
 
-        return launch(hidden, topk_idx, topk_weights, experts, scaling)
+        return launch(hidden, topk_idx, topk_weights, experts, scaling, expected_rows)
     return fused_moe_reference(hidden, topk_idx, topk_weights, experts, scaling=scaling)
 
 

@@ -1,4 +1,8 @@
-"""Triton path of `kernels.fused_moe`."""
+"""Triton path of `kernels.fused_moe`.
+
+FP8 activations are copied to the rows of their experts, whose blocks then come by descriptors: the
+products are those of `kernels.fp8_gemm_triton`. Others are gathered by the first product.
+"""
 
 from typing import NamedTuple
 
@@ -7,31 +11,36 @@ import triton
 import triton.language as tl
 
 from kernels.combine_triton import launch as combine
+from kernels.fp8_gemm_blocks import ALIGNED, Fp8Blocks, default_fp8_blocks, fp8_blocks
+from kernels.fp8_gemm_triton import aligned as fp8_aligned
 from kernels.fused_moe import Experts
 from kernels.permute_triton import CHUNK, rank_choices
+from kernels.quantise import GROUP, empty_scales
 from kernels.quantise_triton import launch as quantise
 from kernels.silu_mul_triton import launch as silu_mul
 from kernels.silu_mul_triton import launch_quantise as silu_mul_quantise
 from kernels.tuned import Blocks, blocks_for
 
-GROUP = tl.constexpr(128)
+GATHERING = 2048  # programs that copy rows, at most
 
 
 class _Rows(NamedTuple):
     """Choices by expert, each expert's part aligned to the block of a product.
 
     token_of  [M] int32, -1: padding;  expert_of [M / block] int32, -1: nothing there
-    row_of    [K, T] int32
+    row_of    [K, T] int32;  num_used [1] int32: how many of the M are in use
     """
 
     token_of: torch.Tensor
     expert_of: torch.Tensor
     row_of: torch.Tensor
+    num_used: torch.Tensor
 
 
 @triton.jit
 def _align(
-    topk_idx, rank_of, counts, token_of, expert_of, row_of, num_tokens, num_choices, num_experts,
+    topk_idx, rank_of, counts, token_of, expert_of, row_of, num_used, num_tokens, num_choices,
+    num_experts,
     block_m: tl.constexpr, experts: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0) * chunk + tl.arange(0, chunk)
@@ -41,6 +50,8 @@ def _align(
     index = tl.arange(0, experts)
     count = tl.load(counts + index, mask=index < num_experts, other=0)
     padded = (count + block_m - 1) // block_m * block_m
+    if tl.program_id(0) == 0:
+        tl.store(num_used, tl.sum(padded, axis=0))
     start = tl.sum(tl.where(index[None, :] < expert[:, None], padded[None, :], 0), axis=1)
     row = start + tl.load(rank_of + entry, mask=here, other=0)
     token, choice = entry // num_choices, entry % num_choices
@@ -51,11 +62,30 @@ def _align(
 
 
 @triton.jit
+def _gather(
+    x, x_scale, token_of, num_used, out, out_scale, width, scale_row_stride, scale_group_stride,
+    out_group_stride,
+    block: tl.constexpr, groups: tl.constexpr, group: tl.constexpr,
+):  # fmt: skip
+    """A row in use a program at a time; padding keeps what is there."""
+    for row in range(tl.program_id(0), tl.load(num_used), tl.num_programs(0)):
+        token = tl.load(token_of + row).to(tl.int64)
+        if token >= 0:
+            column = tl.arange(0, block)
+            values = tl.load(x + token * width + column, mask=column < width)
+            tl.store(out + tl.cast(row, tl.int64) * width + column, values, mask=column < width)
+            index = tl.arange(0, groups)
+            inside = index * group < width
+            place = x_scale + token * scale_row_stride + index * scale_group_stride
+            factor = tl.load(place, mask=inside)
+            tl.store(out_scale + index * out_group_stride + row, factor, mask=inside)
+
+
+@triton.jit
 def _grouped(
-    x, x_scale, weight, w_scale, out, token_of, expert_of, n, k, x_scale_row_stride,
-    x_scale_group_stride,
+    x, weight, out, token_of, expert_of, n, k,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, gathers: tl.constexpr,
-    is_fp8: tl.constexpr, precision: tl.constexpr,
+    precision: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_of + tl.program_id(1)).to(tl.int64)
     if expert < 0:
@@ -78,14 +108,7 @@ def _grouped(
             weight + (expert * n + column)[:, None] * k + index[None, :],
             mask=is_column[:, None] & is_index[None, :], other=0.0,
         )  # fmt: skip
-        product = tl.dot(x_tile, tl.trans(w_tile), input_precision=precision)
-        if is_fp8:
-            group = first // GROUP
-            place = x_scale + source * x_scale_row_stride + group * x_scale_group_stride
-            factor = tl.load(place, mask=is_row, other=0.0)
-            line = (expert * tl.cdiv(n, GROUP) + column // GROUP) * (k // GROUP) + group
-            product *= factor[:, None] * tl.load(w_scale + line, mask=is_column, other=0.0)[None, :]
-        total += product
+        total += tl.dot(x_tile, tl.trans(w_tile), input_precision=precision)
     place = out + row.to(tl.int64)[:, None] * n + column[None, :]
     mask = is_row[:, None] & is_column[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=mask)
@@ -97,28 +120,93 @@ def launch(
     topk_weights: torch.Tensor,
     experts: Experts,
     scaling: float,
+    expected_rows: int | None = None,
 ) -> torch.Tensor:
     if not hidden.numel():
         return torch.empty_like(hidden)
     num_experts, double_width, width = experts.gate_up.shape
-    rows_an_expert = triton.cdiv(topk_idx.numel(), num_experts)
-    shape = (hidden.device, experts.gate_up.dtype, num_experts)
-    up = blocks_for(*shape, double_width, width, rows_an_expert)
-    down = blocks_for(*shape, width, double_width // 2, rows_an_expert)
-    rows = _aligned(topk_idx.contiguous(), num_experts, up.block_m)
+    if expected_rows is None:
+        expected_rows = triton.cdiv(topk_idx.numel(), num_experts)
     hidden = hidden.contiguous()
-    num_rows = len(rows.token_of)
-    middle = hidden.new_empty(num_rows, double_width)
-    out = hidden.new_empty(num_rows, width)
+    shapes = ((double_width, width), (width, double_width // 2))
     if experts.is_fp8:
-        values, scales = quantise(hidden.unsqueeze(0), None, squeeze=True)
-        _run(values, scales, experts.gate_up, experts.gate_up_scale, middle, rows, up, gathers=True)
-        values, scales = silu_mul_quantise(middle.unsqueeze(0), None, squeeze=True)
-        _run(values, scales, experts.down, experts.down_scale, out, rows, down, gathers=False)
+        cuts = fp8_cuts(hidden.device, expected_rows, *shapes)
+        rows = _aligned(topk_idx.contiguous(), num_experts, cuts[0].block_m)
+        out = _fp8_products(hidden, rows, experts, cuts, expected_rows)
     else:
-        _run(hidden, None, experts.gate_up, None, middle, rows, up, gathers=True)
-        _run(silu_mul(middle), None, experts.down, None, out, rows, down, gathers=False)
+        up, down = (
+            blocks_for(hidden.device, experts.gate_up.dtype, num_experts, *shape, expected_rows)
+            for shape in shapes
+        )
+        rows = _aligned(topk_idx.contiguous(), num_experts, up.block_m)
+        middle = _run(hidden, experts.gate_up, rows, up, gathers=True)
+        out = _run(silu_mul(middle), experts.down, rows, down, gathers=False)
     return combine(out, rows.row_of, topk_weights, scaling, None)
+
+
+def fp8_cuts(
+    device: torch.device, expected_rows: int, up: tuple[int, int], down: tuple[int, int]
+) -> tuple[Fp8Blocks, Fp8Blocks]:
+    """Of the two products [N, K], with blocks of one height."""
+    cuts = [fp8_blocks(device, ALIGNED, expected_rows, *shape) for shape in (up, down)]
+    if cuts[0].block_m != cuts[1].block_m:  # one of them is not tuned
+        cuts = [default_fp8_blocks(ALIGNED, expected_rows, *shape) for shape in (up, down)]
+    return cuts[0], cuts[1]
+
+
+def _fp8_products(
+    hidden: torch.Tensor,
+    rows: _Rows,
+    experts: Experts,
+    cuts: tuple[Fp8Blocks, Fp8Blocks],
+    expected_rows: int,
+) -> torch.Tensor:
+    """[M, H]."""
+    assert experts.gate_up_scale is not None
+    assert experts.down_scale is not None
+    num_experts = len(experts.down)
+    values, scales = gather(*quantise(hidden.unsqueeze(0), None, squeeze=True), rows)
+    where = (rows.expert_of, rows.num_used)
+    middle = fp8_aligned(
+        values,
+        scales,
+        experts.gate_up.contiguous(),
+        experts.gate_up_scale,
+        *where,
+        cuts[0],
+        hidden.dtype,
+    )
+    values, scales = silu_mul_quantise(
+        middle.unsqueeze(0), rows.num_used, squeeze=True,
+        expected_rows=num_experts * max(expected_rows, cuts[0].block_m),
+    )  # fmt: skip
+    return fp8_aligned(
+        values,
+        scales,
+        experts.down.contiguous(),
+        experts.down_scale,
+        *where,
+        cuts[1],
+        hidden.dtype,
+    )
+
+
+def gather(
+    x: torch.Tensor, x_scale: torch.Tensor, rows: _Rows
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantised [T, H] and scales -> [M, H] and scales."""
+    num_rows, width = len(rows.token_of), x.shape[1]
+    out = x.new_empty(num_rows, width)
+    out_scale = empty_scales(out)
+    num_groups = width // GROUP
+    # Bytes are bytes: FP8 travels as what every Triton knows.
+    _gather[(min(num_rows, GATHERING),)](
+        x.view(torch.uint8), x_scale, rows.token_of, rows.num_used, out.view(torch.uint8),
+        out_scale, width, *x_scale.stride(), out_scale.stride(1),
+        block=triton.next_power_of_2(width), groups=triton.next_power_of_2(num_groups),
+        group=GROUP, num_warps=4,
+    )  # fmt: skip
+    return out, out_scale
 
 
 def _aligned(topk_idx: torch.Tensor, num_experts: int, block_m: int) -> _Rows:
@@ -131,6 +219,7 @@ def _aligned(topk_idx: torch.Tensor, num_experts: int, block_m: int) -> _Rows:
         torch.full((num_blocks * block_m,), -1, **integers),
         torch.full((num_blocks,), -1, **integers),
         torch.empty((num_choices, num_tokens), **integers),
+        torch.empty(1, **integers),
     )
     chunk = min(CHUNK, 128)
     _align[(triton.cdiv(num_entries, chunk),)](
@@ -141,25 +230,16 @@ def _aligned(topk_idx: torch.Tensor, num_experts: int, block_m: int) -> _Rows:
 
 
 def _run(
-    x: torch.Tensor,
-    x_scale: torch.Tensor | None,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor | None,
-    out: torch.Tensor,
-    rows: _Rows,
-    blocks: Blocks,
-    *,
-    gathers: bool,
-) -> None:
+    x: torch.Tensor, weight: torch.Tensor, rows: _Rows, blocks: Blocks, *, gathers: bool
+) -> torch.Tensor:
     """The rows are aligned to the first product's blocks; the second keeps that height."""
     _, n, k = weight.shape
+    out = x.new_empty(len(rows.token_of), n)
     block_m = len(rows.token_of) // len(rows.expert_of)
-    is_fp8 = w_scale is not None
     _grouped[triton.cdiv(n, blocks.block_n), len(rows.expert_of)](
-        x, x_scale, weight.contiguous(), w_scale, out, rows.token_of, rows.expert_of, n, k,
-        *((0, 0) if x_scale is None else x_scale.stride()),
-        block_m=block_m, block_n=blocks.block_n, block_k=128 if is_fp8 else blocks.block_k,
-        gathers=gathers, is_fp8=is_fp8,
+        x, weight.contiguous(), out, rows.token_of, rows.expert_of, n, k,
+        block_m=block_m, block_n=blocks.block_n, block_k=blocks.block_k, gathers=gathers,
         precision="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
+    return out
