@@ -146,7 +146,10 @@ def _routed(make: Tensors, tokens: int) -> Iterator[Case]:
     for name, experts, size in (("fp8", quantised, FP8), ("bf16", plain, BF16)):
         yield Case(
             bench="fused_moe", name=f"{name} m{tokens} x 8 e{LOCAL} of {EXPERTS}",
-            call=partial(fused_moe, hidden, local, weights, experts, scaling=2.5),
+            call=partial(
+                fused_moe, hidden, local, weights, experts, scaling=2.5,
+                expected_rows=round(num_rows / LOCAL),
+            ),
             num_bytes=size * num_weights + 2 * BF16 * hidden.numel(),
             num_flops=6.0 * num_rows * HIDDEN * WIDTH,
             flops_per_second=FP8_FLOPS / size,
