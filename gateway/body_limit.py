@@ -1,10 +1,12 @@
 """ASGI middleware: bodies are bounded in size and in time, however they are sent."""
 
 import asyncio
+from collections.abc import Awaitable
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http_protocol import BODY_IS_THERE
 from gateway.openai_error import http_error_response
 
 # What is still read and thrown away of a body that is too large: a client that is answered
@@ -26,18 +28,19 @@ class BodyLimit:
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         if _declared_bytes(scope) > self._max_bytes:
-            await _discard(receive)
-            response = http_error_response(413, self._too_large(), CLOSE)
-            await response(scope, receive, send)
-            return
-        await self._app(scope, self._counting(receive), send)
+            return self._refuse(scope, receive, send)
+        return self._app(scope, self._counting(scope, receive), send)
 
-    def _counting(self, receive: Receive) -> Receive:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _discard(receive)
+        response = http_error_response(413, self._too_large(), CLOSE)
+        await response(scope, receive, send)
+
+    def _counting(self, scope: Scope, receive: Receive) -> Receive:
         """`receive` that raises HTTPException (which the framework lets through) in time."""
         num_bytes = 0
         is_complete = False
@@ -48,8 +51,11 @@ class BodyLimit:
             if is_complete:  # what still comes is the end of the connection
                 return await receive()
             try:
-                async with asyncio.timeout_at(deadline):
+                if BODY_IS_THERE in scope:  # no timer for those that came with their heads
                     message = await receive()
+                else:
+                    async with asyncio.timeout_at(deadline):
+                        message = await receive()
             except TimeoutError as error:
                 text = f"the body did not arrive within {self._timeout_seconds:g} s"
                 raise HTTPException(408, text, CLOSE) from error

@@ -7,18 +7,18 @@ client gone        everything that was started for it is cancelled at once
 client not reading the same after `reader_stall_seconds`, or a moment behind the deadline
 """
 
-import asyncio
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from core.clock import Clock
-from core.errors import DeadlineExceeded, EpserveError, InternalError
+from core.errors import EpserveError, InternalError
 from core.log import get_logger
 from gateway.admission import Admission
 from gateway.api_keys import Client
+from gateway.attendance import Attendance, Bounds
+from gateway.http_protocol import CONNECTION
 from gateway.job import Job
 from gateway.key_guard import CLIENT
 from gateway.metrics import GatewayMetrics
@@ -52,8 +52,10 @@ class GenerationResponse(Response):
     """An ASGI response of its own: Starlette's streaming one cannot see an error before the
     first byte, nor a client that leaves while there is nothing to send."""
 
+    background = None  # for the framework
+
     def __init__(self, job: Job, run: Run, reply: Reply, serving: Serving) -> None:
-        super().__init__()
+        # Without the base's own: its body and headers are never sent.
         self._job = job
         self._run = run
         self._reply = reply
@@ -63,54 +65,26 @@ class GenerationResponse(Response):
         """Raises EpserveError only while nothing has been sent."""
         outcome = "internal"
         client: Client | None = scope.get(CLIENT)
-        meter = TokenMeter(self._serving.limiter, client, self._run)
-        sender = ReplySender(scope, send, self._serving.clock)
-        work = asyncio.create_task(self._work(sender, meter))
-        gone = asyncio.create_task(_disconnected(receive))
+        serving = self._serving
+        meter = TokenMeter(serving.limiter, client, self._run)
+        sender = ReplySender(send, serving.clock)
+        bounds = Bounds(
+            give_up_at=self._job.deadline + PATIENCE_SECONDS,
+            ping_seconds=serving.ping_seconds if self._job.stream else 0.0,
+            reader_stall_seconds=serving.reader_stall_seconds,
+        )
         try:
-            outcome = await self._attend({work, gone}, work, sender)
+            with Attendance(scope[CONNECTION], sender, bounds, serving.clock) as attendance:
+                outcome = await self._work(sender, meter)
+            outcome = attendance.outcome or outcome
         except EpserveError as error:
             outcome = error.status.code
             raise
         finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
             await sender.close()
             meter.note(is_end=True)
             self._record(outcome, client)
             describe_end(scope, self._run, outcome)
-
-    async def _attend(
-        self, ends: set["asyncio.Task[Any]"], work: "asyncio.Task[str]", sender: ReplySender
-    ) -> str:
-        """Waits for one of `ends`, of work or client, and says what it was; pings, and cuts
-        off who does not read."""
-        serving = self._serving
-        give_up_at = self._job.deadline + PATIENCE_SECONDS
-        pings = self._job.stream and serving.ping_seconds > 0
-        beat = min(serving.ping_seconds if pings else math.inf, serving.reader_stall_seconds)
-        while True:
-            now = serving.clock.now()
-            silent = sender.silent_seconds(now)
-            pause = min(give_up_at - now, beat - silent if silent < beat else beat)
-            done, _ = await asyncio.wait(
-                ends, return_when=asyncio.FIRST_COMPLETED, timeout=max(0.0, pause)
-            )
-            if done:
-                return work.result() if work.done() else "disconnected"
-            now = serving.clock.now()
-            if now >= give_up_at:
-                if not sender.has_begun:
-                    raise DeadlineExceeded("the request's deadline is over")
-                sender.abort()
-                return "deadline_exceeded"
-            if sender.stalled_seconds(now) >= serving.reader_stall_seconds:
-                log.warning("client does not read", seconds=serving.reader_stall_seconds)
-                sender.abort()
-                return "slow_reader"
-            if pings and sender.silent_seconds(now) >= serving.ping_seconds:
-                sender.ping()
 
     async def _work(self, sender: ReplySender, meter: TokenMeter) -> str:
         """Returns the outcome: ok, or the code of an error that the client was told in the
@@ -192,7 +166,3 @@ class GenerationResponse(Response):
             seconds=round(seconds, 6),
         )
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

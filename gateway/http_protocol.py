@@ -1,18 +1,21 @@
 """uvicorn's HTTP connection with the bounds and the manners it lacks.
 
-Heads of requests are bounded in time and size, what is no HTTP gets OpenAI's error object too,
-and whoever answers a request can cut its connection without waiting for a client that does
-not read: `scope[ABORT]()`.
+Heads of requests are bounded in time and size, and what is no HTTP gets OpenAI's error object too.
+Whoever answers a request finds its connection in the scope: to be told when the client leaves,
+without a task that waits for it, and to cut a client off that does not read.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.openai_error import error_object
 
-ABORT = "epserve.abort"
+# In the scope of a request: its `HttpProtocol`, and whether all of its body has come.
+CONNECTION = "epserve.connection"
+BODY_IS_THERE = "epserve.body_is_there"
 
 # From the connection, or the first byte of a request, to the end of its headers.
 HEAD_SECONDS = 20.0
@@ -27,6 +30,23 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._num_head_bytes = 0
+        self._is_lost = False
+        self._on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Who answers the request of the moment is called once its client has left; None: nobody
+        is any more."""
+        self._on_lost = on_lost
+        if on_lost is None:
+            return
+        # Leaving is seen by reading, and a next request may have stopped that.
+        self.flow.resume_reading()
+        if self._is_lost:
+            self.loop.call_soon(on_lost)
+
+    def abort(self) -> None:
+        """Cuts the connection, and with it what the client has not read."""
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -35,6 +55,9 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
         super().connection_lost(exc)
+        self._is_lost = True
+        if self._on_lost is not None:
+            self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -45,7 +68,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         scope = cast("dict[str, Any]", self.scope)
-        scope[ABORT] = self.transport.abort
+        scope[CONNECTION] = self
         self._num_head_bytes = 0
         self._is_in_head = True
 
@@ -60,6 +83,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        cast("dict[str, Any]", self.scope)[BODY_IS_THERE] = True
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP; replaces uvicorn's plain text."""

@@ -1,15 +1,11 @@
 """One response on its way to a client that may read slowly, or not at all."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from starlette.types import Scope, Send
+from starlette.types import Send
 
 from core.clock import Clock
-from gateway.http_protocol import ABORT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PING = b": ping\n\n"
 
@@ -25,12 +21,10 @@ class ReplySender:
     """Sends, and knows since when it waits for the client: the server lets a write wait while
     more than 64 KiB are not read."""
 
-    def __init__(self, scope: Scope, send: Send, clock: Clock) -> None:
+    def __init__(self, send: Send, clock: Clock) -> None:
         self.has_begun = False
-        self._scope = scope
         self._send = send
         self._clock = clock
-        self._lock = asyncio.Lock()
         self._last_at = clock.now()  # when a write began
         self._is_writing = False
         self._pinging: asyncio.Task[None] | None = None
@@ -50,13 +44,17 @@ class ReplySender:
 
     async def events(self, content: bytes, *, more: bool = True) -> None:
         """Part of a stream."""
+        if self._pinging is not None:
+            await self._pinging  # it may wait for the client
+            self._pinging = None
         await self._write(content, STREAM_HEADERS, more=more)
 
     def ping(self) -> None:
         """Sends a comment, which clients skip, so that nobody takes silence for death; not
         while a write waits."""
-        if not self._lock.locked():
-            self._pinging = asyncio.create_task(self.events(PING))
+        if not self._is_writing:
+            self._is_writing = True  # from now on, not from the task's first turn
+            self._pinging = asyncio.create_task(self._write(PING, STREAM_HEADERS, more=True))
 
     async def close(self) -> None:
         """Nothing is written behind this."""
@@ -64,23 +62,16 @@ class ReplySender:
             self._pinging.cancel()
             await asyncio.gather(self._pinging, return_exceptions=True)
 
-    def abort(self) -> None:
-        """Cuts the connection, and with it what the client has not read."""
-        abort: Callable[[], None] | None = self._scope.get(ABORT)
-        if abort is not None:  # behind another server there is none
-            abort()
-
     async def _write(
         self, content: bytes, headers: list[tuple[bytes, bytes]], *, more: bool
     ) -> None:
-        async with self._lock:
-            self._last_at = self._clock.now()
-            self._is_writing = True
-            if not self.has_begun:
-                self.has_begun = True
-                await self._send(_start(headers))
-            await self._send({"type": "http.response.body", "body": content, "more_body": more})
-            self._is_writing = False
+        self._last_at = self._clock.now()
+        self._is_writing = True
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send(_start(headers))
+        await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        self._is_writing = False
 
 
 def _start(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
