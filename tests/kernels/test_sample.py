@@ -8,12 +8,13 @@ import torch
 
 from kernels import sample_triton
 from kernels.sample import BOUND, sample, sample_reference
+from kernels.sample_triton import Shape
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED
 
 VOCABULARY = 60 if INTERPRETED else 129_280
 # In the interpreter, which needs a third of a second a row, several steps of fewer tokens.
-SIZES = {"block": 32, "capacity": 16} if INTERPRETED else {}
+SIZES = {"shape": Shape(part=16, capacity=8, block=32)} if INTERPRETED else {}
 Knobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
