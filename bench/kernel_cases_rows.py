@@ -31,14 +31,16 @@ from kernels import gate_triton
 from kernels.combine import combine
 from kernels.merge_states import merge_states
 from kernels.permute import permute
+from kernels.permute_masked import permute_masked
 from kernels.quantise import quantise
 from kernels.rms_norm import add_rms_norm, add_rms_norm_quantise
 from kernels.rope_write import rope_write
 from kernels.router_gemm import router_gemm
 from kernels.sample import sample, sample_reference
-from kernels.silu_mul import silu_mul_quantise
+from kernels.silu_mul import silu_mul, silu_mul_quantise
 
 TOKENS = (1, 128, 4096)
+DECODED = 128  # rows of a step of decoding at most
 
 
 def cases(make: Tensors) -> Iterator[Case]:
@@ -66,6 +68,10 @@ def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
         num_bytes=num * (3 * BF16 + FP8),
     )  # fmt: skip
     both = make.rows(9 * tokens, 2 * WIDTH)
+    yield Case(
+        bench="silu_mul", name=f"m{9 * tokens} i{WIDTH}",
+        call=lambda: silu_mul(both), num_bytes=both.numel() * 1.5 * BF16,
+    )  # fmt: skip
     yield Case(
         bench="silu_mul", name=f"quantise m{9 * tokens} i{WIDTH}",
         call=lambda: silu_mul_quantise(both), num_bytes=both.numel() * (BF16 + FP8 / 2),
@@ -127,6 +133,12 @@ def _around_experts(make: Tensors, tokens: int) -> Iterator[Case]:
         bench="permute", name=f"m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
         call=lambda: permute(x, local, LOCAL), num_bytes=2 * num_here * HIDDEN * BF16,
     )  # fmt: skip
+    if tokens <= DECODED:
+        yield Case(
+            bench="permute", name=f"masked quantise m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
+            call=lambda: permute_masked(x, choices, LOCAL, DECODED, quantises=True),
+            num_bytes=HIDDEN * (tokens * BF16 + num_here * FP8),
+        )  # fmt: skip
     rows = make.rows(tokens * CHOICES, HIDDEN)
     numbers = torch.arange(tokens * CHOICES, device=make.device).view(tokens, CHOICES)
     row_of = torch.where(local < 0, -1, numbers).t().contiguous().int()

@@ -38,8 +38,8 @@ def _limit(logit, low, peak, num_real, capacity: tl.constexpr):
 
 @triton.jit
 def near(
-    logits, temperatures, near_logits, near_tokens, peaks, peak_tokens, least, limits, sums, reals, num,
-    part: tl.constexpr, capacity: tl.constexpr,
+    logits, temperatures, near_logits, near_tokens, peaks, peak_tokens, least, limits, sums, reals,
+    num, part: tl.constexpr, capacity: tl.constexpr,
 ):  # fmt: skip
     """A program a part. For rows of temperature 0 only the best token."""
     row = tl.program_id(1).to(tl.int64)
