@@ -1,8 +1,7 @@
 """Connections to decode workers: one for each worker, found by address and epoch."""
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from proto.router_pb2 import WorkerRef
 from rpc.multiplex_client import MultiplexClient
@@ -15,6 +14,27 @@ class _Connection:
 
     async def close(self) -> None:
         await self.calls.close()
+
+
+class Lease:
+    """A connection in use, from the beginning of the block to its end."""
+
+    def __init__(self, pool: "ChannelPool", connection: _Connection) -> None:
+        self._pool = pool
+        self._connection = connection
+
+    async def __aenter__(self) -> MultiplexClient:
+        self._connection.num_users += 1
+        return self._connection.calls
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.num_users -= 1
+        await self._pool.close_stale()
 
 
 class ChannelPool:
@@ -31,9 +51,8 @@ class ChannelPool:
     def __len__(self) -> int:
         return len(self._connections)
 
-    @asynccontextmanager
-    async def lease(self, worker: WorkerRef) -> AsyncIterator[MultiplexClient]:
-        """The connection to `worker`, open for as long as the block runs.
+    def lease(self, worker: WorkerRef) -> Lease:
+        """The connection to `worker`, open for as long as an `async with` of it runs.
 
         Raises ValueError when its address is not host:port.
         """
@@ -42,12 +61,7 @@ class ChannelPool:
         if connection is None:
             connection = self._connections[key] = _Connection(worker)
         self._connections.move_to_end(key)
-        connection.num_users += 1
-        try:
-            yield connection.calls
-        finally:
-            connection.num_users -= 1
-            await self._close_stale()
+        return Lease(self, connection)
 
     async def close(self) -> None:
         """Closes all connections; calls still running on them fail."""
@@ -56,8 +70,11 @@ class ChannelPool:
         for connection in connections:
             await connection.close()
 
-    async def _close_stale(self) -> None:
+    async def close_stale(self) -> None:
+        """Closes what nobody uses and is too old, or too much."""
         newest = dict(self._connections.keys())
+        if len(newest) == len(self._connections) <= self._max_idle:
+            return
         idle = [key for key, one in self._connections.items() if one.num_users == 0]
         num_surplus = len(idle) - self._max_idle
         stale = [

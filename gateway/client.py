@@ -144,16 +144,14 @@ class Leg:
                     error = failure
             self._note_failure(pair, error)
 
-    def _generate(
-        self, calls: MultiplexClient, pair: AssignResponse, span: tracing.Span
-    ) -> Call:
+    def _generate(self, calls: MultiplexClient, pair: AssignResponse, span: tracing.Span) -> Call:
         # An id of its own for each call: the one before may still be ending on that worker.
         request_id = call_id(self._request_id, self._num_calls)
         self._num_calls += 1
-        sampling = SamplingParams()
-        sampling.CopyFrom(self._sampling)
-        # Nothing that has arrived is worked out again.
-        sampling.prompt_logprobs &= not self.prompt_logprobs
+        sampling = self._sampling
+        if self.prompt_logprobs:
+            # Nothing that has arrived is worked out again.
+            sampling.prompt_logprobs = False
         request = GenerateRequest(
             request_id=request_id,
             model=self._cluster.model,

@@ -48,6 +48,8 @@ class ConstraintFields(RequestModel):
 
     def constraint(self) -> Constraint | None:
         """Raises InvalidRequest when there are several."""
+        if self.model_fields_set.isdisjoint(CONSTRAINTS):
+            return None
         constraints = [one for one in (self._of_format(), *self._guided()) if one is not None]
         if len(constraints) > 1:
             names = " and ".join(one.param for one in constraints)
@@ -84,6 +86,10 @@ class ConstraintFields(RequestModel):
             choices = " | ".join(ebnf_literal(choice) for choice in self.guided_choice)
             constraints.append(Constraint("ebnf", f"root ::= {choices}", "guided_choice"))
         return constraints
+
+
+# Most requests have none of them.
+CONSTRAINTS = frozenset(ConstraintFields.model_fields)
 
 
 def _json_text(schema: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from fastapi import Request, Response
 
@@ -78,7 +77,6 @@ class Frontend:
         marks = self.model.think_marks
         after = marks.close if marks is not None and rendered.is_thinking else None
         await self._add_grammar(sampling, body, tools, after)
-        job = self._job("chat", body, [prompt], sampling, arrived_at, request)
         form = ChatForm(
             marks=marks,
             is_thinking=rendered.is_thinking,
@@ -86,7 +84,10 @@ class Frontend:
             finds_tool_calls=bool(tools.offered),
             at_most_one_call=tools.at_most_one,
         )
-        job = replace(job, chat=form)
+        job = self._job(
+            body, [prompt], sampling, arrived_at, request,
+            tells_logprobs=sampling.logprobs, chat=form,
+        )  # fmt: skip
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
 
@@ -110,8 +111,7 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         await self._add_grammar(sampling, body, None, None)
-        job = self._job("completions", body, prompts, sampling, arrived_at, request)
-        job = replace(job, tells_logprobs=tells_logprobs)
+        job = self._job(body, prompts, sampling, arrived_at, request, tells_logprobs=tells_logprobs)
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
 
@@ -220,12 +220,14 @@ class Frontend:
 
     def _job(
         self,
-        endpoint: Literal["chat", "completions"],
         body: SamplingFields,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
         arrived_at: float,
         request: Request,
+        *,
+        tells_logprobs: bool,
+        chat: ChatForm | None = None,
     ) -> Job:
         num_returned = body.n or 1
         num_per_prompt = body.num_tried
@@ -238,10 +240,10 @@ class Frontend:
             raise InvalidRequest(
                 "min_tokens is more than the tokens that may be generated", param="min_tokens"
             )
-        prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
+        prefix = "cmpl" if chat is None else "chatcmpl"
         return Job(
             id=f"{prefix}-{secrets.token_hex(12)}",
-            endpoint=endpoint,
+            endpoint="completions" if chat is None else "chat",
             created=int(time.time()),
             prompts=tuple(prompts),
             num_per_prompt=num_per_prompt,
@@ -253,7 +255,8 @@ class Frontend:
             arrived_at=arrived_at,
             deadline=arrived_at + self._timeout_seconds(request),
             end_token_ids=self._end_token_ids(sampling),
-            tells_logprobs=sampling.logprobs,
+            tells_logprobs=tells_logprobs,
+            chat=chat,
             priority=body.priority or 0,
         )
 

@@ -165,4 +165,3 @@ class GenerationResponse(Response):
             num_moves=self._run.num_moves,
             seconds=round(seconds, 6),
         )
-

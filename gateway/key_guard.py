@@ -1,5 +1,7 @@
 """ASGI middleware: API keys and rate limits, before anything of a body is read."""
 
+from collections.abc import Awaitable
+
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,34 +32,30 @@ class KeyGuard:
         self._limiter = limiter
         self._open_paths = frozenset() if guards_all else OPEN_PATHS
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         client = self._keys.find(_authorization(scope))
         if client is None:
             text = "Incorrect API key provided, or none: send `Authorization: Bearer KEY`."
-            await http_error_response(401, text, CHALLENGE)(scope, receive, send)
-            return
+            return http_error_response(401, text, CHALLENGE)(scope, receive, send)
         scope[CLIENT] = client
         if not any(client.limits) or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         sender = self._with_limits(client, send)
         try:
             self._limiter.take_request(client.name, client.limits)
         except RateLimited as error:
             log.info("rate limit reached", client=client.name)
-            await error_response(error)(scope, receive, sender)
-            return
-        await self._app(scope, receive, sender)
+            return error_response(error)(scope, receive, sender)
+        return self._app(scope, receive, sender)
 
     def _with_limits(self, client: Client, send: Send) -> Send:
-        async def send_with_limits(message: Message) -> None:
+        def send_with_limits(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.raw.extend(self._limiter.headers(client.name, client.limits))
-            await send(message)
+            return send(message)
 
         return send_with_limits
 

@@ -22,7 +22,7 @@ from core.metrics import (
 # How a request can end: well, by its client, or by an error.
 OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
-GENERATION_CODES = ("200", "400", "429", "500", "503")
+GENERATION_CODES = (200, 400, 429, 500, 503)
 # Those for which a choice looks for another pair.
 MOVING_ERRORS = (Unavailable, Draining, Mismatch, Cancelled, Overloaded)
 # Read by the library itself when it is imported.
@@ -51,17 +51,20 @@ class GatewayMetrics:
             "outcome",
         )
         # From the start, so that rates begin at 0.
-        for outcome in OUTCOMES:
-            self.requests.labels(outcome=outcome)
+        self._requests_by_outcome = {
+            outcome: self.requests.labels(outcome=outcome) for outcome in OUTCOMES
+        }
         self.http_responses = self._counter(
             "epserve_gateway_http_responses_total",
             "HTTP responses by path (known ones only) and status",
             "path",
             "code",
         )
+        # Found again without the library's own way, which is long.
+        self._http_responses: dict[tuple[str, int], Counter] = {}
         for path in GENERATION_PATHS:
             for code in GENERATION_CODES:
-                self.http_responses.labels(path=path, code=code)
+                self.http_response(path, code)
         self.inflight = self._gauge(
             "epserve_gateway_num_running_requests", "Generation requests in progress"
         )
@@ -148,11 +151,19 @@ class GatewayMetrics:
         self, outcome: str, seconds: float, *, num_prompt: int, num_cached: int, num_generated: int
     ) -> None:
         """A request is over, `seconds` after its arrival; tokens of all its choices."""
-        self.requests.labels(outcome=outcome).inc()
+        self._requests_by_outcome[outcome].inc()
         self.latency.observe(seconds)
         self.cached_tokens.inc(num_cached)
         self.request_prompt_tokens.observe(num_prompt)
         self.request_generation_tokens.observe(num_generated)
+
+    def http_response(self, path: str, code: int) -> Counter:
+        """The count of responses with this status; `path` as metrics may name it."""
+        counter = self._http_responses.get((path, code))
+        if counter is None:
+            counter = self.http_responses.labels(path=path, code=str(code))
+            self._http_responses[path, code] = counter
+        return counter
 
     def count_move(self, reason: str) -> None:
         self.moves.labels(reason=reason).inc()

@@ -3,6 +3,7 @@
 import re
 import secrets
 import time
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,12 +44,12 @@ class RequestScope:
         id_header = (b"x-request-id", request_id.encode())
         status = 0
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), id_header]
-            await send(message)
+            return send(message)
 
         started = time.monotonic()
         span = self._begin_span(scope, request_id)
@@ -79,8 +80,7 @@ class RequestScope:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         # No status: the client went away before there was any.
-        code = str(status or 499)
-        self._metrics.http_responses.labels(path=self._route(scope), code=code).inc()
+        self._metrics.http_response(self._route(scope), status or 499).inc()
         if path not in QUIET_PATHS:
             log.info(
                 "answered",

@@ -142,6 +142,8 @@ class Routers:
             await router.close()
 
     def _in_order(self, first_page: int | None) -> list[_Router]:
+        if len(self._routers) == 1:
+            return [*self._routers.values()]
         key = next(self._turns) if first_page is None else first_page
 
         def rank(router: _Router) -> tuple[bool, int]:

@@ -35,7 +35,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame
 
 from core.address import parse_address
 from core.log import get_logger
@@ -93,7 +93,15 @@ class StreamUser(Protocol):
 
 class _Connection(H2Connection):
     """The library takes nothing more behind a GOAWAY, but a gRPC server that drains says so first
-    and then lets the streams that it has go on."""
+    and then lets the streams that it has go on. And it writes a text of each frame, for a log
+    that is off."""
+
+    def _receive_frame(self, frame: Frame) -> list[Event]:
+        if not isinstance(frame, DataFrame):
+            return super()._receive_frame(frame)
+        frames, events = self._receive_data_frame(frame)
+        self._prepare_for_sending(frames)
+        return events
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         gone = ConnectionTerminated()
