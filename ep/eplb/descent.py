@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Load, Slots, balancedness_of
-from ep.eplb.rank_books import RankBooks, Rows
+from ep.eplb.rank_books import RankBooks, Rows, pick
 from ep.eplb.reshare import best_reshare, fairest_reshare
-from ep.eplb.trade import best_trade
+from ep.eplb.trade import best_trade, further_trades
 
 Mask = npt.NDArray[np.bool_]
 
@@ -82,7 +82,12 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
         best_step[value > best] = step
         best = np.maximum(value, best)
         goes_on = changed & (value < even) & (step - best_step < PATIENCE)
-        yield Stage(rows=rows, slots=books.placed, num_moves=books.num_moves.copy(), balancedness=value)
+        yield Stage(
+            rows=rows,
+            slots=books.placed,
+            num_moves=books.num_moves.copy(),
+            balancedness=value,
+        )
 
 
 def _step(books: RankBooks, only_trades: Mask, frugal: bool) -> Mask:
@@ -93,7 +98,14 @@ def _step(books: RankBooks, only_trades: Mask, frugal: bool) -> Mask:
     price = [np.maximum(step.num_moves(books), FREE) if frugal else 1 for step in (trade, reshare)]
     better = reshare.gain / price[1] > np.where(trades, trade.gain / price[0], 0.0)
     better &= (reshare.gain > MIN_GAIN) & ~only_trades
-    trade.apply(books, trades & ~better)
+    trades &= ~better
+    further = further_trades(books, trade)
+    if further is not None:
+        level = (books.total.max(axis=1) + books.total.mean(axis=1)) / 2
+        weight = pick(books.total, further.rank)
+        lowers = (weight > level[:, None]) & (weight * (1 - further.gain) <= level[:, None])
+        further.apply(books, lowers & trades[:, None])
+    trade.apply(books, trades)
     reshare.apply(books, better)
     changed = trades | better
     only_trades &= trades

@@ -89,15 +89,16 @@ class RankBooks:
         return full
 
     def put(self, rows: Rows, rank: Rows, slot: Rows, expert: Rows) -> None:
-        """`expert[i]` takes the place of what is in a slot of layer `rows[i]`, each layer once."""
+        """`expert[i]` takes the place of what is in a slot of layer `rows[i]`, each rank once. Of
+        several in a layer, as many of an expert come as go in two calls together."""
         before = self.slots[rows, rank, slot]
         self.held[rows, before, rank] -= 1
         self.counts[rows, before] -= 1
-        gone = self.held[rows, before, rank] == 0
-        self.num_moves[rows] -= gone & ~self.held_at_first[rows, before, rank]
+        gone = (self.held[rows, before, rank] == 0) & ~self.held_at_first[rows, before, rank]
+        come = (self.held[rows, expert, rank] == 0) & ~self.held_at_first[rows, expert, rank]
+        more = come.astype(np.int64) - gone
+        self.num_moves += np.bincount(rows, more, len(self.slots)).astype(np.int64)
         self.slots[rows, rank, slot] = expert
-        come = self.held[rows, expert, rank] == 0
-        self.num_moves[rows] += come & ~self.held_at_first[rows, expert, rank]
         self.held[rows, expert, rank] += 1
         self.counts[rows, expert] += 1
 

@@ -61,16 +61,16 @@ def best_reshare(books: RankBooks) -> Reshare:
     lost_share = np.divide(
         books.load[each, lost], lost_count, out=np.full(lost.shape, np.inf), where=lost_count > 0
     )
-    # [X, H, K, R] loads of the ranks behind each of the changes.
-    holds_grown, holds_lost = books.held[each, grown], books.held[each, lost]
-    lighter = holds_grown * (grown_share - share[each, grown])[..., None]
-    heavier = holds_lost * (np.minimum(lost_share, 1e300) - share[each, lost])[..., None]
-    after = books.total[:, None, None, :] + lighter[:, :, None, :] + heavier[:, None, :, :]
-    here = np.arange(num_ranks) == rank[..., None]  # [X, K, R]
-    swap = grown_share[:, :, None] - np.minimum(lost_share, 1e300)[:, None, :]
-    after += np.where(here[:, None], swap[..., None], 0.0)
-    touched = (holds_grown > 0)[:, :, None, :] | ((holds_lost > 0) | here)[:, None, :, :]
-    peak = np.where(touched, after, 0.0).max(axis=3)  # [X, H, K]
+    lost_share = np.minimum(lost_share, 1e300)
+    # Loads of the ranks that become lighter [X, H, R], heavier [X, K, R], and of that which has one
+    # in place of the other [X, H, K]. One that holds both is taken for heavier than it is.
+    lighter = _held_loads(books, grown, grown_share - share[each, grown])
+    others = _held_loads(books, lost, lost_share - share[each, lost])
+    np.put_along_axis(others, rank[..., None], 0.0, axis=2)
+    there = pick(books.total, rank)[:, None] + grown_share[:, :, None]
+    there = there - share[each, lost][:, None]
+    peak = np.maximum(lighter.max(axis=2)[:, :, None], others.max(axis=2)[:, None])
+    peak = np.maximum(peak, there)  # [X, H, K]
     has_it = books.has_no_room(grown[:, :, None], rank[:, None, :])
     same = grown[:, :, None] == lost[:, None, :]
     peak[has_it | same | (lost_count < 1)[:, None, :]] = np.inf
@@ -104,6 +104,13 @@ def fairest_reshare(books: RankBooks) -> Reshare:
     gain = 1 - np.maximum(left[rows, lost], grown_share) / share
     gain[np.isinf(price[rows, best])] = -np.inf
     return Reshare(other=other, place=place, expert=expert, gain=gain)
+
+
+def _held_loads(books: RankBooks, experts: Rows, more: Load) -> Load:
+    """[X, N, R] of the ranks that hold `experts` [X, N], with `more` [X, N] for each; others 0."""
+    held = books.held[np.arange(len(experts))[:, None], experts]
+    loads: Load = np.where(held > 0, books.total[:, None] + held * more[..., None], 0.0)
+    return loads
 
 
 def _grown_experts(books: RankBooks) -> Rows:

@@ -13,6 +13,8 @@ from ep.eplb.rank_books import RankBooks, Rows, pick
 # take long, because ranks have few slots.
 MIN_PARTNERS = 4
 NUM_PAIRS = 1200
+# A rank that trades besides the heaviest has at least so many pairs of slots to choose from.
+FEWEST_PAIRS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +45,10 @@ class Trade:
         return moves
 
     def apply(self, books: RankBooks, chosen: npt.NDArray[np.bool_]) -> None:
-        """Does those that are chosen, [X]; `books.recount` is to follow."""
-        rows = np.flatnonzero(chosen)
+        """Does those that are chosen; `books.recount` is to follow."""
+        rows = np.nonzero(chosen)[0]
         rank, slot, other, place = (
-            each[rows] for each in (self.rank, self.slot, self.other, self.place)
+            each[chosen] for each in (self.rank, self.slot, self.other, self.place)
         )
         given, taken = books.slots[rows, rank, slot], books.slots[rows, other, place]
         books.put(rows, rank, slot, taken)
@@ -54,28 +56,63 @@ class Trade:
 
 
 def best_trade(books: RankBooks) -> Trade:
-    num_rows, num_ranks, num_slots = books.slots.shape
-    rows = np.arange(num_rows)
-    rank = books.heaviest
-    partners = books.lightest(max(MIN_PARTNERS, NUM_PAIRS // num_slots**2))  # [X, P]
-    heavy = books.total[rows, rank]
-    mine = books.slots[rows, rank]  # [X, S]
-    theirs = books.slots[rows[:, None], partners].reshape(num_rows, -1)  # [X, P * S]
-    shape = (num_rows, num_slots, partners.shape[1], num_slots)
-    moved = (
-        books.slot_share[rows, rank][:, :, None]
-        - books.slot_share[rows[:, None], partners].reshape(num_rows, 1, -1)
-    ).reshape(shape)
-    light = pick(books.total, partners)[:, None, :, None]
-    after = np.maximum(heavy[:, None, None, None] - moved, light + moved)
-    # With itself nobody trades.
-    full = books.has_no_room(mine[:, :, None], partners[:, None, :])
-    after[full | (partners == rank[:, None])[:, None, :]] = np.inf
-    here = books.has_no_room(theirs, rank[:, None])
-    after.transpose(0, 2, 3, 1)[here.reshape(num_rows, -1, num_slots)] = np.inf
-    best = after.reshape(num_rows, -1).argmin(axis=1)
-    slot, partner, place = np.unravel_index(best, shape[1:])
-    left = after.reshape(num_rows, -1)[rows, best]
+    num_slots = books.slots.shape[2]
+    partners = books.lightest(max(MIN_PARTNERS, NUM_PAIRS // num_slots**2))
+    found = _best_trades(books, books.heaviest[:, None], partners[:, None])
     return Trade(
-        rank=rank, slot=slot, other=partners[rows, partner], place=place, gain=1 - left / heavy
+        **{name: getattr(found, name)[:, 0] for name in ("rank", "slot", "other", "place", "gain")}
     )
+
+
+def further_trades(books: RankBooks, first: Trade) -> Trade | None:
+    """[X, H] of other ranks than those of the `first` one of each layer, [X], and each rank in one
+    of them at most: the heaviest of each node, each with a few of the lightest there. None where
+    ranks are too few, or have too few slots to choose from."""
+    num_rows, num_ranks, num_slots = books.slots.shape
+    num_nodes, node_ranks = books.num_nodes, num_ranks // books.num_nodes
+    num_partners = -(-FEWEST_PAIRS // num_slots**2)
+    num_heavy = node_ranks // (1 + num_partners)
+    if num_nodes * num_heavy < 2:
+        return None
+    by_node = books.total.reshape(num_rows, num_nodes, node_ranks)
+    order = np.argsort(-by_node, axis=2, kind="stable")
+    order += np.arange(num_nodes)[:, None] * node_ranks
+    heavy = order[..., :num_heavy].reshape(num_rows, -1)
+    # The lightest to the heaviest, and so on, in turn.
+    light = order[..., ::-1][..., : num_heavy * num_partners]
+    light = light.reshape(num_rows, num_nodes, num_partners, num_heavy).swapaxes(2, 3)
+    light = light.reshape(num_rows, -1, num_partners)
+    found = _best_trades(books, heavy, light, first.other)
+    found.gain[(heavy == first.rank[:, None]) | (heavy == first.other[:, None])] = -np.inf
+    return found
+
+
+def _best_trades(books: RankBooks, heavy: Rows, partners: Rows, busy: Rows | None = None) -> Trade:
+    """[X, H] of ranks `heavy` [X, H] with one each of `partners` [X, H, P], but for `busy` [X]."""
+    num_rows, num_heavy, num_partners = partners.shape
+    num_slots = books.slots.shape[2]
+    rows = np.arange(num_rows)[:, None, None]
+    mine, theirs = books.slots[rows[..., 0], heavy], books.slots[rows, partners]
+    weight = pick(books.total, heavy)
+    middle = (weight[..., None] + pick(books.total, partners)) / 2  # [X, H, P]
+    # With itself nobody trades.
+    no_partner = partners == heavy[..., None]
+    if busy is not None:
+        no_partner |= partners == busy[:, None, None]
+    # The heavier of the two is left with the middle, and with as much as what is given less what
+    # is taken differs from what it has beyond the middle. [X, H, S, P] and [X, H, P, S]
+    given = (
+        books.slot_share[rows[..., 0], heavy][..., None] - (weight[..., None] - middle)[:, :, None]
+    )
+    given[books.has_no_room(mine[..., None], partners[:, :, None])] = np.inf
+    taken = books.slot_share[rows, partners]
+    taken[books.has_no_room(theirs, heavy[..., None, None]) | no_partner[..., None]] = -np.inf
+    left = given[..., None] - taken[:, :, None]
+    np.abs(left, out=left)
+    left += middle[:, :, None, :, None]
+    left = left.reshape(num_rows, num_heavy, -1)
+    best = left.argmin(axis=2)
+    slot, partner, place = np.unravel_index(best, (num_slots, num_partners, num_slots))
+    least = np.take_along_axis(left, best[..., None], axis=2)[..., 0]
+    other = np.take_along_axis(partners, partner[..., None], axis=2)[..., 0]
+    return Trade(rank=heavy, slot=slot, other=other, place=place, gain=1 - least / weight)

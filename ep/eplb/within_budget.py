@@ -23,6 +23,8 @@ ENOUGH = 0.995
 # Nobody waits for the last part of a layer this even.
 EVEN = 0.998
 STEPS_PER_RANK = 4
+# A choice this near to the best, as a part of it, is good enough.
+NEAR = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +137,14 @@ def choose(
     budget: int,
 ) -> npt.NDArray[np.int64]:
     """[L] candidates with at most `budget` moves in all: again and again the change of one layer
-    that gains most for a move and still fits."""
+    that gains most for a move and still fits; where that may be far from the best, as it is with
+    few layers, the best."""
+    layers = np.arange(num_moves.shape[1])
     choice, left = _choose_while_all_fits(num_moves, value, budget)
+    # Whatever else is chosen, no move gains more than the best one that is left.
+    most = left * _rates(num_moves, value, choice)[0].max(initial=0.0)
+    if most > NEAR * value[choice, layers].sum():
+        return _choose_best(num_moves, value, budget)
     while True:
         rate, more = _rates(num_moves, value, choice)
         rate[more > left] = 0.0
@@ -145,6 +153,30 @@ def choose(
             return choice
         left -= int(more[best])
         choice[best[1]] = best[0]
+
+
+def _choose_best(
+    num_moves: npt.NDArray[np.int64], value: Load, budget: int
+) -> npt.NDArray[np.int64]:
+    """As `choose`, the best of all: layer by layer, for every number of moves up to the budget."""
+    num_layers = num_moves.shape[1]
+    total = np.zeros(budget + 1)  # best value of the layers so far, by moves at most
+    taken = np.zeros((num_layers, budget + 1), dtype=np.int64)
+    for layer in range(num_layers):
+        before, total = total, total + value[0, layer]
+        for candidate in np.flatnonzero(value[:, layer] > value[0, layer]):
+            moves = int(num_moves[candidate, layer])
+            if moves > budget:
+                continue
+            reached = before[: budget + 1 - moves] + value[candidate, layer]
+            better = reached > total[moves:]
+            total[moves:][better] = reached[better]
+            taken[layer, moves:][better] = candidate
+    choice = np.zeros(num_layers, dtype=np.int64)
+    for layer in reversed(range(num_layers)):
+        choice[layer] = taken[layer, budget]
+        budget -= int(num_moves[choice[layer], layer])
+    return choice
 
 
 def _choose_while_all_fits(

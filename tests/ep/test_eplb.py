@@ -2,6 +2,7 @@
 hard. The judge of quality is a plain greedy packing, written here."""
 
 import heapq
+import itertools
 
 import numpy as np
 import pytest
@@ -204,8 +205,29 @@ def test_moves_go_to_the_layer_that_gains_most() -> None:
     value = np.array([[0.5, 0.4], [0.6, 0.9], [0.9, 0.9]])
     assert choose(num_moves, value, 0).tolist() == [0, 0]
     assert choose(num_moves, value, 2).tolist() == [1, 0]
-    assert choose(num_moves, value, 4).tolist() == [2, 0]
+    assert choose(num_moves, value, 3).tolist() == [2, 0]
+    assert choose(num_moves, value, 4).tolist() == [0, 1]
     assert choose(num_moves, value, 7).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("num_layers", [3, 40])
+def test_no_other_choice_is_much_better(num_layers: int) -> None:
+    rng = np.random.default_rng(num_layers)
+    num_moves = np.concatenate((np.zeros((1, num_layers)), rng.integers(0, 60, (5, num_layers))))
+    value = 0.4 + 0.1 * np.sort(rng.random((6, num_layers)), axis=0)
+    moves, layers = num_moves.astype(np.int64), np.arange(num_layers)
+    for budget in (10, 35, 50):
+        choice = choose(moves, value, budget)
+        assert moves[choice, layers].sum() <= budget
+        others = itertools.product(range(6), repeat=3) if num_layers == 3 else [[0] * num_layers]
+        best = max(
+            value[list(other), layers].sum()
+            for other in others
+            if moves[list(other), layers].sum() <= budget
+        )
+        assert value[choice, layers].sum() >= best - 1e-9
+        if num_layers == 3:
+            assert value[choice, layers].sum() == pytest.approx(best)
 
 
 def test_ranks_and_nodes_are_renamed_to_keep_what_they_have() -> None:
