@@ -21,6 +21,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "fused_moe": ("triton",),
     "gate": ("triton",),
     "grouped_linear": ("triton",),
+    "head_linear": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("triton",),
