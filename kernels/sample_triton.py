@@ -65,14 +65,14 @@ def _above_each(source, num, probes, best, factor, factor_rest, block: tl.conste
 
 @triton.jit
 def _reach(
-    source, num, low, high, goal, best, factor, factor_rest, block: tl.constexpr,
+    source, num, low, high, bottom_count, goal, best, factor, factor_rest, block: tl.constexpr,
     counts: tl.constexpr, strictly: tl.constexpr,
 ):  # fmt: skip
     """The largest key at or above which the count (or the sum) is at least (or above) `goal`, the
-    sum and the count above it, the count of its equals. It lies in [low, high)."""
+    sum and the count above it, the count of its equals. It lies in [low, high); at or above `low`
+    are `bottom_count` tokens, none at or above `high`."""
     top_sum = tl.zeros([], tl.float64)
     top_count = tl.zeros([], tl.int32)
-    _, bottom_count = _above(source, num, low, best, factor, factor_rest, block)
     step = tl.arange(0, PROBES) + 1
     turn = tl.zeros([], tl.int32)
     while (high - low > 1) & (bottom_count - top_count > 1):
@@ -173,7 +173,7 @@ def _decide(
 
     # Do those gathered decide alone? Then they are all that is looked at from here on.
     limit = tl.max(tl.load(limits + entry, mask=is_part, other=float("-inf")), 0)
-    source, length, is_near = logits + row * num, num, limit > float("inf")
+    source, length, num_at, is_near = logits + row * num, num, num_real, num_real < 0
     if limit < float("inf"):
         near_low = tl.maximum(key_of(limit).to(tl.int64), low)
         gathered = near_logits + row * num_parts * capacity
@@ -193,42 +193,35 @@ def _decide(
             )
         )
         if is_held:
-            source, length, is_near, low = (
-                gathered, num_parts * capacity, num_near > 0, near_low,
+            source, length, low, num_at, is_near = (
+                gathered, num_parts * capacity, near_low, num_near, num_near > 0,
             )  # fmt: skip
 
-    # What stays: all keys above `cut`, and the first `num_cut` tokens of that key.
-    cut, num_cut = low, tl.zeros([], tl.int32) + 0x7FFFFFFF
+    # What stays: all keys above `cut`, and the first `num_cut` tokens of that key; `num_at` are at
+    # or above it. Nothing is cut: the sum is that of all tokens, also when not all are looked at.
+    cut, num_cut, kept = low, tl.zeros([], tl.int32) + 0x7FFFFFFF, total
     if cuts_k:
-        cut, above, count, _ = _reach(
-            source, length, low, high, top_k, best, factor, factor_rest, block, True, False
+        cut, above, count, ties = _reach(
+            source, length, low, high, num_at, top_k, best, factor, factor_rest, block, True, False
         )
-        num_cut = top_k - count
-        above, _ = _above(source, length, cut + 1, best, factor, factor_rest, block)
-        total = above + num_cut * weight_of(value_of(cut), best, factor, factor_rest).to(tl.float64)
+        num_cut, num_at = top_k - count, count + ties
+        kept = above + num_cut * weight_of(value_of(cut), best, factor, factor_rest).to(tl.float64)
     if share < 1.0:
-        goal = share * total
-        key, above, _, _ = _reach(
-            source, length, cut, high, goal, best, factor, factor_rest, block, False, False
+        goal = share * kept
+        key, above, count, ties = _reach(
+            source, length, cut, high, num_at, goal, best, factor, factor_rest, block, False, False
         )
         weight = weight_of(value_of(key), best, factor, factor_rest).to(tl.float64)
-        part_of = tl.ceil((goal - above) / tl.maximum(weight, 1e-300))
-        part_of = tl.minimum(tl.maximum(part_of, 1.0), 2.0e9).to(tl.int32)
-        num_cut = tl.where(key > cut, part_of, tl.minimum(part_of, num_cut))
-        cut = key
-    num_cut = tl.where(least_key > cut, 0x7FFFFFFF, num_cut)
-    cut = tl.maximum(least_key, cut)
-
-    # Nothing was cut: the sum is that of all tokens, also when not all were looked at.
-    kept = total
-    if cuts_k | (share < 1.0) | (min_p > 0.0):
-        _, count_at = _above(source, length, cut, best, factor, factor_rest, block)
-        kept, count_above = _above(source, length, cut + 1, best, factor, factor_rest, block)
-        num_cut = tl.minimum(num_cut, count_at - count_above)
-        kept += num_cut * weight_of(value_of(cut), best, factor, factor_rest).to(tl.float64)
+        reached = tl.ceil((goal - above) / tl.maximum(weight, 1e-300))
+        reached = tl.minimum(tl.maximum(reached, 1.0), 2.0e9).to(tl.int32)
+        reached = tl.minimum(reached, tl.where(key > cut, ties, tl.minimum(num_cut, ties)))
+        cut, num_cut, num_at, kept = key, reached, count + ties, above + reached * weight
+    if least_key > cut:
+        cut, num_cut = least_key, tl.zeros([], tl.int32) + 0x7FFFFFFF
+        kept, num_at = _above(source, length, cut, best, factor, factor_rest, block)
     goal = uniform * kept
     key, above, _, ties = _reach(
-        source, length, cut, high, goal, best, factor, factor_rest, block, False, True
+        source, length, cut, high, num_at, goal, best, factor, factor_rest, block, False, True
     )
     weight = weight_of(value_of(key), best, factor, factor_rest).to(tl.float64)
     nth = tl.floor((goal - above) / tl.maximum(weight, 1e-300))
