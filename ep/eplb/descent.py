@@ -23,8 +23,10 @@ Mask = npt.NDArray[np.bool_]
 MIN_GAIN = 1e-6
 # A step that takes an expert back to where it was costs nothing; it counts as a part of a move.
 FREE = 0.25
-# A layer that was no better for so many steps is done.
-PATIENCE = 20
+# A layer that was no better by so much in so many steps is done.
+LEAST, PATIENCE = 0.001, 6
+# So small a part of the layers is not waited for.
+FEW = 1 / 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
     even = np.broadcast_to(np.asarray(rules.even, dtype=np.float64), best.shape)
     goes_on = best < even
     for step in range(1, rules.num_steps + 1):
-        if not goes_on.any():
+        if goes_on.sum() <= len(slots) * FEW:
             return
         if not goes_on.all():
             books.keep(goes_on)
@@ -79,8 +81,9 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
             only_trades, even = only_trades[goes_on], even[goes_on]
         changed = _step(books, only_trades, rules.frugal)
         value = balancedness_of(books.total)
-        best_step[value > best] = step
-        best = np.maximum(value, best)
+        is_better = value > best + LEAST
+        best_step[is_better] = step
+        best[is_better] = value[is_better]
         goes_on = changed & (value < even) & (step - best_step < PATIENCE)
         yield Stage(
             rows=rows,

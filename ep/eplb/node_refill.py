@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ep.eplb.balance import fill_nodes
-from ep.eplb.balancedness import Load, Slots, balancedness, rank_loads
+from ep.eplb.balancedness import Load, Slots, balancedness_of, rank_loads
 from ep.eplb.descent import Stage
 from ep.eplb.rank_books import RankBooks, Rows
-from ep.eplb.rank_names import keep_ranks, num_new
+from ep.eplb.rank_names import keep_ranks, new_by_rank
 from ep.eplb.trade import best_trade
 
 MAX_GROUP_TRADES = 2
@@ -32,22 +32,28 @@ def refill(
     old, loads = (np.concatenate([each] * len(traded)) for each in (slots, load))
     new = fill_nodes(loads, np.concatenate(traded), slots.shape[1], slots.shape[2])
     new = keep_ranks(old, new, num_nodes)
-    shape = (len(rows), num_nodes, -1, slots.shape[2])
-    peak = rank_loads(slots, load).reshape(len(rows), num_nodes, -1).max(axis=2)
+    # What a node has is on no other: its ranks' loads and moves do not depend on the others.
+    shape = (len(rows), num_nodes, -1)
+    loads_now = rank_loads(slots, load).reshape(shape)
     for after, filled in zip(traded, np.split(new, len(traded)), strict=True):
+        loads_then = rank_loads(filled, load).reshape(shape)
+        moves = new_by_rank(slots, filled).reshape(shape).sum(axis=2)
         # Nodes with other groups than today come first: one cannot change without the other.
         changed = (np.sort(after, axis=2) != np.sort(groups, axis=2)).any(axis=2)
-        order = np.argsort(-np.where(changed, np.inf, peak), axis=1, kind="stable")
+        order = np.argsort(
+            -np.where(changed, np.inf, loads_now.max(axis=2)), axis=1, kind="stable"
+        )
         place = np.argsort(order, axis=1)
         for count in range(1, num_nodes + 1):
             taken = (place < count) | changed
-            mixed = np.where(taken[..., None, None], filled.reshape(shape), slots.reshape(shape))
-            mixed = mixed.reshape(slots.shape)
+            by_rank = np.repeat(taken, loads_now.shape[2], axis=1)
             yield Stage(
                 rows=rows,
-                slots=mixed,
-                num_moves=num_new(slots, mixed),
-                balancedness=balancedness(mixed, load),
+                slots=np.where(by_rank[..., None], filled, slots),
+                num_moves=np.where(taken, moves, 0).sum(axis=1),
+                balancedness=balancedness_of(
+                    np.where(taken[..., None], loads_then, loads_now).reshape(len(rows), -1)
+                ),
             )
 
 

@@ -11,8 +11,14 @@ from ep.placement import EMPTY
 
 def num_new(old: Slots, new: Slots) -> npt.NDArray[np.int64]:
     """[L] experts that ranks hold in `new` and not in `old`."""
+    counts: npt.NDArray[np.int64] = new_by_rank(old, new).sum(axis=1)
+    return counts
+
+
+def new_by_rank(old: Slots, new: Slots) -> npt.NDArray[np.int64]:
+    """[L, R], the same of each rank."""
     before, after = _held(old, new)
-    counts: npt.NDArray[np.int64] = (after & ~before).sum(axis=(1, 2))
+    counts: npt.NDArray[np.int64] = (after & ~before).sum(axis=1)
     return counts
 
 

@@ -20,6 +20,8 @@ from ep.eplb.rank_names import keep_ranks, num_new
 
 # Without a bound, a layer makes no more moves than it needs for so much of what is possible.
 ENOUGH = 0.995
+# Nodes are filled anew in layers that do not reach so much of what is possible.
+REFILL = 0.98
 # Nobody waits for the last part of a layer this even.
 EVEN = 0.998
 STEPS_PER_RANK = 4
@@ -113,7 +115,7 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
     best = stages[0].balancedness.copy()
     for stage in stages[2:]:
         best[stage.rows] = np.maximum(best[stage.rows], stage.balancedness)
-    rest = np.flatnonzero(best < ENOUGH * stages[1].balancedness)
+    rest = np.flatnonzero(best < REFILL * stages[1].balancedness)
     if num_nodes > 1 and rest.size:
         for stage in refill(slots[rest], spread_out(load[rest]), num_nodes, num_groups):
             stages.append(replace(stage, rows=rest[stage.rows]))
