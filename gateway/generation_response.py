@@ -123,12 +123,18 @@ class GenerationResponse(Response):
         await sender.whole(self._reply.whole(choices, self._run.usage()))
 
     async def _stream(self, sender: ReplySender, meter: TokenMeter) -> None:
+        last = b""
         async with self._run as run:
             opened: set[int] = set()
             async for pieces in run:
-                await sender.events(self._events(pieces, opened))
+                events = self._events(pieces, opened)
+                if run.is_over:
+                    last = events  # goes out with the end
+                    break
+                await sender.events(events)
                 meter.note()
-        last = self._reply.usage_event(run.usage()) if self._job.include_usage else b""
+        if self._job.include_usage:
+            last += self._reply.usage_event(run.usage())
         await sender.events(last + SSE_DONE, more=False)
 
     def _events(self, pieces: list[tuple[int, Piece]], opened: set[int]) -> bytes:

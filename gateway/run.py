@@ -164,6 +164,12 @@ class Run:
         return -text.sum_logprob / max(1, text.num_tokens)
 
     @property
+    def is_over(self) -> bool:
+        """Its only choice has ended: the pieces that were read last are the last there are.
+        Several choices are read to the end of their tasks."""
+        return self._alone is not None and self._choices[0].text.finish_reason is not None
+
+    @property
     def num_output_tokens(self) -> int:
         """Of all choices, so far."""
         return sum(choice.text.num_tokens for choice in self._choices)

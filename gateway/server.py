@@ -13,6 +13,7 @@ import uvloop
 from core import tracing
 from core.address import Address, parse_address
 from core.clock import SystemClock
+from core.huge_pages import use_huge_pages
 from core.log import get_logger
 from core.metrics import serve as serve_metrics
 from core.process import Identity
@@ -69,6 +70,7 @@ def run(settings: GatewaySettings) -> None:
     # streams every few hundred tokens, cost a fifth of the time.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    use_huge_pages()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with (
