@@ -102,7 +102,7 @@ def _write_line(
         wide = wide.to(tl.float32)
         mean = tl.sum(wide * wide, axis=0) / latent_dim
         factors = tl.load(latent_norm + column, mask=is_latent, other=0.0).to(tl.float32)
-        normed = wide * (1.0 / tl.sqrt_rn(mean + eps)) * factors
+        normed = wide * (1.0 / tl.sqrt_rn((mean + eps).to(tl.float32))) * factors
         tl.store(line + column, normed.to(cache.dtype.element_ty), mask=is_latent)
         turn = rotation + token * (2 * half) + 2 * pair
         cosine, sine = tl.load(turn), tl.load(turn + 1)

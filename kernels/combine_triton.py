@@ -23,7 +23,7 @@ def _combine(
         here = inside & (row + tl.zeros_like(column) >= 0)
         values = tl.load(rows + row * width + column, mask=here, other=0.0)
         total += values.to(tl.float32) * weight
-    total *= scaling
+    total = (total * scaling).to(tl.float32)
     if has_base:
         added = tl.load(base + token * width + column, mask=inside, other=0.0)
         total += added.to(tl.float32)

@@ -27,7 +27,7 @@ def _rms_norm(
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     wide = values.to(tl.float32)
     mean = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / width
-    normed = wide * (1.0 / tl.sqrt_rn(mean + eps)) * factors
+    normed = wide * (1.0 / tl.sqrt_rn((mean + eps).to(tl.float32))) * factors
     if quantised:
         small, scales = quantise_group(normed, largest, smallest)
         tl.store(out + row * width + columns, small, mask=inside)

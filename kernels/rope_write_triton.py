@@ -56,7 +56,7 @@ def _write_line(
             wide = kept.to(tl.float32)
             mean = tl.sum(wide * wide, axis=0) / latent_dim
             factors = tl.load(latent_norm + column, mask=is_latent, other=0.0).to(tl.float32)
-            kept = (wide * (1.0 / tl.sqrt_rn(mean + eps)) * factors).to(kept.dtype)
+            kept = (wide * (1.0 / tl.sqrt_rn((mean + eps).to(tl.float32))) * factors).to(kept.dtype)
         tl.store(line + column, kept, mask=is_latent)
         goal = line + latent_dim + 2 * pair
         tl.store(goal, (real * cosine - imaginary * sine).to(kept.dtype), mask=pair < half)
