@@ -108,17 +108,22 @@ def candidates(layout: int, rows: int, n: int, k: int) -> Iterator[Fp8Blocks]:
         cuts = []
     if rows <= 128:
         cuts += [(few, 128, 1, True), (few, 64, 1, True), (128, 128, 1, True)]
+    if 64 < rows <= 192:
+        cuts += [(64, 128, 1, True), (128, 64, 1, True)]
     if layout == CONTIGUOUS:
         cuts = cuts[:2]
     shared = layout == DENSE and rows <= 512
+    seen = {default}
     for block_m, block_n, halves, swapped in cuts:
         for splits in (1, 2, 3, 4, 6, 8) if shared else (1,):
-            for num_stages in (3, 4, 5):
+            for num_stages in (3, 4, 5, 7, 10):
                 each = Fp8Blocks(
                     block_m=block_m, block_n=block_n, halves=halves, swapped=swapped,
-                    splits=splits, num_warps=8 if block_m == 128 else 4, num_stages=num_stages,
+                    splits=splits, num_warps=8 if block_m * block_n > 8192 else 4,
+                    num_stages=num_stages,
                 )  # fmt: skip
-                if each != default and _is_worth_it(each, rows, n, k):
+                if each not in seen and _is_worth_it(each, rows, n, k):
+                    seen.add(each)
                     yield each
 
 
@@ -126,6 +131,8 @@ def _is_worth_it(blocks: Fp8Blocks, rows: int, n: int, k: int) -> bool:
     """Whether the stages fit, and shared sums are of some length and add programs that the device
     has room for."""
     if blocks.stage_bytes * blocks.num_stages > MAX_STAGES_BYTES:
+        return False
+    if blocks.num_stages > 5 and blocks.num_stages * blocks.splits > k // 128:
         return False
     if blocks.splits == 1:
         return True

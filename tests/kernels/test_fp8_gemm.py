@@ -101,7 +101,7 @@ def test_cuts_are_possible_and_bounded() -> None:
         for rows in (1, 17, 64, 65, 4096):
             found = list(candidates(layout, rows, 7168, 16384))
             assert found[0] == default_fp8_blocks(layout, rows, 7168, 16384)
-            assert len(found) == len(set(found)) <= 100
+            assert len(found) == len(set(found)) <= 150
             for each in found:
                 assert each.stage_bytes * each.num_stages <= 227 * 1024
                 assert each.splits == 1 or layout == DENSE
