@@ -114,16 +114,6 @@ def _mla_prefill(tokens: int, keys: int) -> Call:
     )  # fmt: skip
 
 
-def _absorb_query(tokens: int) -> Call:
-    projected = empty(tokens, LATENT + ROPE)
-    return partial(
-        absorb_triton.launch_query, empty(tokens, HEADS, NOPE + ROPE),
-        empty(HEADS, 2 * NOPE, LATENT), projected[:, :LATENT], projected[:, LATENT:],
-        empty(tokens, ROPE // 2, dtype=torch.complex64), integers(tokens, dtype=torch.int64),
-        empty(100, 64, LATENT + ROPE), latent_norm=empty(LATENT), eps=1e-6,
-    )  # fmt: skip
-
-
 def _rope_write(tokens: int) -> Call:
     projected = empty(tokens, LATENT + ROPE)
     return partial(
@@ -237,9 +227,8 @@ def _products() -> dict[str, Call]:
         cases[f"fused_moe bf16 m{tokens}"] = _fused_moe(tokens, torch.bfloat16)
         cases[f"fused_moe fp8 m{tokens}"] = _fused_moe(tokens, torch.float8_e4m3fn)
     for tokens in (1, 128):
-        cases[f"absorb query m{tokens}"] = _absorb_query(tokens)
-        cases[f"absorb values m{tokens}"] = partial(
-            absorb_triton.launch_values, empty(tokens, HEADS, LATENT),
+        cases[f"absorb m{tokens}"] = partial(
+            absorb_triton.launch, empty(tokens, HEADS, LATENT),
             empty(HEADS, 2 * NOPE, LATENT), NOPE,
         )  # fmt: skip
     cases["mla_decode b1 q1"] = _mla_decode(1, 1, 64)

@@ -1,19 +1,15 @@
-"""The two ends of absorbed attention: a product per head, with what is beside and behind it.
+"""The end of absorbed attention: a product per head, quantised for the projection behind it.
 
-    absorb_query:   out[t, h] = (query[t, h, :D] @ kv_b[h, :D], query[t, h, D:] rotated)
-                    and new latents go into the cache, as `kernels.rope_write` says
-    absorb_values:  (latents[t, h] @ kv_b[h, D:]^T), heads side by side, as `kernels.quantise` gives
-                    them
+    values[t, h]  = latents[t, h] @ kv_b[h, D:]^T
+    out, scale    = the values of all heads side by side, as `kernels.quantise` gives them
 
-    query    [T, heads, D + R]  bfloat16 or float32, contiguous; rotated part last
+    latents  [T, heads, C]      bfloat16 or float32, contiguous
     kv_b     [heads, D + V, C]  same dtype, contiguous
-    latents  [T, heads, C]      same dtype, contiguous
-    out      [T, heads, C + R]  same dtype
-    latent, key_rope, rotation, slots, cache, latent_norm, eps   as for `kernels.rope_write`
+    out      [T, heads * V]     float8_e4m3fn
+    scale    [T, heads * V / 128] float32
 
-The Triton path needs bfloat16 with D, C and V that are multiples of 64, for `absorb_values`
-V = 128: one group a head. Products are summed in float32 and, where they are quantised, not rounded
-to bfloat16 before; both are within 1e-2 of float32, relative by norm (quantised: 4e-2).
+The Triton path is for bfloat16 and V = 128, where a head's values are one group. It sums in float32
+and does not round to bfloat16 in between: the error is that of e4m3, below 4e-2 relative by norm.
 """
 
 import torch
@@ -21,53 +17,19 @@ import torch
 from kernels.head_linear import head_linear
 from kernels.paths import path_of
 from kernels.quantise import GROUP, quantise
-from kernels.rope_write import rope_write
 
-
-def absorb_query(
-    query: torch.Tensor,
-    kv_b: torch.Tensor,
-    latent: torch.Tensor,
-    key_rope: torch.Tensor,
-    rotation: torch.Tensor,
-    slots: torch.Tensor,
-    cache: torch.Tensor,
-    *,
-    latent_norm: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
-    """[T, heads, C + R]; changes `cache`."""
-    rope_dim = key_rope.shape[1]
-    nope_dim, latent_dim = query.shape[2] - rope_dim, kv_b.shape[2]
-    if _has_kernel(query, nope_dim, latent_dim):
-        from kernels.absorb_triton import launch_query
-
-        return launch_query(
-            query, kv_b, latent, key_rope, rotation, slots, cache,
-            latent_norm=latent_norm, eps=eps,
-        )  # fmt: skip
-    out = query.new_empty(*query.shape[:2], latent_dim + rope_dim)
-    rope_write(
-        query, latent, key_rope, rotation, slots, cache,
-        latent_norm=latent_norm, eps=eps, rotated=out[..., latent_dim:],
-    )  # fmt: skip
-    weight = kv_b[:, :nope_dim].transpose(1, 2)
-    head_linear(query[..., :nope_dim], weight, out=out[..., :latent_dim])
-    return out
+_STEP = 128  # of the sum
 
 
 def absorb_values(
     latents: torch.Tensor, kv_b: torch.Tensor, nope_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([T, heads * V] float8_e4m3fn, [T, heads * V / 128] float32)."""
-    if _has_kernel(latents, kv_b.shape[2], kv_b.shape[1]) and kv_b.shape[1] - nope_dim == GROUP:
-        from kernels.absorb_triton import launch_values
+    """(out, scale); `nope_dim` is D."""
+    value_dim = kv_b.shape[1] - nope_dim
+    fits = value_dim == GROUP and kv_b.shape[2] % _STEP == 0 and latents.dtype == torch.bfloat16
+    if fits and path_of("absorb", latents.device) == "triton":
+        from kernels.absorb_triton import launch
 
-        return launch_values(latents, kv_b, nope_dim)
-    values = latents.new_empty(*latents.shape[:2], kv_b.shape[1] - nope_dim)
+        return launch(latents, kv_b, nope_dim)
+    values = latents.new_empty(*latents.shape[:2], value_dim)
     return quantise(head_linear(latents, kv_b[:, nope_dim:], out=values).flatten(1))
-
-
-def _has_kernel(x: torch.Tensor, *sizes: int) -> bool:
-    is_half = x.dtype == torch.bfloat16
-    return path_of("absorb", x.device) == "triton" and is_half and not any(n % 64 for n in sizes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.absorb import absorb_query, absorb_values
+from kernels.absorb import absorb_values
 from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode, mla_decode_paged
 from kernels.mla_prefill import mla_prefill, mla_prefill_grouped
@@ -109,9 +109,10 @@ class Attention:
         for padding."""
         config, nope_dim = self.config, self.config.qk_nope_head_dim
         query, latent, key_rope = self.project(x)
-        absorbed = absorb_query(
+        # Both parts of the absorbed query are written where they belong.
+        absorbed = query.new_empty(*query.shape[:2], config.kv_dim)
+        rope_write(
             query,
-            self.kv_b,
             latent,
             key_rope,
             plan.rotation,
@@ -119,6 +120,12 @@ class Attention:
             cache,
             latent_norm=self.kv_a_norm,
             eps=LATENT_NORM_EPS,
+            rotated=absorbed[..., config.kv_lora_rank :],
+        )
+        head_linear(
+            query[..., :nope_dim],
+            self.kv_b[:, :nope_dim].transpose(1, 2),
+            out=absorbed[..., : config.kv_lora_rank],
         )
         latents = mla_decode_paged(
             absorbed,

@@ -4,16 +4,19 @@ Plain form expands every latent that the row sees to keys and values of all head
 each, and looks at D + R + V elements for each query and key. Absorbed form folds kv_b into each
 query and result, as many FLOP for a new token, and looks at 2 C + R. So a prefix costs the plain
 form once, and each of its keys costs the absorbed one more for each new token: with DeepSeek-V3's
-sizes, Q new tokens behind P cached ones are cheaper in plain form when
+sizes, Q new tokens behind P cached ones take fewer FLOP in plain form when
 
     P * C (D + V)  <  Q * (P + Q / 2) * (2 C - D - V)
+
+Time differs from that: the absorbed form's products of few rows wait for memory, its attention is
+the faster kernel.
 """
 
 from model.batch import AttentionForm
 
-# From so many cached tokens on, plain form wins with so many new ones. By the formula above at the
-# same FLOP a second; `python -m bench.attention_form` measures what belongs here.
-PLAIN_FROM = ((0, 1), (32, 78), (64, 98), (256, 136), (1024, 159), (4096, 168))
+# From so many cached tokens on, plain form wins with so many new ones: what
+# `python -m bench.attention_form` measured on an H200.
+PLAIN_FROM = ((0, 1), (512, 96), (1024, 128), (2048, 256))
 
 
 def attention_form(prefix_tokens: int, new_tokens: int) -> AttentionForm:

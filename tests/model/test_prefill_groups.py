@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import mla_decode_triton, paths
-from model import attention_plan
+from model import attention_form, attention_plan
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
 from tests.kernels.triton_device import INTERPRETED
@@ -80,6 +80,7 @@ def test_equals_attention_by_rows(
         lambda operation, *_: "triton" if operation in kernels else "reference",
     )
     monkeypatch.setattr(attention_plan, "max_keys", lambda *_: 48)
+    monkeypatch.setattr(attention_form, "PLAIN_FROM", ((0, 1), (32, 78)))
     absorbed = []
     launch = mla_decode_triton.launch
 
