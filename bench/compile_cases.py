@@ -12,6 +12,7 @@ from kernels import (
     fused_moe_triton,
     gate_triton,
     grouped_linear_triton,
+    head_linear_triton,
     merge_states_triton,
     mla_decode_triton,
     mla_prefill_triton,
@@ -97,10 +98,18 @@ def _gate(tokens: int) -> Call:
     )  # fmt: skip
 
 
-def _mla_decode(rows: int, queries: int, pages: int) -> Call:
+def _head_linear(tokens: int, n: int, k: int) -> Call:
+    return partial(
+        head_linear_triton.launch, empty(tokens, HEADS, k), fp8(HEADS, n, k),
+        f32(HEADS, n // 128, k // 128), None,
+    )  # fmt: skip
+
+
+def _mla_decode(rows: int, queries: int, pages: int, page_tokens: int = 64) -> Call:
     width = LATENT + ROPE
     return partial(
-        mla_decode_triton.launch, empty(rows * queries, HEADS, width), empty(pages, 64, width),
+        mla_decode_triton.launch, empty(rows * queries, HEADS, width),
+        empty(pages, page_tokens, width),
         integers(rows, pages), integers(rows), value_dim=LATENT, scale=0.07,
     )  # fmt: skip
 
@@ -231,6 +240,10 @@ def _products() -> dict[str, Call]:
             absorb_triton.launch, empty(tokens, HEADS, LATENT),
             empty(HEADS, 2 * NOPE, LATENT), NOPE,
         )  # fmt: skip
+    for tokens in (16, 128):
+        cases[f"head_linear m{tokens} n512"] = _head_linear(tokens, LATENT, NOPE)
+        cases[f"head_linear m{tokens} n128"] = _head_linear(tokens, NOPE, LATENT)
+    cases["mla_decode b128 pages of 32"] = _mla_decode(128, 1, 64, 32)
     cases["mla_decode b1 q1"] = _mla_decode(1, 1, 64)
     cases["mla_decode b128 q1"] = _mla_decode(128, 1, 64)
     cases["mla_decode b16 q4"] = _mla_decode(16, 4, 64)

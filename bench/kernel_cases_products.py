@@ -28,6 +28,7 @@ from kernels import fp8_gemm_triton, mla_decode_triton, mla_prefill_triton
 from kernels.fp8_gemm import fp8_gemm
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.fused_moe import Experts, fused_moe
+from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode_paged
 from kernels.mla_prefill_plan import plan_groups
 from kernels.paged_rows import Row
@@ -46,6 +47,7 @@ def cases(make: Tensors) -> Iterator[Case]:
         yield from _masked(make, rows)
     yield from _contiguous(make)
     for tokens in (16, 128):
+        yield from _per_head(make, tokens)
         yield from _routed(make, tokens)
     yield from _attention(make)
     yield from _prefill(make)
@@ -128,6 +130,22 @@ def _deep_gemm_contiguous(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -
     return lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
         (x, x_scale), (weight, w_scale), out, expert_of
     )
+
+
+def _per_head(make: Tensors, tokens: int) -> Iterator[Case]:
+    """The products around absorbed attention, out of longer vectors and into such."""
+    for n, k in ((LATENT, NOPE), (NOPE, LATENT)):
+        x, out = make.rows(tokens, HEADS, k + ROPE), make.rows(tokens, HEADS, n + ROPE)
+        quantised = make.fp8(HEADS, n, k)
+        scale = make.random(HEADS, n // 128, k // 128)
+        plain = quantised.bfloat16()
+        for name, weight, given in (("bf16", plain, None), ("fp8", quantised, scale)):
+            yield Case(
+                bench="head_linear", name=f"{name} m{tokens} heads{HEADS} n{n} k{k}",
+                call=partial(head_linear, x[..., :k], weight, out[..., :n], scale=given),
+                num_bytes=weight.nbytes + BF16 * tokens * HEADS * (n + k),
+                num_flops=2.0 * tokens * HEADS * n * k,
+            )  # fmt: skip
 
 
 def _routed(make: Tensors, tokens: int) -> Iterator[Case]:

@@ -22,7 +22,7 @@ class Shape(NamedTuple):
 
 def shape_for(num_tokens: int, n: int) -> Shape:
     tokens = min(64, max(16, triton.next_power_of_2(num_tokens)))
-    return Shape(tokens, 128 if n > 128 else 64, 4, 3)
+    return Shape(tokens, 128 if n > 128 and tokens < 64 else 64, 4, 3)
 
 
 @triton.jit
