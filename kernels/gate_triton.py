@@ -13,7 +13,7 @@ import triton.language as tl
 @triton.jit
 def _gate(
     logits, bias, physical, num_replicas, counts, is_row, topk_idx, topk_physical, topk_weights,
-    num_experts, num_groups, max_replicas, first, scaling,
+    num_experts, num_groups, num_choices, max_replicas, first, scaling,
     group_size: tl.constexpr, padded_groups: tl.constexpr, padded_size: tl.constexpr,
     groups_per_token: tl.constexpr, experts_per_token: tl.constexpr, padded_choices: tl.constexpr,
     norm_topk: tl.constexpr, drops_groups: tl.constexpr, places: tl.constexpr,
@@ -54,7 +54,8 @@ def _gate(
     position = tl.arange(0, padded_groups * padded_size)
     slot = tl.arange(0, padded_choices)
     chosen = tl.zeros([padded_choices], tl.int64)
-    for k in tl.static_range(experts_per_token):
+    # A loop at run time: code of a kernel that runs once a layer is fetched each time.
+    for k in range(num_choices):
         best_key = tl.max(key, axis=0)
         winner = tl.min(tl.where(key == best_key, position, padded_groups * padded_size), axis=0)
         logical = winner // padded_size * group_size + winner % padded_size
@@ -67,20 +68,22 @@ def _gate(
     if norm_topk:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
     place = token * experts_per_token + slot
-    weight *= scaling
+    weight = (weight * scaling).to(tl.float32)
     goes = is_choice
     if padded:
         goes = is_choice & (tl.load(is_row + token + tl.zeros_like(slot)) > 0)
         weight = tl.where(goes, weight, 0.0)
     tl.store(topk_idx + place, chosen, mask=is_choice)
     tl.store(topk_weights + place, weight, mask=is_choice)
-    if counted:
-        tl.atomic_add(counts + chosen, tl.full([padded_choices], 1, tl.int64), mask=goes)
     if places:
-        replicas = tl.load(num_replicas + chosen, mask=is_choice, other=1)
-        turn = (first + token + slot) % replicas
+        replicas = tl.load(num_replicas + chosen, mask=is_choice, other=1).to(tl.int32)
+        turn = (first + token.to(tl.int32) + slot) % replicas
         slot_of = tl.load(physical + chosen * max_replicas + turn, mask=is_choice, other=0)
         tl.store(topk_physical + place, tl.where(goes, slot_of, -1), mask=is_choice)
+    if counted:
+        # Orders nothing else: a barrier of all memory would take longer than the choice.
+        one = tl.full([padded_choices], 1, tl.int64)
+        tl.atomic_add(counts + chosen, one, mask=goes, sem="relaxed")
 
 
 def launch(
@@ -110,8 +113,8 @@ def launch(
         _gate[(num_tokens,)](
             logits.contiguous(), bias, physical, num_replicas, counts,
             None if is_row is None else is_row.view(torch.uint8), topk_idx, topk_physical,
-            topk_weights, num_experts, num_groups, 1 if physical is None else physical.shape[1],
-            first, scaling,
+            topk_weights, num_experts, num_groups, experts_per_token,
+            1 if physical is None else physical.shape[1], first, scaling,
             group_size=group_size, padded_groups=triton.next_power_of_2(num_groups),
             padded_size=triton.next_power_of_2(group_size), groups_per_token=groups_per_token,
             experts_per_token=experts_per_token,

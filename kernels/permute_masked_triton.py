@@ -85,52 +85,60 @@ def find_rows(
 def _copy(
     hidden, scale, topk_idx, rows, scales, row_of, counts, num_tokens, width, num_groups, capacity,
     first, num_experts, hidden_stride, idx_stride, scale_row_stride, scale_group_stride,
-    scales_expert_stride, scales_group_stride,
+    scales_expert_stride, scales_group_stride, loops,
     num_choices: tl.constexpr, padded_choices: tl.constexpr, chunk: tl.constexpr,
     block: tl.constexpr, groups: tl.constexpr, group_size: tl.constexpr, finds: tl.constexpr,
     has_scale: tl.constexpr, quantises: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
+    token, part = tl.program_id(0), tl.program_id(1)
+    if token >= num_tokens:
+        if part == 0:
+            count_rows(
+                topk_idx, counts, token - num_tokens, num_tokens, capacity, first, idx_stride,
+                num_choices, chunk,
+            )  # fmt: skip
+        return
+    # In front of the search for places, which is long enough to wait for it.
+    line = hidden + token.to(tl.int64) * hidden_stride
+    if quantises:  # a block of columns is a block of groups
+        group = part * groups + tl.arange(0, groups)
+        is_group = group * group_size < width
+        column = group[:, None] * group_size + tl.arange(0, group_size)[None, :]
+        values = tl.load(line + column, mask=column < width, other=0.0)
+    else:
+        group = tl.arange(0, groups)
+        is_group = group < tl.where(part == 0, num_groups, 0)
+        column = part * block + tl.arange(0, block)
+        values = tl.load(line + column, mask=column < width)
+    if has_scale:
+        place = token * scale_row_stride + group * scale_group_stride
+        factor = tl.load(scale + place, mask=is_group)
+
     slot = tl.arange(0, padded_choices)
     if finds:
-        if token >= num_tokens:
-            if tl.program_id(1) == 0:
-                count_rows(
-                    topk_idx, counts, token - num_tokens, num_tokens, capacity, first, idx_stride,
-                    num_choices, chunk,
-                )  # fmt: skip
-            return
         found = find_rows(
             topk_idx, token, capacity, first, num_experts, idx_stride, num_choices,
             padded_choices, chunk,
         )  # fmt: skip
-        last = tl.where(tl.program_id(1) == 0, num_choices, 0)
+        last = tl.where(part == 0, num_choices, 0)
         tl.store(row_of + slot * num_tokens + token, found, mask=slot < last)
     else:
         is_choice = slot < num_choices
         found = tl.load(row_of + slot * num_tokens + token, mask=is_choice, other=-1)
-    line = hidden + token.to(tl.int64) * hidden_stride
-    if quantises:  # a block of columns is a block of groups
-        group = tl.program_id(1) * groups + tl.arange(0, groups)
-        column = group[:, None] * group_size + tl.arange(0, group_size)[None, :]
-        values = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
-        values, factor = quantise_group(values, largest, smallest)
-        is_group = group * group_size < width
-    else:
-        column = tl.program_id(1) * block + tl.arange(0, block)
-        values = tl.load(line + column, mask=column < width)
-    if has_scale:
-        group = tl.arange(0, groups)
-        is_group = group < tl.where(tl.program_id(1) == 0, num_groups, 0)
-        place = token * scale_row_stride + group * scale_group_stride
-        factor = tl.load(scale + place, mask=is_group)
-    for choice in tl.static_range(num_choices):
+    if quantises:
+        values, factor = quantise_group(values.to(tl.float32), largest, smallest)
+    if has_scale or quantises:
+        goal = found // capacity * scales_expert_stride + found % capacity
+        tl.store(
+            scales + goal[:, None] + group[None, :] * scales_group_stride,
+            factor[None, :] + tl.zeros([padded_choices, groups], tl.float32),
+            mask=(found >= 0)[:, None] & is_group[None, :],
+        )  # fmt: skip
+    # A loop at run time: code of a kernel that runs once a layer is fetched each time.
+    for choice in range(loops):
         row = tl.sum(tl.where(slot == choice, found, 0), 0).to(tl.int64)
         if row >= 0:
             tl.store(rows + row * width + column, values, mask=column < width)
-            if has_scale or quantises:
-                goal = row // capacity * scales_expert_stride + row % capacity
-                tl.store(scales + goal + group * scales_group_stride, factor, mask=is_group)
 
 
 def launch(
@@ -170,7 +178,8 @@ def launch(
         1 if scale is None else scale.shape[1], capacity, first, num_experts, hidden.stride(0),
         topk_idx.stride(0), *((0, 0) if scale is None else scale.stride()),
         *((0, 0) if out.scales is None else (out.scales.stride(0), out.scales.stride(2))),
-        num_choices=num_choices, padded_choices=triton.next_power_of_2(num_choices), chunk=chunk,
+        num_choices, num_choices=num_choices,
+        padded_choices=triton.next_power_of_2(num_choices), chunk=chunk,
         block=block, groups=groups, group_size=GROUP, finds=finds, has_scale=scale is not None,
         quantises=quantises, largest=LARGEST, smallest=SMALLEST, num_warps=num_warps,
     )  # fmt: skip
