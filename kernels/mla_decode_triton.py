@@ -17,14 +17,12 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.fp8_gemm_triton import has_descriptors
 from kernels.mla_decode import MAX_QUERIES
 
 MAX_LINES = 64
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
-JOINED_LINES = 8
+JOINED = 8  # lines times pieces that a program looks at together
 LOG2_E = 1.4426950408889634
 
 
@@ -37,7 +35,7 @@ def tile_ends(kv_lengths, num_rows, tokens: tl.constexpr, rows: tl.constexpr):
 
 
 @triton.jit
-def part_tiles(ends, num_parts, min_tiles: tl.constexpr):
+def part_tiles(ends, num_parts, min_tiles):
     """Tiles of each part but the last."""
     return tl.maximum(tl.cdiv(tl.max(ends, axis=0), num_parts), min_tiles)
 
@@ -53,17 +51,18 @@ def soften(scores, peak, dtype: tl.constexpr):
     return p.to(dtype), tl.exp2(peak - shift), higher, tl.sum(p, axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_tiles"])
 def _attend(
-    query, cache, latents, ropes, block_table, kv_lengths, out, out_lse, piece, piece_lse,
-    num_rows, num_queries, table_stride, num_parts, scale,
+    query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,
+    num_rows, num_queries, table_stride, num_parts, scale, min_tiles,
     num_heads: tl.constexpr, width: tl.constexpr, value_dim: tl.constexpr,
     rope_dim: tl.constexpr, page_tokens: tl.constexpr,
     lines: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, padded_value: tl.constexpr,
-    padded_rope: tl.constexpr, min_tiles: tl.constexpr, exact: tl.constexpr,
-    described: tl.constexpr, precision: tl.constexpr, num_stages: tl.constexpr,
+    padded_rope: tl.constexpr, exact: tl.constexpr,
+    precision: tl.constexpr, num_stages: tl.constexpr,
 ):  # fmt: skip
     num_lines = num_queries * num_heads
+    factor = tl.cast(scale, tl.float32)  # from torch.compile it comes as float64
     # Blocks of the same part run at the same time and find each other's latents in the L2 cache.
     part = tl.program_id(1)
     first_line = tl.program_id(0) * lines
@@ -109,21 +108,14 @@ def _attend(
         for position in tl.range(first, last, tokens, num_stages=num_stages):
             token = position + tl.arange(0, tokens)
             here = token < last
-            if described:
-                page = tl.load(table + position // page_tokens)
-                slot = page * page_tokens + position % page_tokens
-            elif page_tokens % tokens == 0:
+            if page_tokens % tokens == 0:
                 page = tl.load(table + position // page_tokens).to(tl.int64)
                 slot = page * page_tokens + position % page_tokens
                 place = cache + slot * width + tl.arange(0, tokens)[:, None] * width
             else:
                 page = tl.load(table + token // page_tokens, mask=here, other=0).to(tl.int64)
                 place = cache + (page * page_tokens + token % page_tokens)[:, None] * width
-            if described:
-                # What is behind the end of a row is finite and counts for nothing.
-                k = latents.load([slot, 0])
-                k_rope = ropes.load([slot, value_dim])
-            elif exact:
+            if exact:
                 k = tl.load(place + value[None, :], mask=here[:, None], other=0.0)
                 k_rope = tl.load(place + value_dim + rope[None, :], mask=here[:, None], other=0.0)
             else:
@@ -134,10 +126,10 @@ def _attend(
                     place + value_dim + rope[None, :],
                     mask=here[:, None] & is_rope[None, :], other=0.0,
                 )  # fmt: skip
-            scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+            scores = tl.dot(q, tl.trans(k), input_precision=precision) * factor
             # NOTE: scaled apart, or the compiler makes one sum of them that starts in a layout of
             # its own.
-            scores += tl.dot(q_rope, tl.trans(k_rope), input_precision=precision) * scale
+            scores += tl.dot(q_rope, tl.trans(k_rope), input_precision=precision) * factor
             # NOTE: without the branch the compiler takes the two products for a chain and lets
             # both warp groups compute all scores.
             if position + tokens <= seen_by_all:
@@ -169,12 +161,14 @@ def _attend(
 LOG2_E_JIT = tl.constexpr(LOG2_E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_tiles"])
 def _join(
     kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
-    lines: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, padded_value: tl.constexpr,
-    min_tiles: tl.constexpr,
+    min_tiles,
+    lines: tl.constexpr, pieces: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
+    padded_value: tl.constexpr,
 ):  # fmt: skip
+    """`pieces` of `lines` at a time."""
     row = tl.program_id(1)
     ends = tile_ends(kv_lengths, num_rows, tokens, rows)
     per_part = part_tiles(ends, num_parts, min_tiles)
@@ -193,15 +187,20 @@ def _join(
     total = tl.zeros([lines, padded_value], tl.float32)
     if end == begin:
         last = first - 1
-    for part in range(first, last + 1):
-        done = (row + part).to(tl.int64) * num_lines + line
-        lse = tl.load(piece_lse + done, mask=is_line, other=float("-inf"))
-        values = tl.load(piece + done[:, None] * value_dim + value[None, :], mask=inside, other=0.0)
-        higher = tl.maximum(peak, lse)
+    for start in range(first, last + 1, pieces):
+        part = start + tl.arange(0, pieces)
+        here = is_line[:, None] & (part <= last)[None, :]
+        done = (row + part).to(tl.int64)[None, :] * num_lines + line[:, None]
+        lse = tl.load(piece_lse + done, mask=here, other=float("-inf"))
+        values = tl.load(
+            piece + done[:, :, None] * value_dim + value[None, None, :],
+            mask=here[:, :, None] & (value < value_dim)[None, None, :], other=0.0,
+        )  # fmt: skip
+        higher = tl.maximum(peak, tl.max(lse, axis=1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        fading, share = tl.exp2(peak - shift), tl.exp2(lse - shift)
-        weight = weight * fading + share
-        total = total * fading[:, None] + values * share[:, None]
+        fading, share = tl.exp2(peak - shift), tl.exp2(lse - shift[:, None])
+        weight = weight * fading + tl.sum(share, axis=1)
+        total = total * fading[:, None] + tl.sum(values * share[:, :, None], axis=1)
         peak = higher
     is_empty = weight == 0.0
     divisor = tl.where(is_empty, 1.0, weight)
@@ -252,29 +251,26 @@ def launch(
     piece = query.new_empty(num_pieces, num_lines, value_dim, dtype=torch.float32)
     piece_lse = query.new_empty(num_pieces, num_lines, dtype=torch.float32)
     rows = triton.next_power_of_2(num_rows)
+    query = query.contiguous()
+    operands = (query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse)
     exact = padded_value + padded_rope == width
-    described = is_half and exact and cache.shape[1] % tokens == 0 and has_descriptors(cache)
-    latents = ropes = None
-    if described:
-        lines_of = cache.view(-1, width)
-        latents = TensorDescriptor.from_tensor(lines_of, [tokens, value_dim])
-        ropes = TensorDescriptor.from_tensor(lines_of, [tokens, rope_dim])
     _attend[num_blocks, num_parts](
-        query.contiguous(), cache, latents, ropes, block_table, kv_lengths, out, out_lse, piece,
-        piece_lse, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
-        num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
+        *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
+        min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
         page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
-        padded_value=padded_value, padded_rope=padded_rope, min_tiles=min_tiles,
-        exact=exact, described=described,
+        padded_value=padded_value, padded_rope=padded_rope, exact=exact,
         # Of float32 inputs only. Three times the registers are too many for wide latents.
         precision="tf32x3" if padded_value <= 128 else "tf32",
         # Three: page ids, latents and products, one iteration ahead each.
         num_stages=num_stages, num_warps=8,
     )  # fmt: skip
-    _join[triton.cdiv(num_lines, JOINED_LINES), num_rows](
+    # Rows of many pieces are few: a program has fewer lines of them.
+    pieces = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
+    joined_lines = JOINED // pieces
+    _join[triton.cdiv(num_lines, joined_lines), num_rows](
         kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
-        lines=JOINED_LINES, tokens=tokens, rows=rows, padded_value=padded_value,
-        min_tiles=min_tiles, num_warps=4,
+        min_tiles, lines=joined_lines, pieces=pieces, tokens=tokens, rows=rows,
+        padded_value=padded_value, num_warps=4,
     )  # fmt: skip
     return out, out_lse
 
