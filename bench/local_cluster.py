@@ -15,6 +15,7 @@ from pathlib import Path
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.1
+_LOG_LINES = 12
 _FIRST_PORT, _LAST_PORT = 21000, 31000
 _PORTS_A_CLUSTER = 20
 # Several clusters of a process may start at once: nobody gets what another was just given.
@@ -58,8 +59,17 @@ def _wait_until_ready(
     deadline = time.monotonic() + ready_seconds
     while not _is_healthy(url):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise ClusterError(f"ctl up failed: {output.read_text(errors='replace')}")
+            raise ClusterError(f"ctl up failed: {_said(output)}")
         time.sleep(_ASK_AGAIN_SECONDS)
+
+
+def _said(output: Path) -> str:
+    """What a cluster printed, and the end of its processes' logs beside it."""
+    parts = [output.read_text(errors="replace")]
+    for log in sorted(output.parent.rglob("*.log")):
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        parts.append("\n".join([f"--- {log.name}", *lines]))
+    return "\n".join(parts)
 
 
 def _is_healthy(url: str) -> bool:
