@@ -83,10 +83,21 @@ def _product(
     # NOTE: two names, because a program has no list of tensors.
     total = tl.zeros([block_n, block_m] if swapped else [block_m, block_n], tl.float32)
     second = total
-    last_group = tl.minimum((split + 1) * groups_per_split, num_groups)
-    for group in range(split * groups_per_split, last_group):
-        x_factor = tl.load(x_scale_place + group * x_scale_group_stride, mask=is_row, other=0.0)
-        factor = x_factor * tl.load(w_scale_place + group)
+    first_group = split * groups_per_split
+    last_group = tl.minimum(first_group + groups_per_split, num_groups)
+    # Scales are fetched one step ahead: they are needed as soon as a product is there.
+    x_next = tl.load(x_scale_place + first_group * x_scale_group_stride, mask=is_row, other=0.0)
+    w_next = tl.load(w_scale_place + first_group)
+    second_next = w_next
+    if halves == 2:
+        place = w_scale_place + num_groups + first_group
+        second_next = tl.load(place, mask=has_second, other=0.0)
+    for group in range(first_group, last_group):
+        x_factor, w_factor, second_factor = x_next, w_next, second_next
+        following = tl.minimum(group + 1, last_group - 1)
+        x_next = tl.load(x_scale_place + following * x_scale_group_stride, mask=is_row, other=0.0)
+        w_next = tl.load(w_scale_place + following)
+        factor = x_factor * w_factor
         first = group * block_k
         x_tile = _tile(x, x_row, x_end, first, k, block_m, block_k, described)
         w_tile = _tile(weight, w_row, w_end, first, k, block_n, block_k, described)
@@ -101,9 +112,10 @@ def _product(
                 total = tl.inline_asm_elementwise(
                     "", "=f,0", [total], dtype=tl.float32, is_pure=False, pack=1
                 )
-            w_factor = tl.load(w_scale_place + num_groups + group, mask=has_second, other=0.0)
+            place = w_scale_place + num_groups + following
+            second_next = tl.load(place, mask=has_second, other=0.0)
             w_tile = _tile(weight, w_row + block_n, w_end, first, k, block_n, block_k, described)
-            second += tl.dot(x_tile, tl.trans(w_tile)) * (x_factor * w_factor)[:, None]
+            second += tl.dot(x_tile, tl.trans(w_tile)) * (x_factor * second_factor)[:, None]
     if swapped:
         total = tl.trans(total)
     column = first_column + tl.arange(0, block_n)
