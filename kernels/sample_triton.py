@@ -1,11 +1,12 @@
 """Triton path of `kernels.sample`: a program a part of a row gathers its best tokens
-(`kernels.sample_near_triton`), then a program a row decides among them.
+(`kernels.sample_near_triton`), then a program a row decides among them, once more for rows whose
+token is not there (`kernels.sample_tail_triton`).
 
 Every step is a question of where in the descending order a count or a sum of weights is reached.
 Logits are compared as integers of the same order (their bits), so the answer is found by
 narrowing an interval of integers: each pass takes counts and sums above PROBES of them, until one
-token or one value of several equal tokens is left. The tokens gathered decide nearly all rows; the
-others are decided among all tokens.
+token or one value of several equal tokens is left. Rows that the tokens gathered do not decide are
+decided among all tokens.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,8 @@ import triton.language as tl
 
 from kernels.sample_near_triton import near
 from kernels.sample_order_triton import factors_of, key_of, value_of, weight_of
+from kernels.sample_tail_triton import PROBES as TAIL_PROBES
+from kernels.sample_tail_triton import row_facts, tail_interval, tail_near, tail_sums
 
 PART = 4096  # tokens of a program that gathers, and how many it may gather
 CAPACITY = 512
@@ -65,14 +68,14 @@ def _above_each(source, num, probes, best, factor, factor_rest, block: tl.conste
 
 @triton.jit
 def _reach(
-    source, num, low, high, bottom_count, goal, best, factor, factor_rest, block: tl.constexpr,
-    counts: tl.constexpr, strictly: tl.constexpr,
+    source, num, low, high, top_sum, top_count, bottom_count, goal, best, factor, factor_rest,
+    block: tl.constexpr, counts: tl.constexpr, strictly: tl.constexpr, adds: tl.constexpr = False,
 ):  # fmt: skip
     """The largest key at or above which the count (or the sum) is at least (or above) `goal`, the
-    sum and the count above it, the count of its equals. It lies in [low, high); at or above `low`
-    are `bottom_count` tokens, none at or above `high`."""
-    top_sum = tl.zeros([], tl.float64)
-    top_count = tl.zeros([], tl.int32)
+    sum and the count above it, the count of its equals. It lies in [low, high); at or above `high`
+    are `top_count` tokens, which weigh `top_sum` and which, if it `adds`, are not in `source`; at
+    or above `low` are `bottom_count`."""
+    base_sum, base_count = top_sum, top_count
     step = tl.arange(0, PROBES) + 1
     turn = tl.zeros([], tl.int32)
     while (high - low > 1) & (bottom_count - top_count > 1):
@@ -82,6 +85,9 @@ def _reach(
         probe = tl.where(turn < VALUE_TURNS, by_value.to(tl.int64), by_key)
         probe = tl.minimum(tl.maximum(probe, low + 1), high - 1)
         sums, nums = _above_each(source, num, probe.to(tl.int32), best, factor, factor_rest, block)
+        if adds:
+            sums += base_sum
+            nums += base_count
         if counts:
             reaches = nums >= goal
         elif strictly:
@@ -137,9 +143,27 @@ def _nth(source, length, tokens, key, nth, is_near, block: tl.constexpr):
 
 
 @triton.jit
+def _draw(
+    source, length, tokens, low, high, top_sum, top_count, bottom_count, goal, num_low, is_near,
+    best, factor, factor_rest, block: tl.constexpr, adds: tl.constexpr,
+):  # fmt: skip
+    """The first token whose predecessors and itself weigh more than `goal`; arguments as of
+    `_reach`, of the tokens of key `low` the first `num_low`."""
+    key, above, _, ties = _reach(
+        source, length, low, high, top_sum, top_count, bottom_count, goal, best, factor,
+        factor_rest, block, False, True, adds,
+    )  # fmt: skip
+    weight = weight_of(value_of(key), best, factor, factor_rest).to(tl.float64)
+    nth = tl.floor((goal - above) / tl.maximum(weight, 1e-300))
+    ties = tl.where(key == low, tl.minimum(num_low, ties), ties)
+    nth = tl.minimum(tl.maximum(nth, 0.0), 2.0e9).to(tl.int32)
+    return _nth(source, length, tokens, key, tl.minimum(nth, ties - 1), is_near, block)
+
+
+@triton.jit
 def _decide(
     logits, temperatures, top_ks, top_ps, min_ps, uniforms, near_logits, near_tokens, peaks,
-    peak_tokens, least, limits, part_sums, reals, out, num, num_parts,
+    peak_tokens, least, limits, part_sums, reals, pending, out, num, num_parts,
     padded_parts: tl.constexpr, block: tl.constexpr, capacity: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -151,6 +175,7 @@ def _decide(
     given = tl.load(temperatures + row)
     num_real = tl.sum(tl.load(reals + entry, mask=is_part, other=0), 0)
     if (num_real == 0) | (given <= 0.0):
+        tl.store(pending + row, 0)
         # Nothing may be drawn: the first token.
         tl.store(out + row, tl.where(num_real > 0, tl.min(first, 0), 0).to(tl.int64))
         return
@@ -162,9 +187,7 @@ def _decide(
     top_k = tl.load(top_ks + row)
     cuts_k = (top_k > 0) & (top_k < num_real)
     factor, factor_rest = factors_of(temperature)
-    sums = tl.load(part_sums + entry, mask=is_part, other=0.0)
-    distance = tl.where(is_part & (peak > float("-inf")), peak, best).to(tl.float64)
-    total = tl.sum(sums * tl.exp((distance - best.to(tl.float64)) / temperature), 0)
+    _, total, _ = row_facts(temperatures, uniforms, peaks, part_sums, row, num_parts, padded_parts)
     worst = tl.min(tl.load(least + entry, mask=is_part, other=float("inf")), 0)
     low, high = key_of(worst).to(tl.int64), key_of(best).to(tl.int64) + 1
     least_key = low
@@ -196,21 +219,29 @@ def _decide(
             source, length, low, num_at, is_near = (
                 gathered, num_parts * capacity, near_low, num_near, num_near > 0,
             )  # fmt: skip
+    is_uncut = (share >= 1.0) & (min_p <= 0.0) & (not cuts_k)
+    waits = is_uncut & (limit < float("inf")) & (not is_near)
+    tl.store(pending + row, waits.to(tl.int32))
+    if waits:
+        return
 
     # What stays: all keys above `cut`, and the first `num_cut` tokens of that key; `num_at` are at
     # or above it. Nothing is cut: the sum is that of all tokens, also when not all are looked at.
     cut, num_cut, kept = low, tl.zeros([], tl.int32) + 0x7FFFFFFF, total
+    none, nobody = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
     if cuts_k:
         cut, above, count, ties = _reach(
-            source, length, low, high, num_at, top_k, best, factor, factor_rest, block, True, False
-        )
+            source, length, low, high, none, nobody, num_at, top_k, best, factor, factor_rest,
+            block, True, False,
+        )  # fmt: skip
         num_cut, num_at = top_k - count, count + ties
         kept = above + num_cut * weight_of(value_of(cut), best, factor, factor_rest).to(tl.float64)
     if share < 1.0:
         goal = share * kept
         key, above, count, ties = _reach(
-            source, length, cut, high, num_at, goal, best, factor, factor_rest, block, False, False
-        )
+            source, length, cut, high, none, nobody, num_at, goal, best, factor, factor_rest, block,
+            False, False,
+        )  # fmt: skip
         weight = weight_of(value_of(key), best, factor, factor_rest).to(tl.float64)
         reached = tl.ceil((goal - above) / tl.maximum(weight, 1e-300))
         reached = tl.minimum(tl.maximum(reached, 1.0), 2.0e9).to(tl.int32)
@@ -219,17 +250,46 @@ def _decide(
     if least_key > cut:
         cut, num_cut = least_key, tl.zeros([], tl.int32) + 0x7FFFFFFF
         kept, num_at = _above(source, length, cut, best, factor, factor_rest, block)
-    goal = uniform * kept
-    key, above, _, ties = _reach(
-        source, length, cut, high, num_at, goal, best, factor, factor_rest, block, False, True
+    token = _draw(
+        source, length, near_tokens + row * num_parts * capacity, cut, high, none, nobody, num_at,
+        uniform * kept, num_cut, is_near, best, factor, factor_rest, block, False,
+    )  # fmt: skip
+    tl.store(out + row, token)
+
+
+@triton.jit
+def _decide_tail(
+    logits, temperatures, uniforms, pending, near_logits, near_tokens, peaks, part_sums,
+    tail_limits, tail_sums, tail_counts, found, out, num, num_parts,
+    padded_parts: tl.constexpr, block: tl.constexpr, capacity: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(pending + row) == 0:
+        return
+    best, _, goal = row_facts(
+        temperatures, uniforms, peaks, part_sums, row, num_parts, padded_parts
     )
-    weight = weight_of(value_of(key), best, factor, factor_rest).to(tl.float64)
-    nth = tl.floor((goal - above) / tl.maximum(weight, 1e-300))
-    ties = tl.where(key == cut, tl.minimum(num_cut, ties), ties)
-    nth = tl.minimum(tl.maximum(nth, 0.0), 2.0e9).to(tl.int32)
-    nth = tl.minimum(nth, ties - 1)
+    lowest, highest, top_sum, top_count, bottom_count = tail_interval(
+        tail_limits, tail_sums, tail_counts, goal, row, num_parts, padded_parts
+    )
+    low, high = key_of(lowest).to(tl.int64), key_of(highest).to(tl.int64)
+    factor, factor_rest = factors_of(tl.load(temperatures + row).to(tl.float64))
+    part = tl.arange(0, padded_parts)
+    most = tl.max(tl.load(found + row * num_parts + part, mask=part < num_parts, other=0), 0)
     tokens = near_tokens + row * num_parts * capacity
-    tl.store(out + row, _nth(source, length, tokens, key, nth, is_near, block))
+    every = tl.zeros([], tl.int32) + 0x7FFFFFFF
+    if most <= capacity:
+        token = _draw(
+            near_logits + row * num_parts * capacity, num_parts * capacity, tokens, low, high,
+            top_sum, top_count, bottom_count, goal, every, most >= 0, best, factor, factor_rest,
+            block, True,
+        )  # fmt: skip
+    else:
+        token = _draw(
+            logits + row * num, num, tokens, low, high, top_sum, top_count, bottom_count, goal,
+            every, most < 0, best, factor, factor_rest, block, False,
+        )  # fmt: skip
+    tl.store(out + row, token)
 
 
 class Shape(NamedTuple):
@@ -263,17 +323,30 @@ def launch(
     near_logits = logits.new_empty(num_rows, num_parts, capacity)
     near_tokens = torch.empty_like(near_logits, dtype=torch.int32)
     peaks, least, limits = logits.new_empty(3, num_rows, num_parts)
-    peak_tokens, reals = torch.empty_like(peaks.expand(2, -1, -1), dtype=torch.int32)
+    peak_tokens, reals, found = torch.empty_like(peaks.expand(3, -1, -1), dtype=torch.int32)
     sums = torch.empty_like(peaks, dtype=torch.float64)
+    tail_limits = logits.new_empty(num_rows, TAIL_PROBES.value)
+    tail = logits.new_empty(num_rows, num_parts, TAIL_PROBES.value)
+    tail_counts = torch.empty_like(tail, dtype=torch.int32)
+    pending = torch.empty_like(found[:, 0])
     logits = logits.contiguous()
     knobs = [each.contiguous() for each in (temperature, top_k, top_p, min_p, uniform)]
+    given = (logits, knobs[0])
     gathered = (near_logits, near_tokens, peaks, peak_tokens, least, limits, sums, reals)
-    near[num_parts, num_rows](
-        logits, knobs[0], *gathered, num, part=part, capacity=capacity, num_warps=part_warps
+    sizes = {"part": part, "num_warps": part_warps}
+    rows = {"padded_parts": triton.next_power_of_2(num_parts)}
+    decides = {**rows, "block": block, "capacity": capacity, "num_warps": warps}
+    near[num_parts, num_rows](*given, *gathered, num, capacity=capacity, **sizes)
+    _decide[(num_rows,)](logits, *knobs, *gathered, pending, out, num, num_parts, **decides)
+    tail_sums[num_parts, num_rows](
+        *given, pending, peaks, least, limits, tail_limits, tail, tail_counts, num, **rows, **sizes
     )
-    _decide[(num_rows,)](
-        logits, *knobs, *gathered, out, num, num_parts,
-        padded_parts=triton.next_power_of_2(num_parts), block=block, capacity=capacity,
-        num_warps=warps,
+    tail_near[num_parts, num_rows](
+        *given, knobs[4], pending, peaks, sums, tail_limits, tail, tail_counts, near_logits,
+        near_tokens, found, num, capacity=capacity, **rows, **sizes,
+    )  # fmt: skip
+    _decide_tail[(num_rows,)](
+        *given, knobs[4], pending, near_logits, near_tokens, peaks, sums, tail_limits, tail,
+        tail_counts, found, out, num, num_parts, **decides,
     )  # fmt: skip
     return out
