@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from bench.deepseek_v3_config import WeightFormat, write_config
+from engine.messages import Sampling
 from engine.piece import Piece
+from engine.sampler import SampleRow
 from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload
 from ep.expert_shard import ExpertShard
 from ep.local import LocalDispatcher
@@ -175,6 +177,7 @@ class EmulatedRank:
                 token_ids=[7 * position % vocab_size for position in range(num_tokens)],
                 start=0,
                 pages=random.Random(0).sample(range(self.kv_cache.shape[1]), num_pages),
+                sample=SampleRow(sampling=Sampling(), position=num_tokens),
             )
         ]
 

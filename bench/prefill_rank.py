@@ -13,15 +13,15 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import torch
-
 from bench.deepseek_v3_config import WeightFormat
 from bench.emulated_rank import PAGE_TOKENS, EmulatedRank
 from bench.rank_runs import measure_all, parser_of
 from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
-from engine.batch_building import build_batch
 from engine.piece import Piece
+from engine.prefill_graphs import PrefillGraphs, prefill_sizes
+from engine.rank_model import record_passes
+from engine.runner import Runner
 from model.batch import AttentionForm
 
 BENCH = "prefill_rank"
@@ -37,10 +37,13 @@ NUM_PASSES = 7
 def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iterator[Record]:
     device = rank.kv_cache.device
     num_layers = rank.model.config.num_layers
+    passes = None
+    if device.type == "cuda":
+        passes = record_passes(rank.model, rank.kv_cache, prefill_sizes(max(arguments.tokens)))
     for num_tokens in arguments.tokens:
         case = f"{rank.weights}, {num_layers} layers, {num_tokens} tokens"
         pieces = rank.prefill_pieces(num_tokens)
-        times = [one_pass(rank, pieces) for _ in range(1 + arguments.passes)][1:]
+        times = [one_pass(rank, pieces, passes) for _ in range(1 + arguments.passes)][1:]
         is_peer_case = device.type == "cuda" and num_layers == 61
         peer = PEER_PASS.get(rank.weights, {}).get(num_tokens) if is_peer_case else None
         yield run.record(
@@ -50,26 +53,21 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
         launched = 1000 * statistics.median(launch for launch, _ in times)
         yield run.record(case, "time until all is launched", "ms", launched)
         if num_tokens in arguments.profile:
-            kernels = profile_step(partial(one_pass, rank, pieces), device)
+            kernels = profile_step(partial(one_pass, rank, pieces, passes), device)
             name = f"{BENCH}_{rank.weights}_{num_tokens}.json"
             write_breakdown(arguments.results / "details" / name, case, kernels, {})
             for purpose, microseconds in by_purpose(kernels).items():
                 yield run.record(case, f"time in {purpose}", "us", microseconds)
 
 
-def one_pass(rank: EmulatedRank, pieces: Sequence[Piece]) -> tuple[float, float]:
+def one_pass(
+    rank: EmulatedRank, pieces: Sequence[Piece], passes: PrefillGraphs | None = None
+) -> tuple[float, float]:
     """Seconds until it is launched, and until its token is there."""
     num_tokens = sum(len(piece.token_ids) for piece in pieces)
+    runner = Runner(rank.model, rank.kv_cache, AttentionForm.PLAIN, passes=passes)
     began = time.perf_counter()
-    batch = build_batch(
-        pieces,
-        page_tokens=PAGE_TOKENS,
-        form=AttentionForm.PLAIN,
-        tokens_per_rank=(num_tokens,),
-        device=rank.kv_cache.device,
-    )
-    with torch.inference_mode():
-        token = rank.model.forward(batch, rank.kv_cache).argmax(-1)
+    token = runner.forward(pieces, (num_tokens,)).argmax(-1)
     launched = time.perf_counter() - began
     token.tolist()
     return launched, time.perf_counter() - began

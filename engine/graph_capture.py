@@ -24,6 +24,10 @@ class Capture(Protocol):
         """What repeats `step`. All ranks of a group capture the same steps in the same order:
         `step` is called as often on all of them."""
 
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory without holding it: for what one capture leaves to others, which take
+        what was nobody's when they were made."""
+
     def num_bytes(self) -> int:
         """Memory of the device that all captures hold together."""
 
@@ -34,6 +38,9 @@ class RepeatedCall:
     def __call__(self, step: Step) -> Step:
         step()
         return step
+
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def num_bytes(self) -> int:
         return 0
@@ -66,6 +73,11 @@ class CudaCapture:
         replay: Step = graph.replay
         return replay
 
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.is_contiguous()
+        bits = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=self._device)
+        return bits.view(tensor.dtype).view(tensor.shape)
+
     def num_bytes(self) -> int:
         segments = torch.cuda.memory_snapshot()
         pool = sum(
@@ -79,3 +91,15 @@ class CudaCapture:
         """Of the device, held by anybody; what torch keeps for later comes and goes."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+
+
+class _Memory:
+    """Bytes of the device, for whoever knows the interface."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

@@ -97,6 +97,7 @@ def plan_memory(
     weights: Sequence[MemoryTerm],
     dispatch: Sequence[MemoryTerm],
     graph_sizes: Sequence[int],
+    pass_sizes: Sequence[int] = (),
     num_slots: int,
     itemsize: int,
     memory_bytes: int,
@@ -105,6 +106,7 @@ def plan_memory(
     is left cannot hold one request.
 
     graph_sizes  batch sizes of recorded decode steps; none where nothing is recorded
+    pass_sizes   tokens of recorded prefill passes, likewise
     num_slots    experts of a layer on this rank
     itemsize     of an activation
     """
@@ -112,6 +114,9 @@ def plan_memory(
     if graph_sizes:
         graphs = graph_bytes(settings, config, graph_sizes)
         terms.append(MemoryTerm(name=GRAPHS, num_bytes=graphs))
+    elif pass_sizes:
+        passes = pass_bytes(config, pass_sizes, itemsize)
+        terms.append(MemoryTerm(name=GRAPHS, num_bytes=passes))
     masked_rows = num_slots * settings.group_size * max(graph_sizes, default=0)
     scratch = activation_bytes(settings, config, itemsize=itemsize, masked_rows=masked_rows)
     terms.append(MemoryTerm(name=ACTIVATIONS, num_bytes=scratch))
@@ -141,11 +146,17 @@ def graph_bytes(settings: WorkerSettings, config: ModelConfig, sizes: Sequence[i
     return inputs + logits + len(sizes) * config.num_layers * GRAPH_BYTES_A_LAYER
 
 
-def activation_bytes(
-    settings: WorkerSettings, config: ModelConfig, *, itemsize: int, masked_rows: int
-) -> int:
-    """Intermediate results of the widest layer and the logits, for the longest step of a rank.
-    `masked_rows` are those of all experts of this rank in a step of fixed size."""
+def pass_bytes(config: ModelConfig, sizes: Sequence[int], itemsize: int) -> int:
+    """What recorded prefill passes hold: their inputs, what attention gives, intermediate results
+    of the longest, and what each keeps of its kernels."""
+    largest = max(sizes)
+    inputs = largest * (3 * 8 + config.num_heads * config.v_head_dim * itemsize)
+    scratch = largest * max(elements_a_token(config)) * itemsize
+    return inputs + scratch + len(sizes) * config.num_layers * GRAPH_BYTES_A_LAYER
+
+
+def elements_a_token(config: ModelConfig) -> tuple[int, int, int]:
+    """Intermediate results of attention, a dense MLP and a mixture of experts."""
     hidden, heads = config.hidden_size, config.num_heads
     width = config.moe_intermediate_size
     query = heads * config.qk_head_dim
@@ -156,6 +167,16 @@ def activation_bytes(
     )
     choices = config.experts_per_token
     moe = 3 * hidden + choices * (3 * width + 2 * hidden)
+    return attention, dense, moe
+
+
+def activation_bytes(
+    settings: WorkerSettings, config: ModelConfig, *, itemsize: int, masked_rows: int
+) -> int:
+    """Intermediate results of the widest layer and the logits, for the longest step of a rank.
+    `masked_rows` are those of all experts of this rank in a step of fixed size."""
+    attention, dense, moe = elements_a_token(config)
+    heads, width = config.num_heads, config.moe_intermediate_size
     tokens = max(settings.step_tokens, settings.max_running)
     expanded = EXPANDED_TOKENS * heads * (config.qk_head_dim + config.v_head_dim)
     # gate_up and what becomes of it.

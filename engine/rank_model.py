@@ -15,6 +15,7 @@ from engine.graph_capture import CudaCapture
 from engine.kv_memory import make_kv_cache, rank_memory_bytes
 from engine.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan, plan_memory
 from engine.model_loading import load_model, open_weights
+from engine.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
 from engine.warm_up import warm_up
@@ -43,6 +44,7 @@ class RankModel:
     model: DeepseekV3
     kv_cache: torch.Tensor
     graphs: DecodeGraphs | None
+    passes: PrefillGraphs | None
     memory: tuple[tuple[str, int, int], ...]
 
     @classmethod
@@ -90,10 +92,12 @@ class RankModel:
         used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         clock.note("warm_up")
         graphs = record(settings, model, kv_cache, plan, prepared.sizes)
+        passes = record_passes(model, kv_cache, prepared.pass_sizes)
         clock.note("graphs")
         experts.counts.zero_()
-        if graphs is not None:
-            used[GRAPHS] = graphs.num_bytes
+        for recorded in (graphs, passes):
+            if recorded is not None:
+                used[GRAPHS] = recorded.num_bytes
         plan.log_used(group.rank, used)
         return cls(
             plan=plan,
@@ -101,16 +105,19 @@ class RankModel:
             model=model,
             kv_cache=kv_cache,
             graphs=graphs,
+            passes=passes,
             memory=plan.with_used(used),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """All that is decided before memory is taken. `sizes` are of recorded steps."""
+    """All that is decided before memory is taken. `sizes` are of recorded decode steps,
+    `pass_sizes` of recorded prefill passes."""
 
     placement: Placement
     sizes: tuple[int, ...]
+    pass_sizes: tuple[int, ...]
     needs: DispatchNeeds
     choice: Choice
     source: Checkpoint
@@ -130,7 +137,7 @@ class Prepared:
         """With the other ranks. The plan is logged; ValueError when it does not fit,
         CheckpointError for a folder that is not what its configuration says."""
         placement = starting_placement(settings, config, group.size)
-        sizes = recorded_sizes(settings, form)
+        sizes, pass_sizes = recorded_sizes(settings, form), recorded_passes(settings, form)
         needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
         choice = agree(group, settings.ep_dispatcher, needs, device)
         source = open_weights(settings, device)
@@ -146,13 +153,20 @@ class Prepared:
             ),
             dispatch=dispatch_terms(choice.name, needs, group.size),
             graph_sizes=sizes,
+            pass_sizes=pass_sizes,
             num_slots=needs.slots_per_rank,
             itemsize=dtype.itemsize,
             memory_bytes=rank_memory_bytes(settings, device),
         )
         plan.log(group.rank)
         return cls(
-            placement=placement, sizes=sizes, needs=needs, choice=choice, source=source, plan=plan
+            placement=placement,
+            sizes=sizes,
+            pass_sizes=pass_sizes,
+            needs=needs,
+            choice=choice,
+            source=source,
+            plan=plan,
         )
 
 
@@ -180,6 +194,14 @@ def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, 
     if form is not AttentionForm.ABSORBED or settings.device == "cpu" or not settings.cuda_graph:
         return ()
     return graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
+
+
+def recorded_passes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
+    """Tokens of prefill passes that are recorded; none where ranks wait for each other."""
+    is_alone = settings.group_size == 1
+    if form is not AttentionForm.PLAIN or settings.device == "cpu" or not settings.cuda_graph:
+        return ()
+    return prefill_sizes(settings.cuda_graph_prefill_tokens) if is_alone else ()
 
 
 def dispatch_needs(
@@ -224,6 +246,17 @@ def record(
     )
     graphs.capture_all()
     return graphs
+
+
+def record_passes(
+    model: DeepseekV3, kv_cache: torch.Tensor, sizes: Sequence[int]
+) -> PrefillGraphs | None:
+    """None where nothing is to be recorded, or cannot be."""
+    if not sizes or not can_record(model):
+        return None
+    passes = PrefillGraphs(model, kv_cache, sizes=sizes, capture=CudaCapture(kv_cache.device))
+    passes.capture_all()
+    return passes
 
 
 def compiled_up_to(max_batch: int, decode: Decode) -> Decode:

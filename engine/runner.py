@@ -47,10 +47,18 @@ class Graphs(Protocol):
         [size] int64 on the device in front of the step."""
 
 
+class RecordedPasses(Protocol):
+    """As `engine.prefill_graphs.PrefillGraphs`."""
+
+    def fits(self, batch: ForwardBatch) -> bool: ...
+
+    def hidden_rows(self, batch: ForwardBatch, on_layer: OnLayer | None = None) -> torch.Tensor: ...
+
+
 class Runner:
     """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device; without `threads` the
     thread count is left alone. `graphs` are for batches in which every piece is one token that
-    is followed by a sampled one.
+    is followed by a sampled one, `passes` for whatever fits into one of them.
 
     `in_background`: steps that are begun are computed in a thread. That is for the CPU; on a GPU
     whoever begins a step enqueues it. Steps are computed in the order in which they are begun.
@@ -64,6 +72,7 @@ class Runner:
         threads: CpuThreads | None = None,
         *,
         graphs: Graphs | None = None,
+        passes: RecordedPasses | None = None,
         in_background: bool = False,
     ) -> None:
         self._model = model
@@ -72,6 +81,7 @@ class Runner:
         self._form = form
         self._page_tokens = kv_cache.shape[2]
         self._graphs = graphs
+        self._passes = passes
         self._thread = StepThread() if in_background else None
 
     @property
@@ -164,13 +174,18 @@ class Runner:
         _fill_in(batch.token_ids, pieces)
         if any(piece.scores is not None for piece in pieces):
             return self._score(pieces, batch, on_layer)
+        if self._passes is not None and self._passes.fits(batch):
+            return self._model.logits(self._passes.hidden_rows(batch, on_layer))
         return self._model.forward(batch, self._kv_cache, on_layer)
 
     def _score(
         self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
     ) -> torch.Tensor:
         """Fills the scores of pieces that have some, a slice of logits at a time."""
-        hidden = self._model.hidden_rows(batch, self._kv_cache, on_layer)
+        if self._passes is not None and self._passes.fits(batch):
+            hidden = self._passes.hidden_rows(batch, on_layer)
+        else:
+            hidden = self._model.hidden_rows(batch, self._kv_cache, on_layer)
         sampled, begin = [], 0
         for piece in pieces:
             end = begin + piece.num_rows

@@ -163,6 +163,13 @@ class WorkerSettings(ProcessSettings):
         le=4096,
         description="The largest of them, 0: max-running; larger steps are not recorded",
     )
+    cuda_graph_prefill_tokens: int = Field(
+        1024,
+        ge=0,
+        le=1024,
+        description="Prefill, on cuda, of one rank: passes of up to so many tokens are recorded, "
+        "0: none",
+    )
     torch_compile: bool = Field(
         False, description="Decode, on cuda: torch.compile joins what recorded steps do by element"
     )

@@ -59,7 +59,9 @@ def mla_prefill_grouped(
     groups: Sequence[KeyGroup],
     *,
     scale: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """`out`: contiguous, to write to; tokens that are in no group are left alone."""
     attend: Callable[..., None] = attend_group_reference
     if path_of("mla_prefill", query.device) == "triton":
         from kernels.mla_prefill_triton import launch
@@ -68,7 +70,8 @@ def mla_prefill_grouped(
     num_tokens, num_heads, qk_dim = query.shape
     rank = kv_b.shape[2]
     rope_dim = cache.shape[-1] - rank
-    out = query.new_empty(num_tokens, num_heads, kv_b.shape[1] - (qk_dim - rope_dim))
+    if out is None:
+        out = query.new_empty(num_tokens, num_heads, kv_b.shape[1] - (qk_dim - rope_dim))
     lse = query.new_empty(num_tokens, num_heads, dtype=torch.float32)
     flat, weight = cache.view(-1, cache.shape[-1]), kv_b.flatten(0, 1)
     for group in groups:

@@ -142,28 +142,37 @@ class Attention:
         head_linear(latents, self.kv_b[:, nope_dim:], out=values)
         return self.out.forward(values.flatten(1))
 
-    def attend(self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
-        """[T, H] from the query that `write` gave, in the forms that the plan was built for."""
+    def attend(
+        self,
+        query: torch.Tensor,
+        plan: AttentionPlan,
+        cache: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, heads * V], what `out` projects, from the query that `write` gave, in the forms that
+        the plan was built for; into `out` where there is one."""
         scale = self.config.softmax_scale
+        values = None if out is None else out.view(len(query), self.config.num_heads, -1)
         if plan.groups:
-            values = self.attend_absorbed(query, plan.groups, cache)
+            found = self.attend_absorbed(query, plan.groups, cache)
         elif plan.rows:
-            values = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale)
+            found = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale)
+        elif plan.paged and plan.paged[0].tokens is None:
+            found = self.attend_absorbed(query, plan.paged[0], cache)
         else:
+            if values is None:
+                values = query.new_empty(*query.shape[:2], self.config.v_head_dim)
             if plan.key_groups:
                 groups = plan.key_groups
-                values = mla_prefill_grouped(query, cache, self.kv_b, groups, scale=scale)
-            else:
-                values = query.new_empty(*query.shape[:2], self.config.v_head_dim)
+                mla_prefill_grouped(query, cache, self.kv_b, groups, scale=scale, out=values)
             for rows in plan.paged:
-                if rows.tokens is None:
-                    values = self.attend_absorbed(query, rows, cache)
-                else:
-                    assert rows.queries is not None
-                    assert rows.kept is not None
-                    attended = self.attend_absorbed(query[rows.queries], rows, cache)
-                    values.index_copy_(0, rows.tokens, attended[rows.kept])
-        return self.out.forward(values.flatten(1))
+                assert rows.queries is not None
+                assert rows.kept is not None
+                assert rows.tokens is not None
+                attended = self.attend_absorbed(query[rows.queries], rows, cache)
+                values.index_copy_(0, rows.tokens, attended[rows.kept])
+            return values.flatten(1)
+        return (found if values is None else values.copy_(found)).flatten(1)
 
     def attend_absorbed(
         self, query: torch.Tensor, rows: PagedRows | tuple[RowGroup, ...], cache: torch.Tensor

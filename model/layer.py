@@ -64,24 +64,36 @@ class Layer:
         `plan` is None when T is 0. `written` is called as soon as the latents are in `cache`
         [pages, page_tokens, kv_dim] (on a GPU: as soon as the writes are enqueued).
         """
-        query = None
-        if plan is not None:
-            normed = self.attention.q_kv_a.normed(hidden, self.input_norm, self.eps)
-            query = self.attention.write(normed, plan, cache)
+        query = None if plan is None else self.begin(hidden, plan, cache)
         if written is not None:
             written()
         if rows is not None and not len(rows):
             return hidden[:0]
         if query is None or plan is None:
             return self.take_part(hidden, tokens_per_rank)
-        attended = self.attention.attend(query, plan, cache)
+        attended = self.attention.out.forward(self.attention.attend(query, plan, cache))
         if rows is not None:
             attended, hidden = attended[rows], hidden[rows]
             tokens_per_rank = (len(rows),)
+        return self.behind_attention(attended, hidden, tokens_per_rank)
+
+    def begin(self, hidden: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
+        """The query for `attention.attend` of [T, H]; its latents go into the cache."""
+        normed = self.attention.q_kv_a.normed(hidden, self.input_norm, self.eps)
+        return self.attention.write(normed, plan, cache)
+
+    def behind_attention(
+        self,
+        attended: torch.Tensor,
+        hidden: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        is_row: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, H], from what attention adds to `hidden`; `is_row` as for `Moe.forward`."""
         weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
             x, hidden = add_rms_norm(attended, hidden, weight, eps)
-            return hidden + self.mlp.forward(x, tokens_per_rank)
+            return hidden + self.mlp.forward(x, tokens_per_rank, is_row)
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return hidden + self.mlp.forward(normed)
 

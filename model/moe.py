@@ -7,6 +7,7 @@ import torch
 
 from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.expert_shard import ExpertShard
+from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 from ep.placement_maps import LayerMaps
 from ep.split_dispatch import in_sub_steps
@@ -76,14 +77,34 @@ class Moe:
             ),
         )
 
-    def forward(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
-        """[T, H] -> [T, H]; also with T = 0, for the tokens of other ranks."""
+    @property
+    def waits_for_nobody(self) -> bool:
+        """Whether `forward` needs no other rank and no look of the host at what the gate chose."""
+        return self.fused or isinstance(self.aligned, LocalAlignedDispatcher)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        is_row: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H]; also with T = 0, for the tokens of other ranks. Of tokens that are none
+        by `is_row` [T] bool, which only a rank that `waits_for_nobody` may have, the result means
+        nothing."""
+        if is_row is not None:
+            assert self.waits_for_nobody, "other dispatchers take no padding"
+            return self._forward(x, tokens_per_rank, is_row)
         return in_sub_steps(
             self._forward, x, tokens_per_rank, rank=self.rank, cap=self.step_tokens
         )
 
-    def _forward(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
-        physical, topk_weights = self._route(x)
+    def _forward(
+        self,
+        x: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        is_row: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        physical, topk_weights = self._route(x, is_row)
         beside: list[torch.Tensor] = []  # what the shared expert makes of x
 
         def compute_shared() -> None:
