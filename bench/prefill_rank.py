@@ -39,7 +39,9 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
     num_layers = rank.model.config.num_layers
     passes = None
     if device.type == "cuda":
-        passes = record_passes(rank.model, rank.kv_cache, prefill_sizes(max(arguments.tokens)))
+        longest = prefill_sizes(max(arguments.tokens))[-1:]
+        sizes = sorted({tokens for tokens in arguments.tokens if tokens <= max(longest, default=0)})
+        passes = record_passes(rank.model, rank.kv_cache, sizes)
     for num_tokens in arguments.tokens:
         case = f"{rank.weights}, {num_layers} layers, {num_tokens} tokens"
         pieces = rank.prefill_pieces(num_tokens)
