@@ -27,6 +27,8 @@ FREE = 0.25
 LEAST, PATIENCE = 0.001, 6
 # So small a part of the layers is not waited for.
 FEW = 1 / 15
+# Layers that are done are dropped once so many are: it copies all books.
+KEPT = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,34 +75,37 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
     even = np.broadcast_to(np.asarray(rules.even, dtype=np.float64), best.shape)
     goes_on = best < even
     for step in range(1, rules.num_steps + 1):
-        if goes_on.sum() <= len(slots) * FEW:
+        num_left = goes_on.sum()
+        if num_left <= len(slots) * FEW:
             return
-        if not goes_on.all():
+        if num_left <= len(rows) * KEPT:
             books.keep(goes_on)
             rows, best, best_step = rows[goes_on], best[goes_on], best_step[goes_on]
             only_trades, even = only_trades[goes_on], even[goes_on]
-        changed = _step(books, only_trades, rules.frugal)
+            goes_on = np.ones_like(only_trades)
+        changed = _step(books, goes_on, only_trades, rules.frugal)
         value = balancedness_of(books.total)
+        yield Stage(
+            rows=rows[goes_on],
+            slots=books.placed(goes_on),
+            num_moves=books.num_moves[goes_on],
+            balancedness=value[goes_on],
+        )
         is_better = value > best + LEAST
         best_step[is_better] = step
         best[is_better] = value[is_better]
-        goes_on = changed & (value < even) & (step - best_step < PATIENCE)
-        yield Stage(
-            rows=rows,
-            slots=books.placed,
-            num_moves=books.num_moves.copy(),
-            balancedness=value,
-        )
+        goes_on &= changed & (value < even) & (step - best_step < PATIENCE)
 
 
-def _step(books: RankBooks, only_trades: Mask, frugal: bool) -> Mask:
-    """[X]: where something was done. `only_trades` [X], changed in place: behind a replica that
-    was no gain by itself there are trades, as long as they gain; it would be taken back else."""
+def _step(books: RankBooks, goes_on: Mask, only_trades: Mask, frugal: bool) -> Mask:
+    """[X]: where something was done, of those that go on. `only_trades` [X], changed in place:
+    behind a replica that was no gain by itself there are trades, as long as they gain; it would be
+    taken back else."""
     trade, reshare = best_trade(books), best_reshare(books)
-    trades = trade.gain > MIN_GAIN
+    trades = goes_on & (trade.gain > MIN_GAIN)
     price = [np.maximum(step.num_moves(books), FREE) if frugal else 1 for step in (trade, reshare)]
     better = reshare.gain / price[1] > np.where(trades, trade.gain / price[0], 0.0)
-    better &= (reshare.gain > MIN_GAIN) & ~only_trades
+    better &= goes_on & (reshare.gain > MIN_GAIN) & ~only_trades
     trades &= ~better
     further = further_trades(books, trade)
     if further is not None:
@@ -112,9 +117,9 @@ def _step(books: RankBooks, only_trades: Mask, frugal: bool) -> Mask:
     reshare.apply(books, better)
     changed = trades | better
     only_trades &= trades
-    if not changed.all():
+    if (changed != goes_on).any():
         fairest = fairest_reshare(books)
-        fairer = ~changed & (fairest.gain > MIN_GAIN)
+        fairer = goes_on & ~changed & (fairest.gain > MIN_GAIN)
         fairest.apply(books, fairer)
         changed |= fairer
         only_trades |= fairer

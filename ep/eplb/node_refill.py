@@ -40,9 +40,7 @@ def refill(
         moves = new_by_rank(slots, filled).reshape(shape).sum(axis=2)
         # Nodes with other groups than today come first: one cannot change without the other.
         changed = (np.sort(after, axis=2) != np.sort(groups, axis=2)).any(axis=2)
-        order = np.argsort(
-            -np.where(changed, np.inf, loads_now.max(axis=2)), axis=1, kind="stable"
-        )
+        order = np.argsort(-np.where(changed, np.inf, loads_now.max(axis=2)), axis=1, kind="stable")
         place = np.argsort(order, axis=1)
         for count in range(1, num_nodes + 1):
             taken = (place < count) | changed

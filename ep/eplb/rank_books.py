@@ -58,10 +58,10 @@ class RankBooks:
         )
         self.recount()
 
-    @property
-    def placed(self) -> Slots:
-        """[X, R, S] with EMPTY ones: a copy."""
-        return np.where(self.slots == self.load.shape[1] - 1, EMPTY, self.slots)
+    def placed(self, rows: npt.NDArray[np.bool_]) -> Slots:
+        """[Y, R, S] of some layers [X], with EMPTY ones: a copy."""
+        slots = self.slots[rows]
+        return np.where(slots == self.load.shape[1] - 1, EMPTY, slots)
 
     def recount(self) -> None:
         """Loads from scratch, so that rounding does not add up."""
@@ -71,20 +71,23 @@ class RankBooks:
         self.heaviest: Rows = self.total.argmax(axis=1)
 
     def lightest(self, count: int) -> Rows:
-        """[X, count] ranks, or all of them, lightest first; those on the node of the heaviest
-        before others."""
-        total = self.total
-        if self.num_nodes > 1:
-            total = total + np.where(self.node == self.node[self.heaviest][:, None], 0.0, 1e300)
-        order: Rows = np.argsort(total, axis=1, kind="stable")
-        return order[:, :count]
+        """[X, count] ranks on the node of the heaviest, or all of them, lightest first."""
+        node_ranks = self.total.shape[1] // self.num_nodes
+        first = self.heaviest[:, None] // node_ranks * node_ranks
+        total = pick(self.total, first + np.arange(node_ranks))
+        return np.argsort(total, axis=1, kind="stable")[:, :count] + first
 
-    def has_no_room(self, expert: Rows, rank: Rows) -> npt.NDArray[np.bool_]:
-        """Whether ranks (broadcast with experts to [X, ...]) may not take a replica more: they
-        have enough of them, or their node has none."""
+    def is_full(self, expert: Rows, rank: Rows) -> npt.NDArray[np.bool_]:
+        """Whether ranks (broadcast with experts to [X, ...]) have enough replicas."""
         rows = np.arange(len(self.slots)).reshape(-1, *(1,) * (max(expert.ndim, rank.ndim) - 1))
         full: npt.NDArray[np.bool_] = self.held[rows, expert, rank] >= self.limit
+        return full
+
+    def has_no_room(self, expert: Rows, rank: Rows) -> npt.NDArray[np.bool_]:
+        """Whether ranks may not take a replica more: they are full, or their node has none."""
+        full = self.is_full(expert, rank)
         if self.num_nodes > 1:
+            rows = np.arange(len(self.slots)).reshape(-1, *(1,) * (full.ndim - 1))
             full |= ~self.on_node[rows, expert, self.node[rank]]
         return full
 
@@ -120,6 +123,6 @@ def copies_by_rank(slots: Slots, num_experts: int) -> npt.NDArray[np.int16]:
     """[X, num_experts, R] from [X, R, S]."""
     num_rows, num_ranks, _ = slots.shape
     row, rank = np.arange(num_rows)[:, None, None], np.arange(num_ranks)[None, :, None]
-    cell = (row * num_experts + slots) * num_ranks + rank
-    held = np.bincount(cell.reshape(-1), minlength=num_rows * num_experts * num_ranks)
-    return held.reshape(num_rows, num_experts, num_ranks).astype(np.int16)
+    held = np.zeros((num_rows, num_experts, num_ranks), dtype=np.int16)
+    np.add.at(held, (row, slots, rank), 1)
+    return held

@@ -5,7 +5,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Slots
-from ep.eplb.rank_books import copies_by_rank
 from ep.placement import EMPTY
 
 
@@ -37,10 +36,9 @@ def keep_ranks(old: Slots, new: Slots, num_nodes: int = 1) -> Slots:
 def _renamed(old: Slots, new: Slots, may: npt.NDArray[np.bool_]) -> Slots:
     """`new` [L, N, S] in another order of N; `may[i, j]`: whether the i-th may become the j-th."""
     num_layers, num_names, _ = new.shape
-    before, after = _held(old, new)
-    common = np.matmul(
-        after.transpose(0, 2, 1).astype(np.float32), before.astype(np.float32)
-    )  # [L, new, old]
+    before, _ = _held(old, new)
+    # [L, new, old] experts in common.
+    common = before[np.arange(num_layers)[:, None, None], new].sum(axis=2, dtype=np.int16)
     common[:, ~may] = -1
     named = np.empty_like(new)
     rows = np.arange(num_layers)
@@ -53,10 +51,13 @@ def _renamed(old: Slots, new: Slots, may: npt.NDArray[np.bool_]) -> Slots:
     return named
 
 
-def _held(old: Slots, new: Slots) -> tuple[np.ndarray, np.ndarray]:
-    """[L, E, R] bool, of both."""
+def _held(old: Slots, new: Slots) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """[L, E + 1, R], of both; the last one is EMPTY, which nobody holds."""
     num_experts = int(max(old.max(initial=0), new.max(initial=0))) + 1
-    return tuple(
-        copies_by_rank(np.where(slots == EMPTY, num_experts, slots), num_experts + 1)[:, :-1] > 0
-        for slots in (old, new)
-    )  # type: ignore[return-value]
+    num_layers, num_ranks, _ = old.shape
+    layer, rank = np.arange(num_layers)[:, None, None], np.arange(num_ranks)[None, :, None]
+    held = np.zeros((2, num_layers, num_experts + 1, num_ranks), dtype=np.bool_)
+    for each, slots in zip(held, (old, new), strict=True):
+        each[layer, slots, rank] = True
+        each[:, EMPTY] = False
+    return held[0], held[1]

@@ -1,5 +1,5 @@
 """The heaviest rank gives an expert and takes a lighter one: the trade after which the heavier of
-the two ranks is lightest."""
+the two ranks is lightest. Both are on the same node, so that experts stay on theirs."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ MIN_PARTNERS = 4
 NUM_PAIRS = 1200
 # A rank that trades besides the heaviest has at least so many pairs of slots to choose from.
 FEWEST_PAIRS = 200
+# Fewer such ranks are not worth looking for partners.
+FEWEST_HEAVY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def further_trades(books: RankBooks, first: Trade) -> Trade | None:
     num_nodes, node_ranks = books.num_nodes, num_ranks // books.num_nodes
     num_partners = -(-FEWEST_PAIRS // num_slots**2)
     num_heavy = node_ranks // (1 + num_partners)
-    if num_nodes * num_heavy < 2:
+    if num_nodes * num_heavy < FEWEST_HEAVY:
         return None
     by_node = books.total.reshape(num_rows, num_nodes, node_ranks)
     order = np.argsort(-by_node, axis=2, kind="stable")
@@ -104,9 +106,9 @@ def _best_trades(books: RankBooks, heavy: Rows, partners: Rows, busy: Rows | Non
     given = (
         books.slot_share[rows[..., 0], heavy][..., None] - (weight[..., None] - middle)[:, :, None]
     )
-    given[books.has_no_room(mine[..., None], partners[:, :, None])] = np.inf
+    given[books.is_full(mine[..., None], partners[:, :, None])] = np.inf
     taken = books.slot_share[rows, partners]
-    taken[books.has_no_room(theirs, heavy[..., None, None]) | no_partner[..., None]] = -np.inf
+    taken[books.is_full(theirs, heavy[..., None, None]) | no_partner[..., None]] = -np.inf
     left = given[..., None] - taken[:, :, None]
     np.abs(left, out=left)
     left += middle[:, :, None, :, None]
