@@ -114,6 +114,7 @@ class Leg:
         self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
         self._num_calls = 0
         self._search = Search(cluster.bounds)
+        self._is_searching = True  # something is to be forgotten with the next token
 
     async def batches(self) -> AsyncGenerator[TokenBatch]:
         """All tokens of the choice, over however many pairs it takes.
@@ -195,6 +196,7 @@ class Leg:
             else:
                 self.queue_seconds += pair.queue_seconds
                 return pair
+            self._is_searching = True
             seconds = self._search.note_no_pair(
                 error,
                 self._cluster.clock.now(),
@@ -235,12 +237,15 @@ class Leg:
             self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
         if token_ids:
             self.output_token_ids += token_ids
-            self._search = Search(self._cluster.bounds, has_begun=True)
+            if self._is_searching:
+                self._is_searching = False
+                self._search = Search(self._cluster.bounds, has_begun=True)
         return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
         """Remembers whom to leave out; raises `error` when it is time to give up."""
         blamed_epoch = error.failed_epoch or pair.decode.epoch
+        self._is_searching = True
         self._search.note_failure(error, blamed_epoch, self._cluster.clock.now())
         self.num_moves += 1
         self._cluster.metrics.count_move(error.status.code)

@@ -1,11 +1,12 @@
 """From validated bodies to responses: prompts tokenized, bounds checked, a run made."""
 
 import math
-import secrets
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 from fastapi import Request, Response
 
 from core import tracing
@@ -206,7 +207,9 @@ class Frontend:
         if not body.echo:
             return prompt
         text = text_or_ids if isinstance(text_or_ids, str) else None
-        return replace(prompt, echo=PromptEcho(self.model.tokenizer, token_ids, text))
+        return msgspec.structs.replace(
+            prompt, echo=PromptEcho(self.model.tokenizer, token_ids, text)
+        )
 
     async def _token_ids(self, text_or_ids: str | list[int]) -> list[int]:
         if isinstance(text_or_ids, str):
@@ -236,13 +239,14 @@ class Frontend:
                 f"at most {self.settings.max_choices} choices in a request, over all prompts",
                 param=_blamed_for_choices(body),
             )
-        if any(sampling.min_tokens > prompt.max_tokens for prompt in prompts):
+        min_tokens = sampling.min_tokens
+        if min_tokens and any(min_tokens > prompt.max_tokens for prompt in prompts):
             raise InvalidRequest(
                 "min_tokens is more than the tokens that may be generated", param="min_tokens"
             )
         prefix = "cmpl" if chat is None else "chatcmpl"
         return Job(
-            id=f"{prefix}-{secrets.token_hex(12)}",
+            id=f"{prefix}-{os.urandom(12).hex()}",
             endpoint="completions" if chat is None else "chat",
             created=int(time.time()),
             prompts=tuple(prompts),

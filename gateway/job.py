@@ -1,7 +1,8 @@
 """A validated request: what is to be generated, for how long, and how it is to be told."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from core.errors import ContextLengthExceeded, InvalidRequest
 from gateway.prompt_echo import PromptEcho
@@ -9,8 +10,7 @@ from gateway.think_marks import ThinkMarks
 from proto.generate_pb2 import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids and how many tokens may come behind them; `echo` where they are to be told."""
 
     token_ids: list[int]
@@ -18,8 +18,7 @@ class Prompt:
     echo: PromptEcho | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatForm:
+class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
     """How the output of a chat is taken apart.
 
     `marks` None: thoughts are not looked for. `is_thinking`: the prompt has opened them.
@@ -33,8 +32,7 @@ class ChatForm:
     at_most_one_call: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """All choices of one request: choice i is sample i % n of prompt i // n.
 
     `created` is in unix seconds; `arrived_at` and `deadline` are on the gateway's clock. Of the

@@ -1,7 +1,7 @@
 """ASGI middleware around everything: request id, access log, and the last word on exceptions."""
 
+import os
 import re
-import secrets
 import time
 from collections.abc import Awaitable
 
@@ -97,4 +97,4 @@ def _request_id(scope: Scope) -> str:
             text: str = value.decode("latin-1")
             if SAFE_REQUEST_ID.fullmatch(text):
                 return text
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{os.urandom(12).hex()}"

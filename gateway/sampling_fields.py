@@ -1,6 +1,6 @@
 """The fields that chat and text completions share, and what they mean for a worker."""
 
-import secrets
+import os
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -92,7 +92,7 @@ class SamplingFields(ConstraintFields):
     ) -> SamplingParams:
         """Everything but max_tokens, which depends on the prompt. The seed is that of the
         first choice, drawn at random when the client names none."""
-        seed = secrets.randbits(63) if self.seed is None else self.seed % UINT64
+        seed = _random_seed() if self.seed is None else self.seed % UINT64
         top_k = defaults.top_k if self.top_k is None else self.top_k
         return SamplingParams(
             temperature=defaults.temperature if self.temperature is None else self.temperature,
@@ -115,21 +115,28 @@ class SamplingFields(ConstraintFields):
 
     def _biases(self) -> dict[int, float]:
         """In the order of the ids, so that equal requests are equal to the byte."""
-        biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
+        if not self.logit_bias:
+            return {}
+        biases = {int(token_id): bias for token_id, bias in self.logit_bias.items()}
         return dict(sorted(biases.items()))
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raises InvalidRequest for tokens that the model does not have."""
-        if any(token_id >= vocab_size for token_id in self.stop_token_ids or ()):
+        if self.stop_token_ids and max(self.stop_token_ids) >= vocab_size:
             raise InvalidRequest(
                 f"stop_token_ids must be below the vocabulary's size, {vocab_size}",
                 param="stop_token_ids",
             )
-        if any(token_id >= vocab_size for token_id in self._biases()):
+        if self.logit_bias and max(self._biases()) >= vocab_size:
             raise InvalidRequest(
                 f"logit_bias: token ids must be below the vocabulary's size, {vocab_size}",
                 param="logit_bias",
             )
+
+
+def _random_seed() -> int:
+    """63 bits."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def is_text(text: str) -> bool:

@@ -58,6 +58,7 @@ PING_AFTER_TICKS = round(KEEPALIVE_MILLISECONDS / 1000 / TICK_SECONDS)
 GONE_AFTER_TICKS = PING_AFTER_TICKS + round(KEEPALIVE_TIMEOUT_MILLISECONDS / 1000 / TICK_SECONDS)
 PING = b"epserve."
 
+_ENDS = (StreamEnded, StreamReset)
 _PREFIX = struct.Struct(">BI")  # of a message: compressed or not, bytes
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # What an HTTP/2 error means to a call (gRPC's PROTOCOL-HTTP2); of all others INTERNAL.
@@ -200,7 +201,7 @@ class GrpcStream(asyncio.Protocol):
             events = self._http.receive_data(data)
             # The library has seen all of them already: of a stream that ends behind what is
             # looked at now, it takes nothing more.
-            self._is_ending = any(isinstance(one, StreamEnded | StreamReset) for one in events)
+            self._is_ending = any(isinstance(one, _ENDS) for one in events)
             for event in events:
                 if self._is_over:
                     return

@@ -228,8 +228,10 @@ class _Session:
     def _take_cancelled(self) -> set[int]:
         """Calls that the server is to end. Those that it has never heard of are dropped here: a
         later frame would open what an earlier one has cancelled."""
+        if not self._cancelled:
+            return set()
         cancelled, self._cancelled = set(self._cancelled), []
-        if cancelled and self._opening:
+        if self._opening:
             waiting = self._opening
             self._opening = deque(opened for opened in waiting if opened.call not in cancelled)
             cancelled.difference_update(opened.call for opened in waiting)
