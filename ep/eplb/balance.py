@@ -26,6 +26,7 @@ Floats = npt.NDArray[np.floating[Any]]
 TOO_MANY = 1e30
 MAX_STEPS = 48
 EVEN = 0.9998
+FEW = 1 / 30
 
 
 def balance(
@@ -97,7 +98,7 @@ def _fill(load: Load, num_ranks: int, slots_per_rank: int, enough: Load) -> Slot
     names, share = _replicate(load, num_ranks * slots_per_rank, num_ranks * limit)
     slots = _pack(names, share, num_ranks, limit)
     best = balancedness(slots, load)
-    rules = Rules(limit=limit, num_steps=MAX_STEPS, even=enough * EVEN, frugal=False)
+    rules = Rules(limit=limit, num_steps=MAX_STEPS, even=enough * EVEN, frugal=False, few=FEW)
     for stage in descend(slots, load, rules):
         better = stage.balancedness > best[stage.rows]
         rows = stage.rows[better]

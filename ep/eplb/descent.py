@@ -25,8 +25,6 @@ MIN_GAIN = 1e-6
 FREE = 0.25
 # A layer that was no better by so much in so many steps is done.
 LEAST, PATIENCE = 0.001, 6
-# So small a part of the layers is not waited for.
-FEW = 1 / 15
 # Layers that are done are dropped once so many are: it copies all books.
 KEPT = 0.75
 
@@ -55,6 +53,7 @@ class Rules:
     num_steps  at most
     even       a layer with this balancedness is done; one number for all, or one for each
     frugal     whether moves count
+    few        a part of the layers so small is not waited for
     num_nodes  experts stay on the nodes that have them
     """
 
@@ -62,6 +61,7 @@ class Rules:
     num_steps: int
     even: float | Load
     frugal: bool = True
+    few: float = 0.0
     num_nodes: int = 1
 
 
@@ -76,7 +76,7 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
     goes_on = best < even
     for step in range(1, rules.num_steps + 1):
         num_left = goes_on.sum()
-        if num_left <= len(slots) * FEW:
+        if num_left <= len(slots) * rules.few:
             return
         if num_left <= len(rows) * KEPT:
             books.keep(goes_on)

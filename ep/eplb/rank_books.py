@@ -75,7 +75,8 @@ class RankBooks:
         node_ranks = self.total.shape[1] // self.num_nodes
         first = self.heaviest[:, None] // node_ranks * node_ranks
         total = pick(self.total, first + np.arange(node_ranks))
-        return np.argsort(total, axis=1, kind="stable")[:, :count] + first
+        lightest: Rows = first + np.argsort(total, axis=1, kind="stable")[:, :count]
+        return lightest
 
     def is_full(self, expert: Rows, rank: Rows) -> npt.NDArray[np.bool_]:
         """Whether ranks (broadcast with experts to [X, ...]) have enough replicas."""

@@ -25,6 +25,7 @@ REFILL = 0.98
 # Nobody waits for the last part of a layer this even.
 EVEN = 0.998
 STEPS_PER_RANK = 4
+FEW = 1 / 8
 # A choice this near to the best, as a part of it, is good enough.
 NEAR = 0.002
 
@@ -109,6 +110,7 @@ def _candidates(slots: Slots, load: Load, num_nodes: int, num_groups: int) -> Ca
         limit=-(-slots_per_rank // load.shape[1]),
         num_steps=STEPS_PER_RANK * num_ranks,
         even=_even_enough(slots, load, num_nodes, num_groups),
+        few=FEW,
         num_nodes=num_nodes,
     )
     stages += descend(slots, spread_out(load), rules)
