@@ -186,8 +186,7 @@ class Sender:
         for piece in self._pieces():
             end = -(-(piece.start + len(piece.token_ids)) // PAGE_TOKENS)
             push = pusher.begin_step([PageRange(attempt_id, piece.start // PAGE_TOKENS, end)])
-            self._runner.step([piece], (len(piece.token_ids),), push.on_layer)
-            push.finish()
+            self._runner.step([piece], (len(piece.token_ids),), push.on_layer, push.finish)
         first_token = time.perf_counter() - began
 
         def has_landed() -> bool:

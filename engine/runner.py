@@ -100,14 +100,18 @@ class Runner:
         pieces: Sequence[Piece],
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[TokenOut | None]:
         """One forward pass of this rank; one result a piece, None where none was wanted.
 
         `tokens_per_rank` are the token counts of all ranks of the EP group in this step; a
-        rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`.
+        rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`; `meanwhile` is
+        called once all is enqueued, in front of waiting for the device.
         """
-        logits = self._run(pieces, tokens_per_rank, on_layer)
-        tokens = iter(_draw(logits, pieces).tokens())
+        drawn = _draw(self._run(pieces, tokens_per_rank, on_layer), pieces)
+        if meanwhile is not None:
+            meanwhile()
+        tokens = iter(drawn.tokens())
         return [None if piece.sample is None else next(tokens) for piece in pieces]
 
     def begin(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> PendingStep:

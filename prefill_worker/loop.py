@@ -247,7 +247,8 @@ class PrefillLoop:
         began = self._clock.now()
         push = self._pusher.begin_step([self._page_range(chunk) for chunk in chunks])
         pieces = [self._piece(chunk) for chunk in chunks]
-        tokens = self._runner.step(pieces, tokens_per_rank, push.on_layer)
+        # A GPU computes layers long after they are enqueued: they leave while it does.
+        tokens = self._runner.step(pieces, tokens_per_rank, push.on_layer, push.finish)
         for event, at in push.finish():
             self._perform(self._state.step(event, at))
         step_seconds = self._clock.now() - began

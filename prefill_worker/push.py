@@ -243,7 +243,7 @@ class StepPush:
         self._pusher.progress()
 
     def finish(self) -> list[tuple[PushBegan | PushFailed, float]]:
-        """Submits what is left; all events of the step."""
+        """Submits what is left; all events of the step. May be called again."""
         while self._line:
             event = self._line[0][0]
             if event is not None:
