@@ -13,6 +13,7 @@ on in one of them at each step, so that no two pieces share a place.
 """
 
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 import triton
@@ -253,17 +254,24 @@ def launch(
     rows = triton.next_power_of_2(num_rows)
     query = query.contiguous()
     operands = (query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse)
-    exact = padded_value + padded_rope == width
-    _attend[num_blocks, num_parts](
-        *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
-        min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
-        page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
-        padded_value=padded_value, padded_rope=padded_rope, exact=exact,
-        # Of float32 inputs only. Three times the registers are too many for wide latents.
-        precision="tf32x3" if padded_value <= 128 else "tf32",
-        # Three: page ids, latents and products, one iteration ahead each.
-        num_stages=num_stages, num_warps=8,
-    )  # fmt: skip
+    if tokens == 64 and has_hopper_kernel(query, cache, value_dim, num_lines):
+        from kernels import mla_decode_hopper_triton
+
+        mla_decode_hopper_triton.launch(
+            *operands, num_parts=num_parts, scale=scale * LOG2_E, rows=rows, min_tiles=min_tiles
+        )
+    else:
+        exact = padded_value + padded_rope == width
+        _attend[num_blocks, num_parts](
+            *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
+            min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
+            page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
+            padded_value=padded_value, padded_rope=padded_rope, exact=exact,
+            # Of float32 inputs only. Three times the registers are too many for wide latents.
+            precision="tf32x3" if padded_value <= 128 else "tf32",
+            # Three: page ids, latents and products, one iteration ahead each.
+            num_stages=num_stages, num_warps=8,
+        )  # fmt: skip
     # Rows of many pieces are few: a program has fewer lines of them.
     pieces = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
     joined_lines = JOINED // pieces
@@ -273,6 +281,18 @@ def launch(
         padded_value=padded_value, num_warps=4,
     )  # fmt: skip
     return out, out_lse
+
+
+def has_hopper_kernel(
+    query: torch.Tensor, cache: torch.Tensor, value_dim: int, num_lines: int
+) -> bool:
+    """Whether `kernels.mla_decode_hopper_triton` has a kernel for this. Tensors without memory are
+    compiled for Hopper."""
+    fits = cache.shape[1:] == (64, 576) and value_dim == 512 and num_lines % MAX_LINES == 0
+    if query.dtype != torch.bfloat16 or not fits or query.is_cpu:
+        return False
+    is_hopper = query.is_meta or torch.cuda.get_device_capability(query.device)[0] == 9
+    return is_hopper and find_spec("triton.experimental.gluon") is not None
 
 
 def programs(device: torch.device, padded_value: int) -> int:

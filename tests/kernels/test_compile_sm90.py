@@ -16,9 +16,6 @@ ROOT = Path(__file__).parents[2]
 # Near the limits of shared memory and registers, with instructions of one target.
 RISKY = "fp8_gemm dense m4096 n7168"
 
-# Several queries a row: their lines need more registers than there are. Bytes of stack.
-SPILLING = {"mla_decode b16 q4": 512}
-
 
 def run(cache: Path, *arguments: str) -> str:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
@@ -35,11 +32,7 @@ def run(cache: Path, *arguments: str) -> str:
 def check(cache: Path, *names: str) -> set[str]:
     """The kernels compiled."""
     kernels = [json.loads(line) for line in run(cache, "--json", *names).splitlines()]
-    too_large = [
-        each
-        for each in kernels
-        if not each["fits"] and each["stack_bytes"] > SPILLING.get(each["case"], 0)
-    ]
+    too_large = [each for each in kernels if not each["fits"]]
     assert not too_large, too_large
     return {each["kernel"] for each in kernels}
 
@@ -59,7 +52,7 @@ def test_all_kernels_fit(tmp_path: Path) -> None:
     launched = {
         name
         for source in sources
-        for name in re.findall(r"@triton\.jit\ndef (\w+)\(", source)
+        for name in re.findall(r"@(?:triton|gluon)\.jit(?:\(.*\))?\ndef (\w+)\(", source)
         if f"{name}[" in source
     }
     assert len(launched) > 20
