@@ -132,7 +132,7 @@ class RecordedPass:
         self._plan: AttentionPlan | None = None
         self._is_row = inputs[SLOTS] >= 0
         count = len(model.layers)
-        self._hidden: list[torch.Tensor] = []  # in front of layer l
+        self._hidden: list[torch.Tensor] = []  # the residual stream in front of layer l
         self._queries: list[torch.Tensor] = []
         self._steps: list[Step] = []
         for layer in range(count):
@@ -161,9 +161,10 @@ class RecordedPass:
             return hidden[:0]
         layer, query = model.layers[last], self._queries[last][:num_tokens]
         attended = layer.attention.attend(query, plan, self._kv_cache[last])[rows]
-        return layer.behind_attention(
+        update, hidden = layer.behind_attention(
             layer.attention.out.forward(attended), hidden[rows], (len(rows),)
         )
+        return hidden + update
 
     def _step(self, index: int) -> None:
         """From behind the attention of the layer before to in front of that of layer `index`."""
@@ -173,16 +174,17 @@ class RecordedPass:
             rotation = model.rotation_table.index_select(0, positions)
             self._plan = AttentionPlan(rotation=rotation, slots=slots)
             torch.ge(slots, 0, out=self._is_row)
-            hidden = model.embedding.index_select(0, self._inputs[TOKEN_IDS])
+            update, hidden = None, model.embedding.index_select(0, self._inputs[TOKEN_IDS])
         else:
             before = model.layers[index - 1]
             attended = before.attention.out.forward(self._values)
-            hidden = before.behind_attention(
+            update, hidden = before.behind_attention(
                 attended, self._hidden[index - 1], (len(self._values),), self._is_row
             )
         assert self._plan is not None
-        self._hidden[index] = hidden
-        self._queries[index] = model.layers[index].begin(hidden, self._plan, self._kv_cache[index])
+        self._queries[index], self._hidden[index] = model.layers[index].begin(
+            update, hidden, self._plan, self._kv_cache[index]
+        )
 
 
 def can_record(model: DeepseekV3) -> bool:

@@ -51,7 +51,9 @@ class LocalAlignedDispatcher:
             handle=LocalAlignedHandle(row_of=rows.row_of, weights=topk_weights),
         )
 
-    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
-        """[M, H] -> [T, H] in the dtype of `expert_out`."""
+    def combine_aligned(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[M, H] -> [T, H] in the dtype of `expert_out`, added to `base`."""
         assert isinstance(handle, LocalAlignedHandle), type(handle)
-        return combine(expert_out, handle.row_of, handle.weights)
+        return combine(expert_out, handle.row_of, handle.weights, base=base)

@@ -160,10 +160,11 @@ class DeepseekV3:
         plan = None
         if batch.token_ids.numel():
             plan = AttentionPlan.build(batch, self.config, self.rotation_table, kv_cache)
-        hidden = self.embedding[batch.token_ids]
+        update, hidden = None, self.embedding[batch.token_ids]
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, kv_cache.unbind(0), strict=True)):
-            hidden = layer.forward(
+            update, hidden = layer.forward(
+                update,
                 hidden,
                 plan,
                 cache,
@@ -171,7 +172,7 @@ class DeepseekV3:
                 written=None if on_layer is None else partial(on_layer, index),
                 rows=rows if index == last else None,
             )
-        return hidden
+        return hidden if update is None else hidden + update
 
 
 def checked_experts(

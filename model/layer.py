@@ -13,6 +13,7 @@ from model.config import ModelConfig
 from model.decode_plan import DecodePlan
 from model.mlp import Mlp
 from model.moe import Moe
+from model.projection import Activations
 from model.weights import Weights
 
 
@@ -51,6 +52,7 @@ class Layer:
 
     def forward(
         self,
+        update: torch.Tensor | None,
         hidden: torch.Tensor,
         plan: AttentionPlan | None,
         cache: torch.Tensor,
@@ -58,29 +60,49 @@ class Layer:
         *,
         written: Callable[[], None] | None = None,
         rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """[T, H] -> [T, H], or [S, H] when only `rows` [S] int64 are wanted behind attention.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream is `hidden` [T, H] plus what the layer before adds to it, `update`
+        (None in front of the first): a norm adds up on its way. Returns the next two, [S, H] when
+        only `rows` [S] int64 are wanted behind attention.
 
         `plan` is None when T is 0. `written` is called as soon as the latents are in `cache`
         [pages, page_tokens, kv_dim] (on a GPU: as soon as the writes are enqueued).
         """
-        query = None if plan is None else self.begin(hidden, plan, cache)
+        query = None
+        if plan is not None:
+            query, hidden = self.begin(update, hidden, plan, cache)
         if written is not None:
             written()
         if rows is not None and not len(rows):
-            return hidden[:0]
+            return hidden[:0], hidden[:0]
         if query is None or plan is None:
-            return self.take_part(hidden, tokens_per_rank)
+            return self.take_part(hidden, tokens_per_rank), hidden
         attended = self.attention.out.forward(self.attention.attend(query, plan, cache))
         if rows is not None:
             attended, hidden = attended[rows], hidden[rows]
             tokens_per_rank = (len(rows),)
         return self.behind_attention(attended, hidden, tokens_per_rank)
 
-    def begin(self, hidden: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
-        """The query for `attention.attend` of [T, H]; its latents go into the cache."""
-        normed = self.attention.q_kv_a.normed(hidden, self.input_norm, self.eps)
-        return self.attention.write(normed, plan, cache)
+    def begin(
+        self,
+        update: torch.Tensor | None,
+        hidden: torch.Tensor,
+        plan: AttentionPlan,
+        cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The query for `attention.attend`, whose latents go into the cache, and the residual
+        stream [T, H]; arguments as for `forward`."""
+        normed, hidden = self.add_normed(update, hidden)
+        return self.attention.write(normed, plan, cache), hidden
+
+    def add_normed(
+        self, update: torch.Tensor | None, hidden: torch.Tensor
+    ) -> tuple[Activations, torch.Tensor]:
+        """What attention projects first, and the residual stream."""
+        projection = self.attention.q_kv_a
+        if update is None:
+            return projection.normed(hidden, self.input_norm, self.eps), hidden
+        return projection.add_normed(update, hidden, self.input_norm, self.eps)
 
     def behind_attention(
         self,
@@ -88,14 +110,15 @@ class Layer:
         hidden: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
         is_row: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """[T, H], from what attention adds to `hidden`; `is_row` as for `Moe.forward`."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward` returns it, from what attention adds to `hidden`; `is_row` as for
+        `Moe.forward`."""
         weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
             x, hidden = add_rms_norm(attended, hidden, weight, eps)
-            return hidden + self.mlp.forward(x, tokens_per_rank, is_row)
+            return self.mlp.forward(x, tokens_per_rank, is_row), hidden
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
-        return hidden + self.mlp.forward(normed)
+        return self.mlp.forward(normed), hidden
 
     def decode(
         self,
@@ -104,15 +127,10 @@ class Layer:
         plan: DecodePlan,
         cache: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream is `hidden` [B, H] plus what the layer before adds to it, `update`
-        (None in front of the first): a norm adds up on its way. Returns the next two."""
-        projection, eps = self.attention.q_kv_a, self.eps
-        if update is None:
-            normed = projection.normed(hidden, self.input_norm, eps)
-        else:
-            normed, hidden = projection.add_normed(update, hidden, self.input_norm, eps)
+        """As `forward`, for [B, H] of one new token a row."""
+        normed, hidden = self.add_normed(update, hidden)
         attended = self.attention.decode(normed, plan, cache)
-        weight = self.post_attention_norm
+        weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
             x, hidden = add_rms_norm(attended, hidden, weight, eps)
             return self.mlp.decode(x, plan.is_row), hidden

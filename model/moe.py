@@ -1,6 +1,6 @@
 """Mixture of experts: gate, dispatch to the ranks that hold them, combine, shared experts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,8 +118,9 @@ class Moe:
             routed = self._fused(x, physical, topk_weights)
             return routed + beside[0] if beside else routed
         if self.aligned is not None:
-            routed = self._aligned(x, physical, topk_weights, tokens_per_rank, compute_shared)
-            return routed + beside[0] if beside else routed
+            return self._aligned(
+                x, physical, topk_weights, tokens_per_rank, compute_shared, beside
+            )
         sent = self.dispatcher.dispatch(
             x, physical, topk_weights, tokens_per_rank, meanwhile=compute_shared
         )
@@ -181,8 +182,9 @@ class Moe:
         topk_weights: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
         meanwhile: Callable[[], None],
+        beside: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """[T, H] of the routed experts."""
+        """[T, H] of the routed experts and of what `meanwhile` leaves in `beside`."""
         assert self.aligned is not None
         sent = self.aligned.dispatch_aligned(
             x,
@@ -193,7 +195,12 @@ class Moe:
             self.experts.alignment,
             meanwhile,
         )
-        return self.aligned.combine_aligned(self.experts.forward_aligned(sent), sent.handle)
+        computed = self.experts.forward_aligned(sent)
+        if isinstance(self.aligned, LocalAlignedDispatcher):
+            base = beside[0] if beside else None
+            return self.aligned.combine_aligned(computed, sent.handle, base=base)
+        routed = self.aligned.combine_aligned(computed, sent.handle)
+        return routed + beside[0] if beside else routed
 
     def _route(
         self, x: torch.Tensor, is_row: torch.Tensor | None = None

@@ -93,6 +93,6 @@ class MtpLayer:
         token = rms_norm(self.embedding[batch.token_ids], self.enorm, eps)
         previous = rms_norm(hidden, self.hnorm, eps)
         mixed = self.eh_proj.forward(torch.cat((token, previous), dim=-1))
-        mixed = self.layer.forward(mixed, plan, kv_cache, batch.tokens_per_rank)
-        out = rms_norm(mixed, self.final_norm, eps)
+        update, mixed = self.layer.forward(None, mixed, plan, kv_cache, batch.tokens_per_rank)
+        out = rms_norm(mixed + update, self.final_norm, eps)
         return self.head.forward_wide(out[batch.logit_rows]), out
