@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.floating[Any]]
 TOO_MANY = 1e30
 MAX_STEPS = 48
 EVEN = 0.9998
-FEW = 1 / 30
+FEW = 1 / 30  # so small a part of the problems is not waited for
 
 
 def balance(

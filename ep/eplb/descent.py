@@ -1,9 +1,10 @@
 """Makes the heaviest rank lighter, step by step, in many independent layers at once.
 
 A step is a trade of two experts or one more replica in place of another; of the two the one that
-gains more for each expert that travels. Where neither makes the heaviest rank lighter, the heaviest
-expert gets a replica in place of the one that can best be spared, from where trades may lead
-further down; where that is no gain either, the layer is done.
+gains more for each expert that travels. Beside a trade, other ranks trade that are nearly as heavy.
+Where neither makes the heaviest rank lighter, the heaviest expert gets a replica in place of the
+one that can best be spared, from where trades may lead further down; where that is no gain either,
+the layer is done.
 """
 
 from collections.abc import Iterator

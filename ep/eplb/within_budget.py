@@ -25,7 +25,7 @@ REFILL = 0.98
 # Nobody waits for the last part of a layer this even.
 EVEN = 0.998
 STEPS_PER_RANK = 4
-FEW = 1 / 8
+FEW = 1 / 8  # so small a part of the layers is not waited for
 # A choice this near to the best, as a part of it, is good enough.
 NEAR = 0.002
 
