@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.fp8_gemm_blocks import (
     ALIGNED,
     CONTIGUOUS,
@@ -148,8 +149,9 @@ def _fp8_gemm(
     num_blocks_m,
     layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     halves: tl.constexpr, swapped: tl.constexpr, row_blocks: tl.constexpr,
-    described: tl.constexpr, pinned: tl.constexpr,
+    described: tl.constexpr, pinned: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     num_blocks_n = tl.cdiv(n, halves * block_n)
     batch = tl.program_id(1)  # 0 unless masked
     split = tl.program_id(2)
@@ -195,7 +197,10 @@ def _fp8_gemm(
 
 
 @triton.jit
-def _join(part, out, num, splits: tl.constexpr, block: tl.constexpr):
+def _join(
+    part, out, num, splits: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr
+):  # fmt: skip
+    follow(dependent)
     place = tl.program_id(0) * block + tl.arange(0, block)
     total = tl.zeros([block], tl.float32)
     for split in tl.static_range(splits):
@@ -298,7 +303,7 @@ def _run(
     part = out
     if splits > 1:
         part = out.new_empty(splits, num_rows, n, dtype=torch.float32)
-    described = has_descriptors(x, weight)
+    described, is_dependent = has_descriptors(x, weight), dependent(x)
     if described:
         x = TensorDescriptor.from_tensor(x.view(-1, k), [blocks.block_m, BLOCK_K])
         weight = TensorDescriptor.from_tensor(weight.view(-1, k), [blocks.block_n, BLOCK_K])
@@ -316,11 +321,15 @@ def _run(
         layout=layout, block_m=blocks.block_m, block_n=blocks.block_n, block_k=BLOCK_K,
         halves=blocks.halves, swapped=blocks.swapped, row_blocks=ROW_BLOCKS,
         described=described, pinned=not triton.knobs.runtime.interpret,
+        dependent=is_dependent, launch_pdl=is_dependent,
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
     if splits > 1:
         num = out.numel()
-        _join[(triton.cdiv(num, JOINED),)](part, out, num, splits=splits, block=JOINED, num_warps=4)
+        _join[(triton.cdiv(num, JOINED),)](
+            part, out, num, splits=splits, block=JOINED, dependent=is_dependent, num_warps=4,
+            launch_pdl=is_dependent,
+        )  # fmt: skip
 
 
 def _programs_at_once(device: torch.device, blocks: Fp8Blocks) -> int:
