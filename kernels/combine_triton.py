@@ -38,7 +38,7 @@ def launch(
     base: torch.Tensor | None,
     *,
     block: int = BLOCK,
-    num_warps: int = 4,
+    num_warps: int = 2,
 ) -> torch.Tensor:
     num_choices, num_tokens = row_of.shape
     width = rows.shape[1]

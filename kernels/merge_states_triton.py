@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-ROWS = 8
+ROWS = 16
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def launch(
     lse_b: torch.Tensor,
     *,
     rows: int = ROWS,
-    num_warps: int = 4,
+    num_warps: int = 8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, lse_a, b, lse_b = (each.contiguous() for each in (a, lse_a, b, lse_b))
     num_rows, width = lse_a.numel(), a.shape[-1]

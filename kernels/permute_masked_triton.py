@@ -10,11 +10,12 @@ import triton.language as tl
 
 from kernels.permute_masked import MaskedRows, empty_masked
 from kernels.quantise import GROUP, LARGEST, SMALLEST
-from kernels.quantise_triton import GROUPS, quantise_group
+from kernels.quantise_triton import quantise_group
 
 CHUNK = 1024
 LARGE_CHUNK = 4096
-BLOCK_BYTES = 8192  # of a row, a program
+BLOCK_BYTES = 8192  # of a row, a program that does not quantise
+MAX_GROUPS = 64  # of a row, one that does
 MAX_FOUND = 2048  # choices, of which each program looks at all
 
 
@@ -150,8 +151,8 @@ def launch(
     scale: torch.Tensor | None,
     *,
     quantises: bool = False,
-    groups: int = GROUPS,
-    num_warps: int = 4,
+    groups: int = MAX_GROUPS,
+    num_warps: int = 0,
 ) -> MaskedRows:
     out = empty_masked(hidden, topk_idx, num_experts, capacity, scale, quantises=quantises)
     num_tokens, num_choices = topk_idx.shape
@@ -167,12 +168,14 @@ def launch(
         )  # fmt: skip
     width, rows = hidden.shape[1], out.rows
     block = min(BLOCK_BYTES // hidden.element_size(), triton.next_power_of_2(width))
-    if quantises:
+    if quantises:  # a row's places are looked for once, if the row is not cut
+        groups = min(groups, triton.next_power_of_2(width // GROUP))
         block = groups * GROUP
-    elif hidden.element_size() == 1:  # bytes are bytes, and what every Triton knows
-        hidden, rows = hidden.view(torch.uint8), rows.view(torch.uint8)
-    if not quantises:
+    else:
         groups = 1 if scale is None else triton.next_power_of_2(scale.shape[1])
+        if hidden.element_size() == 1:  # bytes are bytes, and what every Triton knows
+            hidden, rows = hidden.view(torch.uint8), rows.view(torch.uint8)
+    num_warps = num_warps or (8 if quantises and groups > MAX_GROUPS // 2 else 4)
     _copy[num_tokens + (num_experts if finds else 0), triton.cdiv(width, block)](
         hidden, scale, topk_idx, rows, out.scales, out.row_of, out.counts, num_tokens, width,
         1 if scale is None else scale.shape[1], capacity, first, num_experts, hidden.stride(0),

@@ -9,21 +9,28 @@ from kernels.permute import Permuted, empty_permuted
 
 CHUNK = 1024
 LARGE_CHUNK = 4096
-BLOCK = 4096  # columns of a program
+PROGRAMS = 256  # that rank, at most, if there are fewer experts
+BLOCK = 2048  # columns of a program
 NAMED = 4096  # pairs of a row and an expert that a program looks at, to say whose the rows are
 
 
 @triton.jit
-def _rank(topk_idx, rank_of, counts, num_entries, chunk: tl.constexpr):
-    """rank_of[i]: which of its expert's choices entry i is."""
-    expert = tl.program_id(0)
-    seen = tl.zeros([1], tl.int32)
-    for first in range(0, num_entries, chunk):
+def _rank(topk_idx, rank_of, counts, num_entries, part_size, chunk: tl.constexpr):
+    """rank_of[i]: which of its expert's choices entry i is. A program a part of the entries: it
+    counts those in front of it."""
+    expert, begin = tl.program_id(0), tl.program_id(1) * part_size
+    before = tl.zeros([chunk], tl.int32)
+    for first in range(0, begin, chunk):
+        chosen = tl.load(topk_idx + first + tl.arange(0, chunk))
+        before += (chosen == expert).to(tl.int32)
+    seen = tl.sum(before, 0)
+    for first in range(begin, tl.minimum(begin + part_size, num_entries), chunk):
         entry = first + tl.arange(0, chunk)
         mine = tl.load(topk_idx + entry, mask=entry < num_entries, other=-1) == expert
         tl.store(rank_of + entry, seen + tl.cumsum(mine.to(tl.int32), 0) - 1, mask=mine)
         seen += tl.sum(mine.to(tl.int32), 0)
-    tl.store(counts + expert + tl.arange(0, 1), seen)
+    if begin + part_size >= num_entries:
+        tl.store(counts + expert, seen)
 
 
 @triton.jit
@@ -89,6 +96,7 @@ def rank_choices(
     counts: torch.Tensor | None = None,
     *,
     chunk: int = 0,
+    parts: int = 0,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """topk_idx [T, K] int64, contiguous -> which of its expert's choices each one is [T K] int32
@@ -96,11 +104,14 @@ def rank_choices(
     rank_of = torch.empty(topk_idx.numel(), dtype=torch.int32, device=topk_idx.device)
     if counts is None:
         counts = torch.empty(num_experts, dtype=torch.int32, device=topk_idx.device)
-    # Each program looks at all choices: fewer and longer looks, where there are many.
-    is_large = topk_idx.numel() > CHUNK
-    _rank[(num_experts,)](
-        topk_idx, rank_of, counts, topk_idx.numel(),
-        chunk=chunk or (LARGE_CHUNK if is_large else CHUNK),
+    num_entries = topk_idx.numel()
+    # Each program looks at all choices up to its own: fewer and longer looks, where there are many.
+    is_large = num_entries > CHUNK
+    chunk = chunk or (LARGE_CHUNK if is_large else CHUNK)
+    parts = min(parts or max(1, PROGRAMS // num_experts), triton.cdiv(num_entries, chunk))
+    part_size = triton.cdiv(triton.cdiv(num_entries, max(1, parts)), chunk) * chunk
+    _rank[num_experts, max(1, triton.cdiv(num_entries, max(1, part_size)))](
+        topk_idx, rank_of, counts, num_entries, part_size, chunk=chunk,
         num_warps=num_warps or (8 if is_large else 4),
     )  # fmt: skip
     return rank_of, counts

@@ -1,4 +1,4 @@
-"""Triton path of `kernels.quantise`: a program a row and block of groups."""
+"""Triton path of `kernels.quantise`: a program a block of groups of one row or a few."""
 
 import torch
 import triton
@@ -7,6 +7,9 @@ import triton.language as tl
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 
 GROUPS = 8  # 1,024 values a program: two 16-byte loads for each of 128 threads
+FEW_ROWS = (16, 1)  # groups and rows of a program
+# The scales of its rows lie side by side.
+MANY_ROWS = (2, 8)
 MASKED_PROGRAMS = 512  # of one expert and block of groups at most: they share its rows
 FEW_PROGRAMS = 8
 
@@ -77,11 +80,14 @@ def launch(
     counts: torch.Tensor | None,
     *,
     squeeze: bool,
-    groups: int = GROUPS,
-    rows: int = 1,
+    groups: int = 0,
+    rows: int = 0,
     num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [E, C, K], E = 1 to be squeezed away when there are no counts."""
+    """x [E, C, K], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to measure
+    them: of a program."""
+    usual = MANY_ROWS if counts is None and x.shape[1] >= MANY_ROWS[1] else FEW_ROWS
+    groups, rows = groups or usual[0], rows or usual[1]
     out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), empty_scales(x)
     run(
         x, counts, out, scale, gated=False, groups=groups, rows=rows, num_warps=num_warps

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 HEADS = 32
-NUM_WARPS = 4
+NUM_WARPS = 2
 
 
 @triton.jit

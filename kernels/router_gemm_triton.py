@@ -10,7 +10,10 @@ import triton.language as tl
 
 MAX_BLOCKS = 4096  # of outputs; each has a counter
 FEW_ROWS = 4
-COLUMNS = 2  # of a program for few rows: 128 programs for 256 experts
+# Of a program for few rows. 128 programs for 256 experts are a little faster than 256 of more
+# warps, until the rows are in each other's way.
+ONE_OR_TWO_ROWS = (2, 8)  # experts, warps
+MORE_ROWS = (1, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,8 @@ def launch(
     weight: torch.Tensor,
     *,
     few_rows: int = FEW_ROWS,
-    columns: int = COLUMNS,
-    num_warps: int = 8,
+    columns: int = 0,
+    num_warps: int = 0,
     shape: Shape | None = None,
 ) -> torch.Tensor:
     """Up to `few_rows` tokens are too few for the matrix instruction. `shape`: another one than
@@ -110,6 +113,8 @@ def launch(
     if not num_rows:
         return out
     if num_rows <= few_rows:
+        usual = ONE_OR_TWO_ROWS if num_rows <= 2 else MORE_ROWS
+        columns, num_warps = columns or usual[0], num_warps or usual[1]
         _router_gemv[(triton.cdiv(n, columns),)](
             hidden.contiguous(), weight.contiguous(), out, n, k, num_rows=num_rows,
             columns=columns, padded=triton.next_power_of_2(k), num_warps=num_warps,

@@ -8,11 +8,13 @@ from kernels.quantise_triton import GROUPS, row_programs, run, silu
 from kernels.silu_mul import empty_outputs
 
 BLOCK = 1024
+# Rows from which on programs that quantise have these numbers of groups and rows.
+SOME_ROWS, SHAPE_OF_SOME = 64, (4, 4)
+MANY_ROWS, SHAPE_OF_MANY = 8192, (16, 1)
 
 
 @triton.jit
-def silu_mul_row(x, out, row, columns, width):
-    inside = columns < width
+def silu_mul_rows(x, out, row, columns, inside, width):
     gate = tl.load(x + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + (row * 2 + 1) * width + columns, mask=inside, other=0.0)
     # Rounded between the two, as the reference does it.
@@ -21,10 +23,10 @@ def silu_mul_row(x, out, row, columns, width):
 
 
 @triton.jit
-def _silu_mul(x, out, width, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * block + tl.arange(0, block)
-    silu_mul_row(x, out, row, columns, width)
+def _silu_mul(x, out, num_rows, width, rows: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
+    columns = tl.program_id(1) * block + tl.arange(0, block)[None, :]
+    silu_mul_rows(x, out, row, columns, (row < num_rows) & (columns < width), width)
 
 
 @triton.jit
@@ -32,22 +34,22 @@ def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
     expert = tl.program_id(2).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
-        silu_mul_row(x, out, expert * capacity + place, columns, width)
+        silu_mul_rows(x, out, expert * capacity + place, columns, columns < width, width)
 
 
-def launch(x: torch.Tensor, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
+def launch(
+    x: torch.Tensor, *, rows: int = 1, block: int = BLOCK, num_warps: int = 4
+) -> torch.Tensor:
     """x [T, 2 I] contiguous."""
     num_rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_rows, width)
     if out.numel():
-        grid = (num_rows, triton.cdiv(width, block))
-        _silu_mul[grid](x, out, width, block=block, num_warps=num_warps)
+        grid = (triton.cdiv(num_rows, rows), triton.cdiv(width, block))
+        _silu_mul[grid](x, out, num_rows, width, rows=rows, block=block, num_warps=num_warps)
     return out
 
 
-def launch_masked(
-    x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0
-) -> torch.Tensor:
+def launch_masked(x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0) -> torch.Tensor:
     """x [E, C, 2 I] contiguous."""
     num_experts, capacity, double_width = x.shape
     width = double_width // 2
@@ -64,12 +66,17 @@ def launch_quantise(
     counts: torch.Tensor | None,
     *,
     squeeze: bool,
-    groups: int = GROUPS,
-    rows: int = 1,
+    groups: int = 0,
+    rows: int = 0,
     num_warps: int = 4,
     expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts."""
+    """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to
+    measure them: of a program."""
+    usual = (GROUPS, 1)
+    if counts is None and x.shape[1] >= SOME_ROWS:
+        usual = SHAPE_OF_SOME if x.shape[1] < MANY_ROWS else SHAPE_OF_MANY
+    groups, rows = groups or usual[0], rows or usual[1]
     out, scale = empty_outputs(x)
     run(
         x, counts, out, scale, gated=True, groups=groups, rows=rows, num_warps=num_warps,
