@@ -69,6 +69,8 @@ def launch(
     assert weight.stride(2) == 1
     assert weight.stride(1) == latent_dim
     shape = shape or shape_for(num_tokens)
+    # NOTE: no dependent launch. FlashMLA's second kernel, which is in front of it, is one itself,
+    # and where there is nothing to join it does not wait for the first.
     _absorb_values[num_heads, triton.cdiv(num_tokens, shape.tokens)](
         latents, weight, out, scale, num_tokens, num_heads, weight.stride(0), scale.stride(1),
         latent_dim=latent_dim, group=GROUP, largest=LARGEST, smallest=SMALLEST,

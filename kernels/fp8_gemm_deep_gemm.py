@@ -7,6 +7,10 @@ transposes first.
 import deep_gemm
 import torch
 
+# Its kernels are launched while what is in front of them ends, and wait for that themselves.
+if hasattr(deep_gemm, "set_pdl"):
+    deep_gemm.set_pdl(True)
+
 
 def dense(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
