@@ -18,7 +18,8 @@ def look(
     padded_nope: tl.constexpr, padded_rope: tl.constexpr, padded_value: tl.constexpr,
     keys: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr, num_stages: tl.constexpr,
 ):  # fmt: skip
-    """Goes through keys first .. last, which must be whole steps unless `masked`."""
+    """Goes through keys first .. last, which must be whole steps unless `masked`. `peak` is the
+    largest product so far, without the scale."""
     nope, rope = tl.arange(0, padded_nope), tl.arange(0, padded_rope)
     column = tl.arange(0, padded_value)
     for start in tl.range(first, last, keys, num_stages=num_stages):
@@ -34,15 +35,16 @@ def look(
             line + nope_dim + column[None, :], mask=here & (column < value_dim)[None, :], other=0.0
         )
         scores = tl.dot(q, tl.trans(k), input_precision=precision)
-        scores = tl.dot(q_rope, tl.trans(k_rope), scores, input_precision=precision) * scale
+        scores = tl.dot(q_rope, tl.trans(k_rope), scores, input_precision=precision)
         if masked:
             seen = (start + index)[None, :] <= tl.minimum(query + shift, last - 1)[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
         # A line that sees nothing must not compute inf - inf.
         below = tl.where(higher == float("-inf"), 0.0, higher)
-        fading = tl.exp2(peak - below)
-        p = tl.exp2(scores - below[:, None])
+        # The scale comes with the difference, as one instruction.
+        fading = tl.exp2(peak * scale - below * scale)
+        p = tl.exp2(scores * scale - (below * scale)[:, None])
         weight = weight * fading + tl.sum(p, axis=1)
         total = tl.dot(p.to(v.dtype), v, total * fading[:, None], input_precision=precision)
         peak = higher
@@ -102,6 +104,7 @@ def _attend(
         padded_value, keys, True, precision, num_stages,
     )  # fmt: skip
 
+    peak *= scale
     inside = is_line[:, None] & (column < value_dim)[None, :]
     place = token * num_heads + head + line * num_heads
     out_place = out + place[:, None] * value_dim + column[None, :]
