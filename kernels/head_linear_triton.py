@@ -21,8 +21,13 @@ class Shape(NamedTuple):
 
 
 def shape_for(num_tokens: int, n: int) -> Shape:
-    tokens = min(64, max(16, triton.next_power_of_2(num_tokens)))
-    return Shape(tokens, 128 if n > 128 and tokens < 64 else 64, 4, 3)
+    """As measured on an H200 for the two products of DeepSeek-V3."""
+    tokens = min(128, max(16, triton.next_power_of_2(num_tokens)))
+    if tokens <= 32:
+        return Shape(tokens, 64, 4, 3)
+    if n > 128:
+        return Shape(tokens, 64, 4, 1)
+    return Shape(tokens, 128, 8, 3)
 
 
 @triton.jit
