@@ -53,7 +53,6 @@ class ReplySender:
         """Sends a comment, which clients skip, so that nobody takes silence for death; not
         while a write waits."""
         if not self._is_writing:
-            self._is_writing = True  # from now on, not from the task's first turn
             self._pinging = asyncio.create_task(self._write(PING, STREAM_HEADERS, more=True))
 
     async def close(self) -> None:
