@@ -5,8 +5,8 @@ and without recorded steps and with and without planning ahead; on several GPUs 
 ranks, by NCCL and by DeepEP. What comes out is held against a cluster in FP32 on the CPU, asked the
 same in the same run. Exit status 1 where a case loses more than it may, or does not run.
 
-DeepEP is asked in its normal mode, without recorded steps: its low-latency kernels do not know the
-256 values that a token of the demo model has.
+DeepEP's low-latency kernels do not know the 256 values that a token of the demo model has: in
+recorded steps over DeepEP they are filled up with zeros (`bench.wide_checkpoint`).
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from bench.local_cluster import ClusterError, local_cluster
 from bench.plain_checkpoint import write_plain
 from bench.rank_runs import say
 from bench.records import RESULTS, Record, Run, append
+from bench.wide_checkpoint import write_wide
 from demo_model.corpus import chatter_set, evaluation_set, long_set
 from demo_model.evaluate import Score, first_model, score, server_answerer
 from demo_model.settings import CHECKPOINT_PATH
@@ -43,16 +44,24 @@ LONG_TOKENS = 3600
 CORES_A_CLUSTER = 3
 AT_ONCE = 64  # requests
 
+# 256 values a token become 4,096.
+WIDER = 16
+
 SWITCHES = {True: ("graphs", "overlap"), False: ("no graphs", "no overlap")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A cluster; `options` are those of `ctl up`."""
+    """A cluster; `options` are those of `ctl up`, `is_wide` of a model filled up with zeros."""
 
     name: str
     weights: str
     options: tuple[str, ...]
+    is_wide: bool = False
+
+    @property
+    def model(self) -> str:
+        return f"{self.weights}, wide" if self.is_wide else self.weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +106,12 @@ def cases(formats: Sequence[str], device: str, num_gpus: int, *, deep_ep: bool) 
             weights=weights,
             options=(*two, *switched(True, True), *dispatcher("collective")),
         )
-        if deep_ep:
+        for graphs in (True, False) if deep_ep else ():
             yield Case(
-                name=f"{weights}, cuda, 2 ranks, deep_ep, no graphs, overlap",
+                name=f"{weights}, cuda, 2 ranks, deep_ep, {SWITCHES[graphs][0]}, overlap",
                 weights=weights,
-                options=(*two, *switched(False, True), *dispatcher("deep_ep")),
+                options=(*two, *switched(graphs, True), *dispatcher("deep_ep")),
+                is_wide=graphs,
             )
 
 
@@ -120,21 +130,37 @@ def dispatcher(name: str) -> tuple[str, ...]:
     )
 
 
-def write_folders(formats: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The demo model in each format. subprocess.CalledProcessError where quantizing fails."""
-    folders = {"fp8": CHECKPOINT_PATH}
-    if "bf16" in formats:
-        folders["bf16"] = write_plain(CHECKPOINT_PATH, folder / "bf16")
-    if "w4afp8" in formats:
-        folders["w4afp8"] = folder / "w4afp8"
-        command = [sys.executable, "-m", "ctl", "quantize", "--format", "w4afp8"]
-        command += ["--model", str(CHECKPOINT_PATH), "--output", str(folders["w4afp8"])]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def write_folders(models: Collection[str], folder: Path) -> dict[str, Path]:
+    """The demo model in each form that a case names. subprocess.CalledProcessError where
+    quantizing fails."""
+    folders = {}
+    for suffix in ("", ", wide"):
+        wanted = [weights for weights in FORMATS if weights + suffix in models]
+        if not wanted:
+            continue
+        shipped = CHECKPOINT_PATH
+        if suffix:
+            shipped = write_wide(CHECKPOINT_PATH, folder / f"fp8{suffix}", WIDER)
+        for weights in wanted:
+            path = folder / f"{weights}{suffix}"
+            if weights == "fp8":
+                path = shipped
+            elif weights == "bf16":
+                write_plain(shipped, path)
+            else:
+                quantize(shipped, path)
+            folders[weights + suffix] = path
     return folders
 
 
+def quantize(model: Path, output: Path) -> None:
+    command = [sys.executable, "-m", "ctl", "quantize", "--format", "w4afp8"]
+    command += ["--model", str(model), "--output", str(output)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def ask(case: Case, folders: Mapping[str, Path], arguments: argparse.Namespace) -> Asked:
-    options = ["--model", str(folders[case.weights]), "--kv-pages", str(arguments.kv_pages)]
+    options = ["--model", str(folders[case.model]), "--kv-pages", str(arguments.kv_pages)]
     conversations = [
         *evaluation_set(arguments.questions),
         *chatter_set(arguments.chatter),
@@ -215,7 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     )
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
-        folders = write_folders(arguments.weights, Path(name))
+        models = {case.model for case in (REFERENCE, *wanted)}
+        folders = write_folders(models, Path(name))
         reference, *found = ask_all([REFERENCE, *wanted], folders, arguments)
     if reference.score is None:
         return 1

@@ -6,13 +6,18 @@ import pytest
 import torch
 
 from bench import accuracy
-from bench.accuracy import Asked, Case, cases, is_enough, records
+from bench.accuracy import WIDER, Asked, Case, cases, is_enough, records
 from bench.plain_checkpoint import write_plain
 from bench.records import Run, read
+from bench.wide_checkpoint import write_wide
 from demo_model.evaluate import Score
 from demo_model.settings import CHECKPOINT_PATH
+from ep.deep_ep_limits import LOW_LATENCY_HIDDEN
+from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
+from model.deepseek import DeepseekV3
+from tests.model.driver import PagedRunner
 
 RUN = Run(date="", commit="", gpu="", bench="accuracy")
 
@@ -34,10 +39,12 @@ def test_several_gpus_bring_ranks_and_dispatchers() -> None:
     one, two = (list(cases(["bf16"], "cuda", count, deep_ep=True)) for count in (1, 2))
     assert [case.name for case in two[len(one) :]] == [
         "bf16, cuda, 2 ranks, collective, graphs, overlap",
+        "bf16, cuda, 2 ranks, deep_ep, graphs, overlap",
         "bf16, cuda, 2 ranks, deep_ep, no graphs, overlap",
     ]
+    assert [case.model for case in two[-2:]] == ["bf16, wide", "bf16"]
     assert "prefill.ep-dispatcher=deep_ep" in two[-1].options
-    assert len(list(cases(["bf16"], "cuda", 2, deep_ep=False))) == len(two) - 1
+    assert len(list(cases(["bf16"], "cuda", 2, deep_ep=False))) == len(two) - 2
 
 
 def test_a_case_may_lose_a_point_and_int4_two() -> None:
@@ -61,6 +68,22 @@ def test_a_plain_copy_has_the_same_weights(tmp_path: Path) -> None:
             wide = name.endswith("e_score_correction_bias")
             dtype = torch.float32 if wide else torch.bfloat16
             assert plain.raw(name).equal(shipped.read(name, dtype)), name
+
+
+def test_a_wide_copy_computes_the_same(tmp_path: Path) -> None:
+    hidden_size = ModelConfig.from_folder(CHECKPOINT_PATH).hidden_size
+    assert hidden_size * WIDER in LOW_LATENCY_HIDDEN
+    wide = write_wide(CHECKPOINT_PATH, tmp_path / "wide", 4)
+    assert ModelConfig.from_folder(wide).hidden_size == hidden_size * 4
+    prompt = {0: [7 * place % 700 for place in range(40)]}
+    logits = []
+    for folder in (CHECKPOINT_PATH, wide):
+        model = DeepseekV3.load(folder, device=torch.device("cpu"), dtype=torch.float32)
+        runner = PagedRunner(model, num_pages=8)
+        logits.append(runner.forward(prompt, AttentionForm.PLAIN, all_rows=True))
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="no power of two"):
+        write_wide(CHECKPOINT_PATH, tmp_path / "other", 9)
 
 
 @pytest.mark.slow
