@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
+
 BLOCK = 1024
 
 
@@ -11,7 +13,9 @@ BLOCK = 1024
 def _combine(
     rows, row_of, weights, base, out, num_tokens, width, scaling, weights_stride,
     num_choices: tl.constexpr, block: tl.constexpr, has_base: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
@@ -42,13 +46,13 @@ def launch(
 ) -> torch.Tensor:
     num_choices, num_tokens = row_of.shape
     width = rows.shape[1]
-    out = rows.new_empty(num_tokens, width)
+    out, is_dependent = rows.new_empty(num_tokens, width), dependent(rows)
     if out.numel():
         base = None if base is None else base.contiguous()
         weights = weights if weights.stride(1) == 1 else weights.contiguous()
         _combine[num_tokens, triton.cdiv(width, block)](
             rows.contiguous(), row_of.contiguous(), weights, base, out, num_tokens, width, scaling,
             weights.stride(0), num_choices=num_choices, block=block, has_base=base is not None,
-            num_warps=num_warps,
+            dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
         )  # fmt: skip
     return out

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
+
 
 @triton.jit
 def _gate(
@@ -18,7 +20,9 @@ def _gate(
     groups_per_token: tl.constexpr, experts_per_token: tl.constexpr, padded_choices: tl.constexpr,
     norm_topk: tl.constexpr, drops_groups: tl.constexpr, places: tl.constexpr,
     counted: tl.constexpr, padded: tl.constexpr, counting: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, padded_groups)
     member = tl.arange(0, padded_size)
@@ -118,6 +122,7 @@ def launch(
     topk_idx = torch.empty(shape, dtype=torch.int64, device=logits.device)
     topk_physical = topk_idx if physical is None else torch.empty_like(topk_idx)
     topk_weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    is_dependent = dependent(logits)
     if num_tokens:
         _gate[(num_tokens,)](
             logits.contiguous(), bias, physical, num_replicas, counts,
@@ -130,6 +135,6 @@ def launch(
             padded_choices=triton.next_power_of_2(experts_per_token), norm_topk=norm_topk,
             drops_groups=groups_per_token < num_groups, places=physical is not None,
             counted=counts is not None, padded=is_row is not None, counting=counting,
-            num_warps=1,
+            dependent=is_dependent, num_warps=1, launch_pdl=is_dependent,
         )  # fmt: skip
     return topk_idx, topk_physical, topk_weights

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.permute_masked import MaskedRows, empty_masked
 from kernels.quantise import GROUP, LARGEST, SMALLEST
 from kernels.quantise_triton import quantise_group
@@ -22,8 +23,9 @@ MAX_FOUND = 2048  # choices, of which each program looks at all
 @triton.jit
 def _place(
     topk_idx, row_of, counts, num_tokens, capacity, first, idx_stride,
-    num_choices: tl.constexpr, chunk: tl.constexpr,
+    num_choices: tl.constexpr, chunk: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     expert = tl.program_id(0)
     seen = tl.zeros([1], tl.int32)
     for begin in range(0, num_tokens * num_choices, chunk):
@@ -90,7 +92,9 @@ def _copy(
     num_choices: tl.constexpr, padded_choices: tl.constexpr, chunk: tl.constexpr,
     block: tl.constexpr, groups: tl.constexpr, group_size: tl.constexpr, finds: tl.constexpr,
     has_scale: tl.constexpr, quantises: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     token, part = tl.program_id(0), tl.program_id(1)
     if token >= num_tokens:
         if part == 0:
@@ -160,11 +164,12 @@ def launch(
         out.counts.zero_()
         return out
     chunk = min(CHUNK, triton.next_power_of_2(topk_idx.numel()))
-    finds = topk_idx.numel() <= MAX_FOUND
+    finds, is_dependent = topk_idx.numel() <= MAX_FOUND, dependent(hidden)
     if not finds:
         _place[(num_experts,)](
             topk_idx, out.row_of, out.counts, num_tokens, capacity, first, topk_idx.stride(0),
-            num_choices=num_choices, chunk=LARGE_CHUNK, num_warps=8,
+            num_choices=num_choices, chunk=LARGE_CHUNK, dependent=is_dependent, num_warps=8,
+            launch_pdl=is_dependent,
         )  # fmt: skip
     width, rows = hidden.shape[1], out.rows
     block = min(BLOCK_BYTES // hidden.element_size(), triton.next_power_of_2(width))
@@ -184,6 +189,7 @@ def launch(
         num_choices, num_choices=num_choices,
         padded_choices=triton.next_power_of_2(num_choices), chunk=chunk,
         block=block, groups=groups, group_size=GROUP, finds=finds, has_scale=scale is not None,
-        quantises=quantises, largest=LARGEST, smallest=SMALLEST, num_warps=num_warps,
+        quantises=quantises, largest=LARGEST, smallest=SMALLEST, dependent=is_dependent,
+        num_warps=num_warps, launch_pdl=is_dependent,
     )  # fmt: skip
     return out

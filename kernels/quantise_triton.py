@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 
 GROUPS = 8  # 1,024 values a program: two 16-byte loads for each of 128 threads
@@ -54,9 +55,10 @@ def _quantise_rows(
 def _quantise(
     x, out, scale, counts, capacity, width, scale_expert_stride, scale_group_stride,
     largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
-    rows: tl.constexpr, masked: tl.constexpr, gated: tl.constexpr,
+    rows: tl.constexpr, masked: tl.constexpr, gated: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """`gated`: of silu(x[:width]) * x[width:] of each row, which is twice as long."""
+    follow(dependent)
     expert = tl.program_id(2).to(tl.int64)
     number = tl.arange(0, rows * groups)
     index = tl.program_id(1) * groups + number // rows
@@ -116,6 +118,7 @@ def run(
 ) -> None:
     """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`."""
     num_experts, num_rows, width = out.shape
+    is_dependent = dependent(x)
     if not out.numel():
         return
     if counts is None:
@@ -125,5 +128,6 @@ def run(
     _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
         x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
         largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups, rows=rows,
-        masked=counts is not None, gated=gated, num_warps=num_warps,
+        masked=counts is not None, gated=gated, dependent=is_dependent, num_warps=num_warps,
+        launch_pdl=is_dependent,
     )  # fmt: skip

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 
@@ -13,8 +14,9 @@ def _rms_norm(
     x, residual, weight, total, out, scale, width, x_stride, residual_stride, scale_group_stride,
     eps,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
-    has_residual: tl.constexpr, quantised: tl.constexpr,
+    has_residual: tl.constexpr, quantised: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, groups)
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
@@ -80,12 +82,13 @@ def _run(
     num_rows, width = x.shape
     if not num_rows:
         return
-    groups = triton.next_power_of_2(triton.cdiv(width, GROUP))
+    groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(x)
     _rms_norm[(num_rows,)](
         x, residual, weight, total, out, scale, width, x.stride(0),
         0 if residual is None else residual.stride(0),
         0 if scale is None else scale.stride(1), eps,
         group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, quantised=scale is not None,
+        dependent=is_dependent, launch_pdl=is_dependent,
         num_warps=num_warps or (8 if groups >= 32 else 4),
     )  # fmt: skip

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
+
 HEADS = 32
 NUM_WARPS = 2
 
@@ -69,9 +71,10 @@ def _rope_write(
     query_stride, query_head_stride, rotated_stride, rotated_head_stride,
     latent_stride, key_stride, latent_dim, eps,
     half: tl.constexpr, padded_half: tl.constexpr, heads: tl.constexpr, blocks: tl.constexpr,
-    padded_latent: tl.constexpr, has_norm: tl.constexpr,
+    padded_latent: tl.constexpr, has_norm: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """Strides of queries in pairs, of latents and keys in elements."""
+    follow(dependent)
     token = (tl.program_id(0) // (blocks + 1)).to(tl.int64)
     block = tl.program_id(0) % (blocks + 1)
     pair = tl.arange(0, padded_half)
@@ -122,7 +125,7 @@ def launch(
     assert latent.stride(1) == key_rope.stride(1) == 1
     pairs = torch.int32 if query.element_size() == 2 else torch.int64
     query_pairs, rotated_pairs = query_rope.view(pairs), rotated.view(pairs)
-    blocks = triton.cdiv(num_heads, heads)
+    blocks, is_dependent = triton.cdiv(num_heads, heads), dependent(query)
     _rope_write[(num_tokens * (blocks + 1),)](
         query_pairs, rotated_pairs, latent, latent_norm, key_rope,
         torch.view_as_real(rotation).view(torch.int64), slots, cache, num_heads,
@@ -130,5 +133,5 @@ def launch(
         latent.stride(0), key_rope.stride(0), latent_dim, eps,
         half=half, padded_half=triton.next_power_of_2(half), heads=heads, blocks=blocks,
         padded_latent=triton.next_power_of_2(latent_dim), has_norm=latent_norm is not None,
-        num_warps=num_warps,
+        dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
     )  # fmt: skip

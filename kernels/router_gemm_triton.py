@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
+
 MAX_BLOCKS = 4096  # of outputs; each has a counter
 FEW_ROWS = 4
 # Of a program for few rows. 128 programs for 256 experts are a little faster than 256 of more
@@ -38,7 +40,9 @@ def shape_for(num_rows: int) -> Shape:
 def _router_gemm(
     hidden, weight, out, part, counters, num_rows, n, k, k_per_split,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, splits: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     row = tl.program_id(1) * block_m + tl.arange(0, block_m)
     column = tl.program_id(0) * block_n + tl.arange(0, block_n)
     split = tl.program_id(2)
@@ -75,8 +79,11 @@ def _router_gemm(
 
 @triton.jit
 def _router_gemv(
-    hidden, weight, out, n, k, num_rows: tl.constexpr, columns: tl.constexpr, padded: tl.constexpr
-):
+    hidden, weight, out, n, k, num_rows: tl.constexpr, columns: tl.constexpr,
+    padded: tl.constexpr, dependent: tl.constexpr,
+):  # fmt: skip
+    if dependent:
+        tl.extra.cuda.gdc_launch_dependents()
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     index = tl.arange(0, padded)
     is_index = index < k
@@ -84,6 +91,9 @@ def _router_gemv(
         weight + column[:, None] * k + index[None, :],
         mask=(column < n)[:, None] & is_index[None, :], other=0.0,
     ).to(tl.float32)  # fmt: skip
+    # Weights are there before the kernel in front ends; what it wrote is not.
+    if dependent:
+        tl.extra.cuda.gdc_wait()
     # Unrolled: the rows' loads and sums overlap.
     for row in tl.static_range(num_rows):
         x = tl.load(hidden + row * k + index, mask=is_index, other=0.0).to(tl.float32)
@@ -108,6 +118,7 @@ def launch(
     """Up to `few_rows` tokens are too few for the matrix instruction. `shape`: another one than
     that of the number of rows, to measure it."""
     num_rows, k = hidden.shape
+    is_dependent = dependent(hidden)
     n = weight.shape[0]
     out = hidden.new_empty(num_rows, n, dtype=torch.float32)
     if not num_rows:
@@ -117,7 +128,8 @@ def launch(
         columns, num_warps = columns or usual[0], num_warps or usual[1]
         _router_gemv[(triton.cdiv(n, columns),)](
             hidden.contiguous(), weight.contiguous(), out, n, k, num_rows=num_rows,
-            columns=columns, padded=triton.next_power_of_2(k), num_warps=num_warps,
+            columns=columns, padded=triton.next_power_of_2(k),
+            dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
         )  # fmt: skip
         return out
     shape = shape or shape_for(num_rows)
@@ -130,6 +142,7 @@ def launch(
     _router_gemm[(*blocks, splits)](
         hidden.contiguous(), weight.contiguous(), out, part, _counters(hidden.device), num_rows, n,
         k, k_per_split, block_m=shape.block_m, block_n=shape.block_n, block_k=shape.block_k,
-        splits=splits, num_warps=shape.num_warps, num_stages=4,
+        splits=splits, dependent=is_dependent, num_warps=shape.num_warps, num_stages=4,
+        launch_pdl=is_dependent,
     )  # fmt: skip
     return out
