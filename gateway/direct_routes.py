@@ -15,9 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from core.errors import EpserveError
 from gateway.openai_error import on_epserve_error, on_http_exception
 
-# Of the event loop: in one an answer that has come is read, in the next what follows is sent.
-TURNS_FOR_OTHERS = 2
-
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -35,9 +32,9 @@ class DirectRoutes:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
-        # What is under way needs less time to its next token than a new prompt: it goes first.
-        for _ in range(TURNS_FOR_OTHERS):
-            await asyncio.sleep(0)
+        # What is under way needs less time to its next token than a new prompt: it goes first,
+        # here and around the tokenizer.
+        await asyncio.sleep(0)
         request = Request(scope, receive)
         # Both kinds are raised before the first byte only.
         try:

@@ -67,7 +67,10 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`; a chat template has put the special tokens in already."""
         if len(text) <= INLINE_CHARACTERS:
-            return self._encode(text, add_special_tokens)
+            await asyncio.sleep(0)  # as long as all the rest of a request: others between
+            token_ids = self._encode(text, add_special_tokens)
+            await asyncio.sleep(0)
+            return token_ids
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
