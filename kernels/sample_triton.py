@@ -198,11 +198,11 @@ def _draw(
 
 @triton.jit
 def _cut_and_draw(
-    source, length, keys, weights, tokens, low, high, num_at, total, top_k, cuts_k, share,
+    source, length, keys, weights, tokens, all_low, low, high, num_at, total, top_k, cuts_k, share,
     least_key, uniform, best, factor, factor_rest, block: tl.constexpr, tiled: tl.constexpr,
 ):  # fmt: skip
     """The token, if all that is asked for is among those looked at, of which `num_at` are at or
-    above `low`; the weights of all tokens are `total`."""
+    above `low`; the weights of all tokens, from `all_low` on, are `total`."""
     none, nobody = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
     # What stays: all keys above `cut`, and the first `num_cut` tokens of that key; `num_at` are at
     # or above it. Nothing is cut: the sum is that of all tokens, also when not all are looked at.
@@ -225,7 +225,9 @@ def _cut_and_draw(
         reached = tl.minimum(tl.maximum(reached, 1.0), 2.0e9).to(tl.int32)
         reached = tl.minimum(reached, tl.where(key > cut, ties, tl.minimum(num_cut, ties)))
         cut, num_cut, num_at, kept = key, reached, count + ties, above + reached * weight
-    if least_key > cut:
+    # Not those below `low`, either, which are in the sum of all.
+    is_first_cut = (least_key > all_low) & (share >= 1.0) & (not cuts_k)
+    if (least_key > cut) | is_first_cut:
         cut, num_cut = least_key, tl.zeros([], tl.int32) + 0x7FFFFFFF
         kept, num_at = _above(
             source, length, keys, weights, cut, best, factor, factor_rest, block, tiled
@@ -291,13 +293,13 @@ def _decide(
     tl.store(pending + row, waits.to(tl.int32))
     if is_held:
         token = _cut_and_draw(
-            gathered, length, keys, weights, tokens, near_low, high, num_near, total, top_k,
+            gathered, length, keys, weights, tokens, low, near_low, high, num_near, total, top_k,
             cuts_k, share, least_key, uniform, best, factor, factor_rest, block, True,
         )  # fmt: skip
         tl.store(out + row, token)
     elif not waits:
         token = _cut_and_draw(
-            logits + row * num, num, keys, weights, tokens, low, high, num_real, total, top_k,
+            logits + row * num, num, keys, weights, tokens, low, low, high, num_real, total, top_k,
             cuts_k, share, least_key, uniform, best, factor, factor_rest, block, False,
         )  # fmt: skip
         tl.store(out + row, token)

@@ -14,7 +14,7 @@ from tests.kernels.triton_device import DEVICES, INTERPRETED
 
 VOCABULARY = 60 if INTERPRETED else 129_280
 # In the interpreter, which needs a third of a second a row, several steps of fewer tokens.
-SIZES = {"shape": Shape(part=16, capacity=8, block=32)} if INTERPRETED else {}
+SIZES = {"shape": Shape(part=32, capacity=8, block=64)} if INTERPRETED else {}
 Knobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
