@@ -60,7 +60,7 @@ class Attendance:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._connection.watch(None)
+        self._connection.unwatch(self._on_lost)
         self._timer.cancel()
         if self.outcome is None:
             return False

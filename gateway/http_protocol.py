@@ -33,16 +33,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_lost = False
         self._on_lost: Callable[[], None] | None = None
 
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """Who answers the request of the moment is called once its client has left; None: nobody
-        is any more."""
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Calls back once the client of the request that is answered now has left."""
         self._on_lost = on_lost
-        if on_lost is None:
-            return
         # Leaving is seen by reading, and a next request may have stopped that.
         self.flow.resume_reading()
         if self._is_lost:
             self.loop.call_soon(on_lost)
+
+    def unwatch(self, on_lost: Callable[[], None]) -> None:
+        """No more, if it is not for the connection's next request by now."""
+        if self._on_lost == on_lost:
+            self._on_lost = None
 
     def abort(self) -> None:
         """Cuts the connection, and with it what the client has not read."""
@@ -86,7 +88,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        cast("dict[str, Any]", self.scope)[BODY_IS_THERE] = True
+        if self.cycle is not None and not self.cycle.more_body:
+            cast("dict[str, Any]", self.scope)[BODY_IS_THERE] = True
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP; replaces uvicorn's plain text."""

@@ -19,8 +19,12 @@ class Connection:
         self.on_lost: Callable[[], None] | None = None
         self.is_cut = False
 
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
+    def watch(self, on_lost: Callable[[], None]) -> None:
         self.on_lost = on_lost
+
+    def unwatch(self, on_lost: Callable[[], None]) -> None:
+        assert self.on_lost == on_lost
+        self.on_lost = None
 
     def abort(self) -> None:
         self.is_cut = True
