@@ -1,7 +1,7 @@
 """What a rank computes with: planned, then loaded, allocated, warmed up and recorded.
 
-    built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
-    built.runner(...)
+built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
+built.runner(...)
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from ep.expert_shard import ExpertShard
 from ep.group import EpGroup
 from ep.placement import Placement
 from ep.token_caps import decode_cap
+from kernels import w4a8_grouped_gemm_cuda
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
@@ -262,6 +263,10 @@ def record_passes(
 def compiled_up_to(max_batch: int, decode: Decode) -> Decode:
     """`decode`, through torch.compile for at most `max_batch` rows: each size is compiled by
     itself."""
+    # It hands addresses of memory and of a stream to a library, which no compiler can read.
+    # Here, since the decorator itself takes seconds to import.
+    opaque = torch.compiler.disable(w4a8_grouped_gemm_cuda.launch)
+    setattr(w4a8_grouped_gemm_cuda, "launch", opaque)  # noqa: B010
     compiled: Decode = torch.compile(decode, dynamic=False)
 
     def choose(batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -27,8 +27,6 @@ _FLAGS = (
 MAX_EXPERTS = 512
 
 
-# Its compiler knows no addresses of memory and streams.
-@torch.compiler.disable
 def launch(
     activations: torch.Tensor,
     scales: torch.Tensor,
