@@ -1,7 +1,7 @@
 """What a rank computes with: planned, then loaded, allocated, warmed up and recorded.
 
-built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
-built.runner(...)
+    built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
+    built.runner(...)
 """
 
 from collections.abc import Sequence
