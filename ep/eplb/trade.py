@@ -74,7 +74,7 @@ def further_trades(books: RankBooks, first: Trade) -> Trade | None:
     num_nodes, node_ranks = books.num_nodes, num_ranks // books.num_nodes
     num_partners = -(-FEWEST_PAIRS // num_slots**2)
     num_heavy = node_ranks // (1 + num_partners)
-    if num_nodes * num_heavy < FEWEST_HEAVY:
+    if num_heavy < FEWEST_HEAVY:
         return None
     by_node = books.total.reshape(num_rows, num_nodes, node_ranks)
     order = np.argsort(-by_node, axis=2, kind="stable")
