@@ -12,7 +12,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -84,7 +83,9 @@ def deep_gemm_product(deep_gemm: ModuleType, layout: int, sample: Operands) -> P
 
 
 def taking_turns(product: Product, operands: Sequence[Operands]) -> Call:
-    """Each call takes the next operands."""
+    """Each call takes the next operands, all of which have been used once."""
+    for each in operands:
+        product(each)
     turns = itertools.cycle(operands)
     return lambda: product(next(turns))
 
@@ -149,9 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for layout, n, k in SHAPES:
         for rows in all_rows:
             for blocks in candidates(layout, rows, n, k):
-                # Nor does the number of splits, if there are several.
-                kernel = replace(blocks, splits=min(2, blocks.splits))
-                jobs.setdefault((layout, kernel), (layout, n, k, rows, kernel))
+                jobs.setdefault((layout, blocks), (layout, n, k, rows, blocks))
     begin = time.monotonic()
     precompile(compile_one, list(jobs.values()))
     sys.stdout.write(f"compiled {len(jobs)} kernels in {time.monotonic() - begin:.0f} s\n")

@@ -29,6 +29,17 @@ def _plus(a, b):
 
 
 @gluon.jit
+def _follow():
+    """As `kernels.dependent_launch_triton.follow`."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1
+    )
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _fetch(latents, ropes, slot, barrier, k, k_rope, predicate):
     mbarrier.expect(barrier, TILE_BYTES, pred=predicate)
     _copy(latents, [slot, 0], barrier, k, pred=predicate)
@@ -56,6 +67,7 @@ def _attend(
     line_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     row_layout: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
 
+    _follow()
     q = gl.allocate_shared_memory(gl.bfloat16, [64, 512], query.layout)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], query_rope.layout)
     k = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 512], latents.layout)
@@ -193,4 +205,5 @@ def launch(
         *descriptors, block_table, kv_lengths, out, out_lse, piece, piece_lse,
         num_rows, num_queries, block_table.stride(0), num_parts, scale,
         min_tiles, num_heads=num_heads, rows=rows, num_warps=8,
+        launch_pdl=True,
     )  # fmt: skip

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.mla_decode import MAX_QUERIES
 
 MAX_LINES = 64
@@ -60,8 +61,9 @@ def _attend(
     rope_dim: tl.constexpr, page_tokens: tl.constexpr,
     lines: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, padded_value: tl.constexpr,
     padded_rope: tl.constexpr, exact: tl.constexpr,
-    precision: tl.constexpr, num_stages: tl.constexpr,
+    precision: tl.constexpr, num_stages: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     num_lines = num_queries * num_heads
     factor = tl.cast(scale, tl.float32)  # from torch.compile it comes as float64
     # Blocks of the same part run at the same time and find each other's latents in the L2 cache.
@@ -167,9 +169,10 @@ def _join(
     kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
     min_tiles,
     lines: tl.constexpr, pieces: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
-    padded_value: tl.constexpr,
+    padded_value: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """`pieces` of `lines` at a time."""
+    follow(dependent)
     row = tl.program_id(1)
     ends = tile_ends(kv_lengths, num_rows, tokens, rows)
     per_part = part_tiles(ends, num_parts, min_tiles)
@@ -252,7 +255,7 @@ def launch(
     piece = query.new_empty(num_pieces, num_lines, value_dim, dtype=torch.float32)
     piece_lse = query.new_empty(num_pieces, num_lines, dtype=torch.float32)
     rows = triton.next_power_of_2(num_rows)
-    query = query.contiguous()
+    query, is_dependent = query.contiguous(), dependent(query)
     operands = (query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse)
     if tokens == 64 and has_hopper_kernel(query, cache, value_dim, num_lines):
         from kernels import mla_decode_hopper_triton
@@ -270,7 +273,7 @@ def launch(
             # Of float32 inputs only. Three times the registers are too many for wide latents.
             precision="tf32x3" if padded_value <= 128 else "tf32",
             # Three: page ids, latents and products, one iteration ahead each.
-            num_stages=num_stages, num_warps=8,
+            num_stages=num_stages, dependent=is_dependent, num_warps=8, launch_pdl=is_dependent,
         )  # fmt: skip
     # Rows of many pieces are few: a program has fewer lines of them.
     pieces = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
@@ -278,7 +281,7 @@ def launch(
     _join[triton.cdiv(num_lines, joined_lines), num_rows](
         kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
         min_tiles, lines=joined_lines, pieces=pieces, tokens=tokens, rows=rows,
-        padded_value=padded_value, num_warps=4,
+        padded_value=padded_value, dependent=is_dependent, num_warps=4, launch_pdl=is_dependent,
     )  # fmt: skip
     return out, out_lse
 
