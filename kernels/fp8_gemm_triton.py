@@ -5,7 +5,7 @@ device knows how many there are.
 
 Few tokens: time goes with the bytes of the weights. They are the first operand of the matrix
 instruction, whose 64 rows they always fill, and the tokens its second; several programs share a
-long sum when there would be too few of them, and the last one to end adds their parts in order.
+long sum when there would be too few of them, and a second kernel adds their parts in order.
 
 Many tokens: time goes with what the second-level cache delivers. A program has 128 tokens and 256
 rows of weights in two halves, whose partial products follow each other through the same registers.
@@ -42,9 +42,7 @@ SIZES = [
     "x_scale_group_stride",
 ]
 ROW_BLOCKS = 8  # of neighbouring programs: they share weights in the second-level cache
-ADDED = 4096  # outputs that a program adds at a time
-MAX_BLOCKS = 1024  # whose sums are shared
-_arrived: dict[tuple[torch.device, int], torch.Tensor] = {}
+JOINED = 1024  # outputs of a program that adds parts
 
 
 @triton.jit
@@ -144,37 +142,14 @@ def _corner(
     return (first_block + within % height) * block_m, within // height * columns
 
 
-@triton.jit
-def _add_parts(
-    part, arrivals, out, block, first_row, first_column, num_rows, n,
-    block_m: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr, chunk: tl.constexpr,
-):  # fmt: skip
-    """The last program of a block adds the parts of all, in order, some rows at a time."""
-    tl.debug_barrier()
-    if tl.atomic_add(arrivals + block, 1) == splits - 1:
-        column = first_column + tl.arange(0, columns)
-        for start in range(first_row, tl.minimum(first_row + block_m, num_rows), chunk):
-            row = start + tl.arange(0, chunk)
-            place = row.to(tl.int64)[:, None] * n + column[None, :]
-            inside = (row < num_rows)[:, None] & (column < n)[None, :]
-            total = tl.zeros([chunk, columns], tl.float32)
-            for split in tl.static_range(splits):
-                # Past the first-level cache, which does not see what others write.
-                given = part + split * num_rows.to(tl.int64) * n + place
-                total += tl.load(given, mask=inside, other=0.0, cache_modifier=".cg")
-            tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
-        tl.store(arrivals + block, 0)
-
-
 @triton.jit(do_not_specialize=SIZES)
 def _fp8_gemm(
-    x, x_scale, weight, w_scale, out, part, arrivals, counts, num_used, num_rows, n, k,
+    x, x_scale, weight, w_scale, out, counts, num_used, num_rows, n, k,
     x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
     num_blocks_m,
     layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     halves: tl.constexpr, swapped: tl.constexpr, row_blocks: tl.constexpr,
-    described: tl.constexpr, pinned: tl.constexpr, splits: tl.constexpr, chunk: tl.constexpr,
-    dependent: tl.constexpr,
+    described: tl.constexpr, pinned: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     follow(dependent)
     num_blocks_n = tl.cdiv(n, halves * block_n)
@@ -214,16 +189,23 @@ def _fp8_gemm(
                 expert = tl.load(counts + first_row)
             if expert >= 0:
                 _product(
-                    x, x_scale, weight, w_scale, part if splits > 1 else out, batch, expert,
-                    first_row, num_rows, first_column, split, num_rows, n, k, x_scale_expert_stride,
+                    x, x_scale, weight, w_scale, out, batch, expert, first_row, num_rows,
+                    first_column, split, num_rows, n, k, x_scale_expert_stride,
                     x_scale_row_stride, x_scale_group_stride, groups_per_split, block_m,
                     block_n, block_k, halves, swapped, described, pinned,
                 )  # fmt: skip
-                if splits > 1:
-                    _add_parts(
-                        part, arrivals, out, tl.program_id(0), first_row, first_column, num_rows,
-                        n, block_m, halves * block_n, splits, chunk,
-                    )  # fmt: skip
+
+
+@triton.jit
+def _join(
+    part, out, num, splits: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr
+):  # fmt: skip
+    follow(dependent)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    total = tl.zeros([block], tl.float32)
+    for split in tl.static_range(splits):
+        total += tl.load(part + split * num + place, mask=place < num, other=0.0)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=place < num)
 
 
 def dense(
@@ -318,11 +300,8 @@ def _run(
     num_groups = k // BLOCK_K
     groups_per_split = triton.cdiv(num_groups, blocks.splits)
     splits = triton.cdiv(num_groups, groups_per_split)
-    arrivals = _arrivals(weight) if splits > 1 else None
-    part = None
-    if arrivals is None:
-        groups_per_split, splits = num_groups, 1
-    else:
+    part = out
+    if splits > 1:
         part = out.new_empty(splits, num_rows, n, dtype=torch.float32)
     described, is_dependent = has_descriptors(x, weight), dependent(x)
     if described:
@@ -335,18 +314,22 @@ def _run(
     num_programs = num_blocks_n * num_blocks_m
     if layout == ALIGNED:
         num_programs = min(num_programs, _programs_at_once(out.device, blocks))
-    assert splits == 1 or num_programs <= MAX_BLOCKS, blocks
     grid = (num_programs, num_batches, splits)
     _fp8_gemm[grid](
-        x, x_scale, weight, w_scale.contiguous(), out, part, arrivals, counts, num_used, num_rows,
-        n, k, *x_scale.stride(), groups_per_split, num_blocks_m,
+        x, x_scale, weight, w_scale.contiguous(), part, counts, num_used, num_rows, n, k,
+        *x_scale.stride(), groups_per_split, num_blocks_m,
         layout=layout, block_m=blocks.block_m, block_n=blocks.block_n, block_k=BLOCK_K,
         halves=blocks.halves, swapped=blocks.swapped, row_blocks=ROW_BLOCKS,
         described=described, pinned=not triton.knobs.runtime.interpret,
-        splits=splits, chunk=min(blocks.block_m, ADDED // (blocks.halves * blocks.block_n)),
         dependent=is_dependent, launch_pdl=is_dependent,
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
+    if splits > 1:
+        num = out.numel()
+        _join[(triton.cdiv(num, JOINED),)](
+            part, out, num, splits=splits, block=JOINED, dependent=is_dependent, num_warps=4,
+            launch_pdl=is_dependent,
+        )  # fmt: skip
 
 
 def _programs_at_once(device: torch.device, blocks: Fp8Blocks) -> int:
@@ -354,15 +337,3 @@ def _programs_at_once(device: torch.device, blocks: Fp8Blocks) -> int:
     room = MAX_STAGES_BYTES // (blocks.stage_bytes * blocks.num_stages)
     per_multiprocessor = 1 if blocks.num_warps == 8 else max(1, min(room, 4))
     return per_multiprocessor * (MULTIPROCESSORS if device.type != "cpu" else 1)
-
-
-def _arrivals(weight: torch.Tensor) -> torch.Tensor | None:
-    """[MAX_BLOCKS] int32 zeros, which a kernel leaves as zeros. Each matrix has its own: products
-    with different ones may run at the same time. None for a matrix that is used for the first time
-    while a graph is captured: they would be zeros when that graph runs, and not before."""
-    key = (weight.device, weight.data_ptr())
-    if key not in _arrived:
-        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
-        _arrived[key] = torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=weight.device)
-    return _arrived[key]

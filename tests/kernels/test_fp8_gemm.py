@@ -94,9 +94,7 @@ def test_each_way_to_cut(rng: torch.Generator, device: str, blocks: Fp8Blocks) -
     operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
     out = fp8_gemm_triton.dense(*operands, blocks=blocks)
     assert relative_error(out, fp8_gemm_reference(*operands)) < BOUND
-    # Who adds the parts of others leaves nothing behind.
     assert torch.equal(out, fp8_gemm_triton.dense(*operands, blocks=blocks))
-    assert not any(counters.any() for counters in fp8_gemm_triton._arrived.values())
 
 
 def test_cuts_are_possible_and_bounded() -> None:
