@@ -14,9 +14,12 @@ PATIENCE_SECONDS = 300.0
 Program = Callable[..., Any]
 
 
-def on_all_ranks(program: Program, num_ranks: int, *arguments: object) -> list[Any]:
+def on_all_ranks(
+    program: Program, num_ranks: int, *arguments: object, may_share: bool = False
+) -> list[Any]:
     """What `program(group, device, *arguments)` returns on each rank, by rank. One GPU a rank, or
-    the CPU where there are none. Raises what a rank raised."""
+    the CPU where there are none; `may_share`: where GPUs are fewer than ranks, which then talk by
+    sockets, they share them. Raises what a rank raised."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -24,7 +27,7 @@ def on_all_ranks(program: Program, num_ranks: int, *arguments: object) -> list[A
     results = context.SimpleQueue()
     ranks = multiprocessing.spawn(
         _rank,
-        (program, num_ranks, port, results, arguments),
+        (program, num_ranks, port, results, arguments, may_share),
         nprocs=num_ranks,
         join=False,
         start_method="spawn",
@@ -48,10 +51,13 @@ def _rank(
     port: int,
     results: "multiprocessing.SimpleQueue",
     arguments: tuple[Any, ...],
+    may_share: bool,
 ) -> None:
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    shares = may_share and 0 < torch.cuda.device_count() < num_ranks
+    index = rank % torch.cuda.device_count() if shares else rank
+    device = torch.device("cuda", index) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     group = EpGroup.create(
@@ -60,6 +66,7 @@ def _rank(
         rendezvous=f"127.0.0.1:{port}",
         device=device,
         timeout_seconds=PATIENCE_SECONDS,
+        backend="sockets" if shares else "auto",
     )
     value = program(group, device, *arguments)
     results.put((rank, value))

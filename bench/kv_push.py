@@ -4,8 +4,8 @@ A prompt of 4,096 tokens through ten layers of DeepSeek-V3's size with made-up w
 share of eight (`bench.emulated_rank`), in the chunks and by the code of prefill workers. With the
 layers pushed into the pool of a decode GPU as they are computed, and without, in turn. Prints and
 records the time to the first token, which a request sees once all is submitted, and until the
-last byte has landed. What has arrived is compared with what was sent. Without GPUs the same between
-processes on the host, with a small model.
+last byte has landed. What has arrived is compared with what was sent. On a single GPU both pools
+are on it, which the case says; without GPUs the same on the host, with a small model.
 """
 
 import argparse
@@ -225,13 +225,13 @@ def receive(transfer: NixlTransfer, prefill: Prefill) -> None:
     wait_for(all_there, 300.0)
 
 
-def records(run: Run, prefill: Prefill, found: Sequence[Times]) -> list[Record]:
+def records(run: Run, prefill: Prefill, found: Sequence[Times], where: str = "") -> list[Record]:
     """Behind the times of each pool, how much longer the first token took, in per cent."""
     made = []
     for one in found:
         case = (
             f"{prefill.weights}, {prefill.num_layers} layers, {prefill.num_tokens} tokens, "
-            f"{one.age} pools"
+            f"{one.age} pools{where}"
         )
         for metric, seconds in (("first token", one.first_token), ("KV landed", one.landed)):
             made.append(
@@ -245,7 +245,8 @@ def records(run: Run, prefill: Prefill, found: Sequence[Times]) -> list[Record]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    on_gpu = torch.cuda.device_count() > 1
+    num_gpus = torch.cuda.device_count()
+    on_gpu = num_gpus > 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--weights", nargs="+", default=["fp8", "w4afp8"] if on_gpu else ["fp8"],
                         choices=["fp8", "w4afp8", "bf16"])  # fmt: skip
@@ -271,8 +272,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             requests=arguments.requests,
             small=not on_gpu,
         )
-        _, found = on_all_ranks(measure, 2, prefill)
-        for record in records(run, prefill, found):
+        _, found = on_all_ranks(measure, 2, prefill, may_share=True)
+        for record in records(run, prefill, found, ", on one GPU" if num_gpus == 1 else ""):
             say_record(record)
             made.append(record)
     if arguments.record:
