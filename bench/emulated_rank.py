@@ -24,6 +24,7 @@ from ep.expert_shard import ExpertShard
 from ep.local import LocalDispatcher
 from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
+from ep.masked_rows import Rows
 from ep.placement import Placement
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
@@ -86,10 +87,11 @@ class BalancedAligned(LocalAlignedDispatcher):
         payload: Payload,
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedAligned:
         slots = self._in_turn.like(topk_idx)
         return super().dispatch_aligned(
-            hidden, slots, topk_weights, tokens_per_rank, payload, alignment, meanwhile
+            hidden, slots, topk_weights, tokens_per_rank, payload, alignment, meanwhile, rows
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatcher import DispatchedAligned, Payload
-from ep.masked_rows import as_payload
+from ep.masked_rows import Rows, as_payload
 from kernels.combine import combine
 from kernels.permute import permute
 
@@ -37,18 +37,20 @@ class LocalAlignedDispatcher:
         payload: Payload,
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedAligned:
+        """`rows` are `hidden` as its payload, where that has been made already."""
         if meanwhile is not None:
             meanwhile()
         assert tokens_per_rank == (len(hidden),), (tokens_per_rank, len(hidden))
-        values, scales = as_payload(hidden, payload)
-        rows = permute(values, topk_idx, self._num_slots, alignment=alignment, scale=scales)
+        values, scales = as_payload(hidden, payload) if rows is None else rows
+        placed = permute(values, topk_idx, self._num_slots, alignment=alignment, scale=scales)
         return DispatchedAligned(
-            hidden=rows.rows,
-            scales=rows.scales,
-            counts=rows.counts,
-            slot_of=rows.expert_of,
-            handle=LocalAlignedHandle(row_of=rows.row_of, weights=topk_weights),
+            hidden=placed.rows,
+            scales=placed.scales,
+            counts=placed.counts,
+            slot_of=placed.expert_of,
+            handle=LocalAlignedHandle(row_of=placed.row_of, weights=topk_weights),
         )
 
     def combine_aligned(

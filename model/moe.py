@@ -6,17 +6,19 @@ from typing import Literal
 
 import torch
 
-from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
+from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload
 from ep.expert_shard import ExpertShard
 from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 from ep.placement_maps import LayerMaps
 from ep.split_dispatch import in_sub_steps
 from kernels.gate import route
+from kernels.quantise import quantise
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
 from model.int4_experts import Int4Experts
 from model.mlp import Mlp
+from model.projection import Quantised
 from model.side_work import SideWork
 from model.weights import Weights
 
@@ -108,9 +110,12 @@ class Moe:
         physical, topk_weights = self._route(x, is_row)
         beside: list[torch.Tensor] = []  # what the shared expert makes of x
 
+        # Made once for the shared expert and the routed ones.
+        rows = quantise(x) if self._shares_rows and len(x) else None
+
         def compute_shared() -> None:
             if self.shared is not None and len(x):
-                beside.append(self.shared.forward(x))
+                beside.append(self.shared.forward(x if rows is None else rows))
             elif self.experts.folds_shared and len(x) and (self.aligned or self.fused):
                 beside.append(self.experts.forward_shared(x))
 
@@ -120,7 +125,7 @@ class Moe:
             return routed + beside[0] if beside else routed
         if self.aligned is not None:
             return self._aligned(
-                x, physical, topk_weights, tokens_per_rank, compute_shared, beside
+                x, rows, physical, topk_weights, tokens_per_rank, compute_shared, beside
             )
         sent = self.dispatcher.dispatch(
             x, physical, topk_weights, tokens_per_rank, meanwhile=compute_shared
@@ -181,9 +186,17 @@ class Moe:
         assert not isinstance(self.experts, Int4Experts)
         return self.experts.forward_fused(x, physical, topk_weights)
 
+    @property
+    def _shares_rows(self) -> bool:
+        """Whether the shared expert and the dispatch of a single rank want the same of a token."""
+        shares = self.shared is not None and self.shared.gate_up.is_fp8
+        is_local = isinstance(self.aligned, LocalAlignedDispatcher) and not self.fused
+        return shares and is_local and self.experts.payload is Payload.FP8
+
     def _aligned(
         self,
         x: torch.Tensor,
+        rows: Quantised | None,
         physical: torch.Tensor,
         topk_weights: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
@@ -192,7 +205,7 @@ class Moe:
     ) -> torch.Tensor:
         """[T, H] of the routed experts and of what `meanwhile` leaves in `beside`."""
         assert self.aligned is not None
-        sent = self.aligned.dispatch_aligned(
+        told = (
             x,
             physical,
             topk_weights,
@@ -201,10 +214,13 @@ class Moe:
             self.experts.alignment,
             meanwhile,
         )
-        computed = self.experts.forward_aligned(sent)
         if isinstance(self.aligned, LocalAlignedDispatcher):
+            sent = self.aligned.dispatch_aligned(*told, rows=rows)
+            computed = self.experts.forward_aligned(sent)
             base = beside[0] if beside else None
             return self.aligned.combine_aligned(computed, sent.handle, base=base)
+        sent = self.aligned.dispatch_aligned(*told)
+        computed = self.experts.forward_aligned(sent)
         routed = self.aligned.combine_aligned(computed, sent.handle)
         return routed + beside[0] if beside else routed
 
