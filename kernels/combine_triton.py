@@ -6,7 +6,9 @@ import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
 
-BLOCK = 1024
+# Columns and warps of a program.
+FEW_TOKENS = (1024, 2)
+MANY_TOKENS = (512, 1)
 
 
 @triton.jit
@@ -41,11 +43,13 @@ def launch(
     scaling: float,
     base: torch.Tensor | None,
     *,
-    block: int = BLOCK,
-    num_warps: int = 2,
+    block: int = 0,
+    num_warps: int = 0,
 ) -> torch.Tensor:
     num_choices, num_tokens = row_of.shape
     width = rows.shape[1]
+    usual = FEW_TOKENS if num_tokens < 1024 else MANY_TOKENS
+    block, num_warps = block or usual[0], num_warps or usual[1]
     out, is_dependent = rows.new_empty(num_tokens, width), dependent(rows)
     if out.numel():
         base = None if base is None else base.contiguous()

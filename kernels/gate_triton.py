@@ -19,8 +19,7 @@ def _gate(
     group_size: tl.constexpr, padded_groups: tl.constexpr, padded_size: tl.constexpr,
     groups_per_token: tl.constexpr, experts_per_token: tl.constexpr, padded_choices: tl.constexpr,
     norm_topk: tl.constexpr, drops_groups: tl.constexpr, places: tl.constexpr,
-    counted: tl.constexpr, padded: tl.constexpr, counting: tl.constexpr,
-    dependent: tl.constexpr,
+    counted: tl.constexpr, padded: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     follow(dependent)
     token = tl.program_id(0).to(tl.int64)
@@ -58,9 +57,6 @@ def _gate(
     position = tl.arange(0, padded_groups * padded_size)
     slot = tl.arange(0, padded_choices)
     chosen = tl.zeros([padded_choices], tl.int64)
-    is_token = True
-    if padded:
-        is_token = tl.load(is_row + token) != 0
     # A loop at run time: code of a kernel that runs once a layer is fetched each time.
     for k in range(num_choices):
         best_key = tl.max(key, axis=0)
@@ -68,16 +64,16 @@ def _gate(
         logical = winner // padded_size * group_size + winner % padded_size
         logical = tl.minimum(logical, num_experts - 1)  # of what is no number, padding may win
         chosen = tl.where(slot == k, logical.to(tl.int64), chosen)
-        if counted and counting == 0:
-            # It orders nothing else: a barrier of all memory would take longer than the choice.
-            tl.atomic_add(counts + logical, 1, mask=is_token, sem="relaxed")
         key = tl.where(position == winner, -0x7FFFFFFF, key)
     is_choice = slot < experts_per_token
-    goes = is_choice & is_token
-    if counted and counting == 1:
-        tl.atomic_add(
-            counts + chosen, tl.full([padded_choices], 1, tl.int64), mask=goes, sem="relaxed"
-        )
+    goes = is_choice
+    if padded:
+        goes = is_choice & (tl.load(is_row + token + tl.zeros_like(slot)) != 0)
+    if counted:
+        # It orders nothing else: a barrier of all memory would take longer than the choice. Not at
+        # the end, where the programs of many tokens would all wait for each other.
+        one = tl.full([padded_choices], 1, tl.int64)
+        tl.atomic_add(counts + chosen, one, mask=goes, sem="relaxed")
     logit = tl.load(logits + token * num_experts + chosen, mask=is_choice, other=0.0)
     weight = tl.where(is_choice, 1.0 / (1.0 + tl.exp(-logit)), 0.0)
     if norm_topk:
@@ -93,9 +89,6 @@ def _gate(
         turn = (first + token.to(tl.int32) + slot) % replicas
         slot_of = tl.load(physical + chosen * max_replicas + turn, mask=is_choice, other=0)
         tl.store(topk_physical + place, tl.where(goes, slot_of, -1), mask=is_choice)
-    if counted and counting == 2:
-        one = tl.full([padded_choices], 1, tl.int64)
-        tl.atomic_add(counts + chosen, one, mask=goes, sem="relaxed")
 
 
 def launch(
@@ -112,7 +105,6 @@ def launch(
     counts: torch.Tensor | None = None,  # [E] int64, added to
     first: int = 0,
     is_row: torch.Tensor | None = None,  # [T] bool
-    counting: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """topk_idx, physical (topk_idx itself without a placement) [T, K] int64, topk_weights [T, K]
     float32. Of tokens that are none by `is_row` the physical ones are -1 and the weights 0."""
@@ -134,7 +126,7 @@ def launch(
             experts_per_token=experts_per_token,
             padded_choices=triton.next_power_of_2(experts_per_token), norm_topk=norm_topk,
             drops_groups=groups_per_token < num_groups, places=physical is not None,
-            counted=counts is not None, padded=is_row is not None, counting=counting,
+            counted=counts is not None, padded=is_row is not None,
             dependent=is_dependent, num_warps=1, launch_pdl=is_dependent,
         )  # fmt: skip
     return topk_idx, topk_physical, topk_weights

@@ -9,7 +9,8 @@ from kernels.permute import Permuted, empty_permuted
 
 CHUNK = 1024
 LARGE_CHUNK = 4096
-PROGRAMS = 256  # that rank, at most, if there are fewer experts
+HUGE_CHUNK = 8192  # from two of them on
+PROGRAMS = 128  # that rank, at most, if there are fewer experts
 BLOCK = 2048  # columns of a program
 NAMED = 4096  # pairs of a row and an expert that a program looks at, to say whose the rows are
 
@@ -106,13 +107,15 @@ def rank_choices(
         counts = torch.empty(num_experts, dtype=torch.int32, device=topk_idx.device)
     num_entries = topk_idx.numel()
     # Each program looks at all choices up to its own: fewer and longer looks, where there are many.
-    is_large = num_entries > CHUNK
-    chunk = chunk or (LARGE_CHUNK if is_large else CHUNK)
+    usual = (CHUNK, 4) if num_entries <= CHUNK else (LARGE_CHUNK, 8)
+    if num_entries >= 2 * HUGE_CHUNK:
+        usual = (HUGE_CHUNK, 16)
+    chunk, num_warps = chunk or usual[0], num_warps or usual[1]
     parts = min(parts or max(1, PROGRAMS // num_experts), triton.cdiv(num_entries, chunk))
     part_size = triton.cdiv(triton.cdiv(num_entries, max(1, parts)), chunk) * chunk
     _rank[num_experts, max(1, triton.cdiv(num_entries, max(1, part_size)))](
         topk_idx, rank_of, counts, num_entries, part_size, chunk=chunk,
-        num_warps=num_warps or (8 if is_large else 4),
+        num_warps=num_warps,
     )  # fmt: skip
     return rank_of, counts
 

@@ -84,12 +84,13 @@ def launch(
     squeeze: bool,
     groups: int = 0,
     rows: int = 0,
-    num_warps: int = 4,
+    num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, K], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to measure
     them: of a program."""
     usual = MANY_ROWS if counts is None and x.shape[1] >= MANY_ROWS[1] else FEW_ROWS
     groups, rows = groups or usual[0], rows or usual[1]
+    num_warps = num_warps or (2 if usual == MANY_ROWS and x.shape[1] >= 512 else 4)
     out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), empty_scales(x)
     run(
         x, counts, out, scale, gated=False, groups=groups, rows=rows, num_warps=num_warps

@@ -90,5 +90,6 @@ def _run(
         group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, quantised=scale is not None,
         dependent=is_dependent, launch_pdl=is_dependent,
-        num_warps=num_warps or (8 if groups >= 32 else 4),
+        # Of few rows the longest load counts, of many how many rows are under way.
+        num_warps=num_warps or (4 if groups < 32 else 16 if num_rows <= 256 else 8),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.sample_order_triton import factors_of, weight_of
 
-PROBES = tl.constexpr(16)
+PROBES = tl.constexpr(32)
 
 
 @triton.jit

@@ -14,7 +14,8 @@ MANY_ROWS, SHAPE_OF_MANY = 8192, (16, 1)
 
 
 @triton.jit
-def silu_mul_rows(x, out, row, columns, inside, width):
+def silu_mul_row(x, out, row, columns, width):
+    inside = columns < width
     gate = tl.load(x + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + (row * 2 + 1) * width + columns, mask=inside, other=0.0)
     # Rounded between the two, as the reference does it.
@@ -23,10 +24,10 @@ def silu_mul_rows(x, out, row, columns, inside, width):
 
 
 @triton.jit
-def _silu_mul(x, out, num_rows, width, rows: tl.constexpr, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
-    columns = tl.program_id(1) * block + tl.arange(0, block)[None, :]
-    silu_mul_rows(x, out, row, columns, (row < num_rows) & (columns < width), width)
+def _silu_mul(x, out, width, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    silu_mul_row(x, out, row, columns, width)
 
 
 @triton.jit
@@ -34,18 +35,16 @@ def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
     expert = tl.program_id(2).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
-        silu_mul_rows(x, out, expert * capacity + place, columns, columns < width, width)
+        silu_mul_row(x, out, expert * capacity + place, columns, width)
 
 
-def launch(
-    x: torch.Tensor, *, rows: int = 1, block: int = BLOCK, num_warps: int = 4
-) -> torch.Tensor:
+def launch(x: torch.Tensor, *, block: int = 2 * BLOCK, num_warps: int = 8) -> torch.Tensor:
     """x [T, 2 I] contiguous."""
     num_rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_rows, width)
     if out.numel():
-        grid = (triton.cdiv(num_rows, rows), triton.cdiv(width, block))
-        _silu_mul[grid](x, out, num_rows, width, rows=rows, block=block, num_warps=num_warps)
+        grid = (num_rows, triton.cdiv(width, block))
+        _silu_mul[grid](x, out, width, block=block, num_warps=num_warps)
     return out
 
 
