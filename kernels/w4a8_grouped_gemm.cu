@@ -168,11 +168,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. A warpgroup has two in
-// flight, so that one is computed while the sums of the other are scaled.
+// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. Beside the sums of 256
+// tokens registers have room for an accumulator of 64.
 template <int kBlocks, int kWidth>
 struct Pieces {
-  static constexpr int kColumns = kBlocks == 2 ? kWidth : kWidth == 256 ? 32 : kWidth / 2;
+  static constexpr int kColumns = kBlocks == 1 && kWidth == 256 ? 64 : kWidth;
   static constexpr int kNumber = kBlocks * kWidth / kColumns;
   using Sums = float[kNumber][kColumns / 2];
 };
@@ -216,42 +216,44 @@ struct Kernel {
     return at;
   }
 
-  // Scales of this thread's rows, and of the tokens of the pieces to come.
+  // Scales of this thread's rows in both blocks, and of its tokens.
   template <int kColumns>
   struct Scales {
-    static constexpr int kSets = kBlocks == 2 ? 1 : 2;
     static constexpr int kVectors = kColumns < 16 ? 1 : kColumns / 16;
-    float upper[kBlocks], lower[kBlocks];
-    float4 token[kSets][kVectors];
+    float upper[2], lower[2];
+    float4 token[kVectors];
 
-    __device__ __forceinline__ void load_rows(int stage, const Place& at) {
-      const uint32_t from = at.rows + stage * (kBlocks * kBlockBytes);
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        upper[i] = ptx::load_float(from + i * 256);
-        lower[i] = ptx::load_float(from + i * 256 + 32);
-      }
-    }
-
-    __device__ __forceinline__ void load_tokens(int stage, const Place& at, int piece) {
-      const uint32_t from = at.tokens + stage * (S::kScalePitch * 16) + piece * kColumns;
+    __device__ __forceinline__ void load(int stage, const Place& at) {
+      load_rows(stage, at, 0, upper[0], lower[0]);
+      load_rows(stage, at, 1, upper[1], lower[1]);
+      const uint32_t from = at.tokens + stage * (S::kScalePitch * 16);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        if constexpr (kColumns == 8) {  // two floats a piece: 8-byte aligned
-          token[piece % kSets][i].x = ptx::load_float(from);
-          token[piece % kSets][i].y = ptx::load_float(from + 4);
+        if constexpr (kColumns == 8) {  // two floats: 8-byte aligned
+          token[i].x = ptx::load_float(from);
+          token[i].y = ptx::load_float(from + 4);
         } else {
-          token[piece % kSets][i] = ptx::load_float4(from + i * 16);
+          token[i] = ptx::load_float4(from + i * 16);
         }
       }
     }
-
-    __device__ __forceinline__ void load_first(int stage, const Place& at) {
-      load_rows(stage, at);
-#pragma unroll
-      for (int i = 0; i < kSets; ++i) load_tokens(stage, at, i);
-    }
   };
+
+  static __device__ __forceinline__ void load_rows(
+      int stage, const Place& at, int half, float& upper, float& lower) {
+    const uint32_t from = at.rows + stage * (kBlocks * kBlockBytes) + half * 256;
+    upper = ptx::load_float(from);
+    lower = ptx::load_float(from + 32);
+  }
+
+  // The two warpgroups issue in turns: one has the matrix unit while the other scales.
+  static __device__ __forceinline__ void take_turn(const Place& at) {
+    ptx::barrier_sync<256>(3 + at.warpgroup);
+  }
+
+  static __device__ __forceinline__ void pass_turn(const Place& at) {
+    ptx::barrier_pass<256>(4 - at.warpgroup);
+  }
 
   static __device__ __forceinline__ void wait_full(S& s, const Ring& ring) {
     ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
@@ -266,7 +268,15 @@ struct Kernel {
     ptx::wgmma_commit();
   }
 
-  // sum += part, scaled by row and token.
+  // sum += part, scaled by row and token: eight tokens, two of them this lane's.
+  static __device__ __forceinline__ void add_scaled(
+      float* sum, const float* part, float upper, float lower, float left, float right) {
+    sum[0] += part[0] * (upper * left);
+    sum[1] += part[1] * (upper * right);
+    sum[2] += part[2] * (lower * left);
+    sum[3] += part[3] * (lower * right);
+  }
+
   template <int kColumns, int kVectors>
   static __device__ __forceinline__ void add_scaled(
       float (&sum)[kColumns / 2], float (&part)[kColumns / 2], const float4 (&token)[kVectors],
@@ -275,11 +285,8 @@ struct Kernel {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const float4 four = token[j / 2];
-      const float left = j % 2 ? four.z : four.x, right = j % 2 ? four.w : four.y;
-      sum[4 * j + 0] += part[4 * j + 0] * (upper * left);
-      sum[4 * j + 1] += part[4 * j + 1] * (upper * right);
-      sum[4 * j + 2] += part[4 * j + 2] * (lower * left);
-      sum[4 * j + 3] += part[4 * j + 3] * (lower * right);
+      add_scaled(sum + 4 * j, part + 4 * j, upper, lower, j % 2 ? four.z : four.x,
+                 j % 2 ? four.w : four.y);
     }
   }
 
@@ -309,55 +316,65 @@ struct Kernel {
       codes = load_codes(half);
     }
     ptx::wgmma_wait<1>();
-    add_scaled<kWidth>(sum[0], even, scales.token[0], scales.upper[0], scales.lower[0]);
+    add_scaled<kWidth>(sum[0], even, scales.token, scales.upper[0], scales.lower[0]);
     if (more) {
       decode(codes, a);
       codes = load_codes(half + kHalfBytes);
     }
     ptx::wgmma_wait<0>();
-    add_scaled<kWidth>(sum[1], odd, scales.token[0], scales.upper[1], scales.lower[1]);
+    add_scaled<kWidth>(sum[1], odd, scales.token, scales.upper[1], scales.lower[1]);
     release(empty, at);
-    if (more) scales.load_first(ring.stage, at);
+    if (more) scales.load(ring.stage, at);
   }
 
-  // One group of columns, one weight half. At entry `a` holds its operands and `scales` what its
-  // first two pieces need; where `more`, those of the next group are left in `a` (kWidth 256) or
-  // `next` (else) and `scales`.
-  template <int kWidth>
+  // One group of columns, one weight half. At entry `a` holds its operands, `upper` and `lower` the
+  // scales of this thread's rows; where `more`, those of the next group are left in `next` and
+  // them. `next` is `a` where kSame.
+  template <int kWidth, bool kSame>
   static __device__ __forceinline__ void step_tokens(
       S& s, Ring& ring, const Place& at, typename Pieces<1, kWidth>::Sums& sum,
-      uint32_t (&a)[16], uint32_t (&next)[16],
-      Scales<Pieces<1, kWidth>::kColumns>& scales, bool more) {
+      uint32_t (&a)[16], uint32_t (&next)[16], float& upper, float& lower, bool more) {
     constexpr int kColumns = Pieces<1, kWidth>::kColumns, kNumber = Pieces<1, kWidth>::kNumber;
     constexpr uint64_t kStride = kColumns * kGroup >> 4;  // of a piece's tokens in descriptors
-    float part[2][kColumns / 2];
+    constexpr int kVectors = kColumns / 16;
+    constexpr int kAhead = kVectors < 2 ? kVectors : 2;  // scales of tokens loaded before use
     const int stage = ring.stage;
     const uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[stage]));
+    const uint32_t from = at.tokens + stage * (S::kScalePitch * 16);
     ring.advance();
     const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
-    Codes codes;
-
-    issue<kColumns>(part[0], a, tokens);
 #pragma unroll
     for (int i = 0; i < kNumber; ++i) {
-      if (i + 1 < kNumber) issue<kColumns>(part[(i + 1) % 2], a, tokens + (i + 1) * kStride);
-      if (i == (kNumber == 2 ? 0 : kNumber - 3) && more) {
+      const bool last = i + 1 == kNumber;
+      const uint32_t of_piece = from + i * kColumns;
+      float part[kColumns / 2];
+      float4 token[kAhead];
+      Codes codes;
+      take_turn(at);
+      issue<kColumns>(part, a, tokens + i * kStride);
+      pass_turn(at);
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) token[j] = ptx::load_float4(of_piece + j * 16);
+      if (last && more) {
         wait_full(s, ring);
         codes = load_codes(half);
-        if constexpr (kNumber == 2) decode(codes, next);
+        if constexpr (!kSame) decode(codes, next);
       }
-      if (i + 1 < kNumber) {
-        ptx::wgmma_wait<1>();
-      } else {
-        ptx::wgmma_wait<0>();
-        if (kNumber > 2 && more) decode(codes, a);
+      ptx::wgmma_wait<0>();
+      if (kSame && last && more) decode(codes, next);
+      ptx::pin(part);
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const float4 four = token[j % kAhead];
+        if (j + kAhead < kVectors) {
+          token[j % kAhead] = ptx::load_float4(of_piece + (j + kAhead) * 16);
+        }
+        add_scaled(sum[i] + 8 * j, part + 8 * j, upper, lower, four.x, four.y);
+        add_scaled(sum[i] + 8 * j + 4, part + 8 * j + 4, upper, lower, four.z, four.w);
       }
-      add_scaled<kColumns>(sum[i], part[i % 2], scales.token[i % 2], scales.upper[0],
-                           scales.lower[0]);
-      if (i + 2 < kNumber) scales.load_tokens(stage, at, i + 2);
     }
     release(ptx::shared_address(&s.empty[stage]), at);
-    if (more) scales.load_first(ring.stage, at);
+    if (more) load_rows(ring.stage, at, 0, upper, lower);
   }
 
   // One piece to the staged rows of its tokens, turned over: tokens become rows.
@@ -390,14 +407,14 @@ struct Kernel {
     uint8_t* staging = s.staging[at.warpgroup];
 #pragma unroll
     for (int first = 0; first < kWidth; first += kRound) {
-      ptx::warpgroup_sync(1 + at.warpgroup);  // the rows staged before are read
+      ptx::barrier_sync<128>(1 + at.warpgroup);  // the rows staged before are read
 #pragma unroll
       for (int i = 0; i < Pieces<kBlocks, kWidth>::kNumber; ++i) {
         const int token = kBlocks == 2 ? 0 : i * kColumns;
         if (token < first || token >= first + kRound) continue;
         stage<kColumns>(staging, sum[i], token - first, kBlocks == 2 ? i * 64 : 0, at);
       }
-      ptx::warpgroup_sync(1 + at.warpgroup);
+      ptx::barrier_sync<128>(1 + at.warpgroup);
       const int column = at.thread % kPieces16 * 8;
       __nv_bfloat16* out = p.out + static_cast<long long>(t.first_row + first) * p.n +
                            first_column + at.warpgroup * S::kColumns + column;
@@ -419,26 +436,30 @@ struct Kernel {
       for (float& value : piece) value = 0.0f;
     }
     uint32_t a[16], b[16];
-    Scales<Pieces<kBlocks, kWidth>::kColumns> scales;
     const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
     wait_full(s, ring);
     Codes codes = load_codes(half);
     decode(codes, a);
-    scales.load_first(ring.stage, at);
     if constexpr (kBlocks == 2) {
+      Scales<kWidth> scales;
+      scales.load(ring.stage, at);
       codes = load_codes(half + kHalfBytes);
       for (int g = 1; g <= p.num_groups; ++g) {
         step_halves<kWidth>(s, ring, at, sum, a, b, codes, scales, g < p.num_groups);
       }
-    } else if constexpr (kWidth == 256) {
-      for (int g = 1; g <= p.num_groups; ++g) {
-        step_tokens<kWidth>(s, ring, at, sum, a, a, scales, g < p.num_groups);
-      }
     } else {
-      for (int g = 1; g <= p.num_groups; g += 2) {
-        step_tokens<kWidth>(s, ring, at, sum, a, b, scales, g < p.num_groups);
-        if (g == p.num_groups) break;
-        step_tokens<kWidth>(s, ring, at, sum, b, a, scales, g + 1 < p.num_groups);
+      float upper, lower;
+      load_rows(ring.stage, at, 0, upper, lower);
+      if constexpr (kWidth == 256) {
+        for (int g = 1; g <= p.num_groups; ++g) {
+          step_tokens<kWidth, true>(s, ring, at, sum, a, a, upper, lower, g < p.num_groups);
+        }
+      } else {
+        for (int g = 1; g <= p.num_groups; g += 2) {
+          step_tokens<kWidth, false>(s, ring, at, sum, a, b, upper, lower, g < p.num_groups);
+          if (g == p.num_groups) break;
+          step_tokens<kWidth, false>(s, ring, at, sum, b, a, upper, lower, g + 1 < p.num_groups);
+        }
       }
     }
     store<kWidth>(s, p, t, sum, first_column, at);
@@ -530,12 +551,14 @@ struct Kernel {
     } else {
       ptx::registers_take<kComputeRegisters>();
       const Place at = place(s);
+      if (kBlocks == 1 && at.warpgroup == 1) pass_turn(at);  // the first turn is the other's
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
         const int first_column = t.across * kRows;
         if (t.width == kLeast) compute<kLeast>(s, p, t, ring, first_column, at);
         else if (t.width == 2 * kLeast) compute<2 * kLeast>(s, p, t, ring, first_column, at);
         else if (t.width == 4 * kLeast) compute<4 * kLeast>(s, p, t, ring, first_column, at);
-        else if (kTokens != 256 || t.width == 128) compute<8 * kLeast>(s, p, t, ring, first_column, at);
+        else if (kTokens != 256 || t.width == 128)
+          compute<8 * kLeast>(s, p, t, ring, first_column, at);
         else compute<kTokens>(s, p, t, ring, first_column, at);
       });
     }
