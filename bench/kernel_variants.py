@@ -36,8 +36,8 @@ class Variants:
     goal: float = 0.0
 
 
-# Groups of 128 values a program, warps a program.
-ROW_SHAPES = ((8, 4), (2, 1), (4, 2), (8, 2), (16, 4), (16, 8), (32, 8))
+# Groups of 128 values, rows and warps of a program; zeros: what is in use.
+ROW_SHAPES = ((0, 0, 0), (2, 8, 2), (2, 8, 4), (4, 4, 4), (8, 1, 4), (16, 1, 4))
 
 
 def all_of(make: Tensors) -> Iterator[Variants]:
@@ -46,27 +46,41 @@ def all_of(make: Tensors) -> Iterator[Variants]:
         yield Variants(
             bench="quantise", name=f"m{tokens} k{HIDDEN}", goal=goal,
             ways={
-                f"groups {groups} warps {warps}": partial(
-                    quantise_triton.launch, x, None, squeeze=True, groups=groups, num_warps=warps
+                _row_shape(groups, rows, warps): partial(
+                    quantise_triton.launch, x, None, squeeze=True, groups=groups, rows=rows,
+                    num_warps=warps,
                 )
-                for groups, warps in ROW_SHAPES
+                for groups, rows, warps in ROW_SHAPES
             },
         )  # fmt: skip
-    for tokens, goal in ((9, 0.0), (1152, 2.9), (36864, 0.0)):
+    for tokens, goal in ((9, 0.0), (1152, 0.0), (36864, 0.0)):
         both = make.rows(1, tokens, 2 * WIDTH)
         yield Variants(
             bench="silu_mul", name=f"quantise m{tokens} i{WIDTH}", goal=goal,
             ways={
-                f"groups {groups} warps {warps}": partial(
+                _row_shape(groups, rows, warps): partial(
                     silu_mul_triton.launch_quantise, both, None, squeeze=True, groups=groups,
-                    num_warps=warps,
+                    rows=rows, num_warps=warps or 4,
                 )
-                for groups, warps in ROW_SHAPES if groups * 128 <= WIDTH
+                for groups, rows, warps in ROW_SHAPES
+            },
+        )  # fmt: skip
+        yield Variants(
+            bench="silu_mul", name=f"m{tokens} i{WIDTH}", goal=2.9 if tokens == 1152 else 0.0,
+            ways={
+                f"columns {block} warps {warps}": partial(
+                    silu_mul_triton.launch, both[0], block=block, num_warps=warps
+                )
+                for block, warps in ((2048, 8), (1024, 4), (1024, 2))
             },
         )  # fmt: skip
     yield from _merge_states(make)
     yield from _router_gemm(make)
     yield from _fp8_gemm(make)
+
+
+def _row_shape(groups: int, rows: int, warps: int) -> str:
+    return f"groups {groups} rows {rows} warps {warps}" if groups else "in use"
 
 
 def _merge_states(make: Tensors) -> Iterator[Variants]:
@@ -78,7 +92,7 @@ def _merge_states(make: Tensors) -> Iterator[Variants]:
             f"rows {rows} warps {warps}": partial(
                 merge_states_triton.launch, a, lse, b, lse, rows=rows, num_warps=warps
             )
-            for rows, warps in ((8, 4), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8))
+            for rows, warps in ((16, 8), (8, 4), (32, 16))
         },
     )  # fmt: skip
 
