@@ -44,3 +44,16 @@ def factors_of(temperature):
     exact = tl.minimum(LOG2_E / temperature, 1e30)
     factor = exact.to(tl.float32)
     return factor, (exact - factor.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def least_likely(best, temperature, min_p, low, high):
+    """The smallest key in [low, high) whose weight is at least `min_p`; that of high - 1 is."""
+    high -= 1
+    while high > low:
+        middle = low + (high - low) // 2
+        distance = value_of(middle).to(tl.float64) - best.to(tl.float64)
+        is_likely = tl.exp(distance / temperature) >= min_p
+        high = tl.where(is_likely, middle, high)
+        low = tl.where(is_likely, low, middle + 1)
+    return high

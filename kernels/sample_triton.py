@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.sample_near_triton import near
-from kernels.sample_order_triton import factors_of, key_of, value_of, weight_of
+from kernels.sample_order_triton import factors_of, key_of, least_likely, value_of, weight_of
 from kernels.sample_tail_triton import PROBES as TAIL_PROBES
 from kernels.sample_tail_triton import row_facts, tail_interval, tail_near, tail_sums
 
@@ -139,19 +139,6 @@ def _reach(
 
 
 @triton.jit
-def _least_likely(best, temperature, min_p, low, high):
-    """The smallest key in [low, high) whose weight is at least `min_p`; that of high - 1 is."""
-    high -= 1
-    while high > low:
-        middle = low + (high - low) // 2
-        distance = value_of(middle).to(tl.float64) - best.to(tl.float64)
-        is_likely = tl.exp(distance / temperature) >= min_p
-        high = tl.where(is_likely, middle, high)
-        low = tl.where(is_likely, low, middle + 1)
-    return high
-
-
-@triton.jit
 def _nth(source, length, tokens, key, nth, block: tl.constexpr, tiled: tl.constexpr):
     """The token of the `nth` logit of that key."""
     seen = tl.zeros([], tl.int32)
@@ -270,7 +257,7 @@ def _decide(
     low, high = key_of(worst).to(tl.int64), key_of(best).to(tl.int64) + 1
     least_key = low
     if min_p > 0.0:
-        least_key = _least_likely(best, temperature, min_p, low, high)
+        least_key = least_likely(best, temperature, min_p, low, high)
 
     # Do those gathered decide alone?
     limit = tl.max(tl.load(limits + entry, mask=is_part, other=float("-inf")), 0)
