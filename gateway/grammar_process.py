@@ -73,9 +73,7 @@ class Compiler:
         if kind == "json_schema":
             if not text:
                 return self._grammar.builtin_json_grammar()
-            return self._grammar.from_json_schema(
-                text, any_whitespace=False, separators=(",", ":")
-            )
+            return self._grammar.from_json_schema(text, any_whitespace=False, separators=(",", ":"))
         if kind == "regex":
             return self._grammar.from_regex(text)
         return self._grammar.from_ebnf(text)

@@ -63,9 +63,7 @@ def run(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT. Raises CheckpointError for a bad model folder, ValueError
     where traces cannot be sent, and OSError when the address is taken."""
     model = ServedModel.load(settings)
-    tracing.configure(
-        "gateway", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio
-    )
+    tracing.configure("gateway", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio)
     # What is there by now stays: collections that look at it, or at the tasks of a thousand
     # streams every few hundred tokens, cost a fifth of the time.
     gc.freeze()
