@@ -3,7 +3,7 @@
 What an interpreter touches for one request lies in thousands of small pages all over its heap;
 in a virtual machine each of them that the processor has no translation for costs several reads
 of memory. Where the system gives huge pages to those who ask (Linux: the usual "madvise"), a
-process that asks for what it has by then spends up to a tenth less time on a request.
+process that asks for what it has by then spends a twentieth less time on a request.
 """
 
 import ctypes
