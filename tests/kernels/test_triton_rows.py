@@ -57,9 +57,12 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
 def test_quantise(rng: torch.Generator, device: str, num_tokens: int) -> None:
     x = (randn(rng, num_tokens, WIDTH) * 30).to(device, dtypes()[-1])
     x[:, :128] = 0
-    out, scale = quantise_triton.launch(x.unsqueeze(0), None, squeeze=True)
-    assert scale.stride(0) == 1
-    assert_same_fp8((out, scale), quantise_reference(x))
+    for groups, rows in ((0, 0), (2, 8), (4, 4)):
+        out, scale = quantise_triton.launch(
+            x.unsqueeze(0), None, squeeze=True, groups=groups, rows=rows
+        )
+        assert scale.stride(0) == 1
+        assert_same_fp8((out, scale), quantise_reference(x))
 
 
 def test_quantise_masked(rng: torch.Generator, device: str) -> None:
@@ -191,6 +194,17 @@ def test_rescale(rng: torch.Generator, device: str) -> None:
 
 
 LAYOUTS = [(0, 2, 3, 8), (1, 1, 1, 128), (7, 3, 5, 4)]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_choices_are_ranked_in_parts(rng: torch.Generator, device: str, parts: int) -> None:
+    idx = torch.randint(-1, 5, (23, 4), generator=rng).to(device)
+    rank_of, counts = permute_triton.rank_choices(idx, 6, chunk=16, parts=parts)
+    mine = torch.nn.functional.one_hot(idx.flatten() + 1, 7)[:, 1:]
+    assert torch.equal(counts.long(), mine.sum(0))
+    ranks = ((mine.cumsum(0) - 1) * mine).sum(1)
+    known = idx.flatten() >= 0
+    assert torch.equal(rank_of.long()[known], ranks[known])
 
 
 @pytest.mark.parametrize(
