@@ -50,7 +50,9 @@ def launch(
     width = rows.shape[1]
     usual = FEW_TOKENS if num_tokens < 1024 else MANY_TOKENS
     block, num_warps = block or usual[0], num_warps or usual[1]
-    out, is_dependent = rows.new_empty(num_tokens, width), dependent(rows)
+    out = rows.new_empty(num_tokens, width)
+    # Many small programs that each wait: 70 us instead of 50 for 4,096 tokens.
+    is_dependent = usual == FEW_TOKENS and dependent(rows)
     if out.numel():
         base = None if base is None else base.contiguous()
         weights = weights if weights.stride(1) == 1 else weights.contiguous()
