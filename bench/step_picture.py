@@ -52,7 +52,8 @@ def draw(steps: Sequence[Step], path: Path) -> None:
         axis.barh(limited, floors, height=0.3, color="#e0752d", label="if memory were all")
         axis.set_yticks(places, step.purposes, fontsize=9)
         axis.invert_yaxis()
-        axis.set_title(f"{step.case}: {sum(step.microseconds) / 1000:.1f} ms", fontsize=10)
+        together = f"kernels of {sum(step.microseconds) / 1000:.1f} ms, partly beside each other"
+        axis.set_title(f"{step.case}: {together}", fontsize=10)
         axis.set_xlabel("microseconds")
         axis.grid(visible=True, axis="x", alpha=0.3)
         axis.legend(frameon=False, fontsize=9, loc="lower right")

@@ -87,3 +87,16 @@ def test_the_table_goes_between_the_markers(tmp_path: Path) -> None:
     readme.write_text("nothing")
     with pytest.raises(ValueError, match="no line"):
         table.main(arguments)
+
+
+def test_markers_name_what_is_between_them(tmp_path: Path) -> None:
+    floor = replace(RECORD, bench="c", peer="floor")
+    lone = replace(RECORD, bench="d", peer=None, peer_value=None)
+    append(tmp_path / "r.jsonl", [RECORD, floor, lone])
+    page = tmp_path / "page.md"
+    names = ("d alone", "c b", "c floor")
+    page.write_text("".join(f"<!-- bench.table: begin {each} -->\n{table.END}\n" for each in names))
+    assert table.main([str(page), "--results", str(tmp_path)]) == 0
+    benches = [line.split("`")[1] for line in page.read_text().splitlines() if line[:1] == "`"]
+    assert benches == ["bench.d", "bench.b", "bench.c"]
+    assert "| a case | output_throughput | 300 tokens/s | | |" in page.read_text()
