@@ -119,7 +119,7 @@ def meet(group: EpGroup, transfer: NixlTransfer, runs: tuple[PageRun, ...]) -> G
 def copies_of(
     ours: Sequence[PageRun], theirs: Sequence[PageRun], layers: range, size: Size
 ) -> Iterator[Copy]:
-    """Page by page; what lies side by side on both sides is joined by the transfer."""
+    """Page by page."""
     source_pages, target_pages = (
         [page for run in runs for page in range(run.first, run.first + run.count)]
         for runs in (ours, theirs)
@@ -144,11 +144,20 @@ def send(
     device: torch.device,
 ) -> Figures:
     """Median over repeats, from the first submit to the last landing."""
-    parts = [list(copies_of(runs, goal.runs, layers, size)) for layers in ranges]
     pool_bytes = size.num_layers * size.num_pages * size.page_bytes
-    descriptors = sum(
-        len(merged_ranges(part, source_bytes=pool_bytes, target_bytes=pool_bytes)) for part in parts
-    )
+    # Joined beforehand, as prefill workers hand them over: once for a prompt.
+    parts = [
+        [
+            Copy(*each)
+            for each in merged_ranges(
+                list(copies_of(runs, goal.runs, layers, size)),
+                source_bytes=pool_bytes,
+                target_bytes=pool_bytes,
+            )
+        ]
+        for layers in ranges
+    ]
+    descriptors = sum(map(len, parts))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = []
