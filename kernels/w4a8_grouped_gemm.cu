@@ -16,7 +16,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "w4a8_grouped_gemm_ptx.cuh"
+#include "hopper_ptx.cuh"
 
 namespace {
 

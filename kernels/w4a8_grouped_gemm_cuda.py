@@ -1,29 +1,14 @@
-"""The CUDA kernel of `kernels.w4a8_grouped_gemm`: built at first use, kept on disk.
-
-The library is compiled by nvcc for Hopper and cached under the hash of its sources, in
-EPSERVE_CACHE, or else XDG_CACHE_HOME/epserve or ~/.cache/epserve.
-"""
+"""The CUDA kernel of `kernels.w4a8_grouped_gemm`: built at first use, kept on disk."""
 
 import ctypes
 import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 
+from kernels import cuda_build
+
 _SOURCE = Path(__file__).with_name("w4a8_grouped_gemm.cu")
-_HEADER = Path(__file__).with_name("w4a8_grouped_gemm_ptx.cuh")
-_FLAGS = (
-    "-O3",
-    "-std=c++17",
-    "-gencode=arch=compute_90a,code=sm_90a",
-    "-shared",
-    "-Xcompiler=-fPIC",
-)
 MAX_EXPERTS = 512
 
 
@@ -94,34 +79,4 @@ def _library() -> ctypes.PyDLL:
 
 def build() -> Path:
     """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    sources = (_SOURCE.read_bytes(), _HEADER.read_bytes(), " ".join(_FLAGS).encode())
-    digest = hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
-    target = _cache() / f"w4a8_grouped_gemm-{digest}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        command = [_nvcc(), *_FLAGS, "-o", str(built), str(_SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
-        built.replace(target)  # whoever else is building it replaces it by the same
-    return target
-
-
-def _cache() -> Path:
-    if folder := os.environ.get("EPSERVE_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epserve"
-
-
-def _nvcc() -> str:
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    for candidate in (Path(home) / "bin" / "nvcc", shutil.which("nvcc")):
-        if candidate and Path(candidate).exists():
-            return str(candidate)
-    raise RuntimeError(
-        "the W4A8 kernel is compiled at first use and needs nvcc: install the CUDA toolkit and "
-        "set CUDA_HOME, or set EPSERVE_KERNELS=reference"
-    )
+    return cuda_build.build(_SOURCE)

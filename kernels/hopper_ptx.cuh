@@ -1,4 +1,4 @@
-// The Hopper instructions that the W4A8 grouped GEMM is made of, one function each.
+// Instructions of Hopper that kernels in CUDA C++ are made of, one function each.
 #pragma once
 
 #include <cuda.h>

@@ -1,0 +1,67 @@
+"""CUDA C++ sources to libraries: built at first use by nvcc for Hopper, kept on disk.
+
+A library is cached under the hash of its source and of the headers beside it, in EPSERVE_CACHE, or
+else XDG_CACHE_HOME/epserve or ~/.cache/epserve.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-shared",
+    "-Xcompiler=-fPIC",
+)
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+
+
+def build(source: Path) -> Path:
+    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
+    contents = [each.read_bytes() for each in _with_headers(source)]
+    digest = hashlib.sha256(b"\0".join([*contents, " ".join(_FLAGS).encode()])).hexdigest()[:16]
+    target = _cache() / f"{source.stem}-{digest}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        command = [_nvcc(source), *_FLAGS, "-o", str(built), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
+        built.replace(target)  # whoever else is building it replaces it by the same
+    return target
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """The source and every header that it names in quotes, or that these name."""
+    found = [source]
+    for each in found:
+        names = _INCLUDE.findall(each.read_text(encoding="utf-8"))
+        headers = [each.with_name(name) for name in names]
+        found.extend(header for header in dict.fromkeys(headers) if header not in found)
+    return found
+
+
+def _cache() -> Path:
+    if folder := os.environ.get("EPSERVE_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epserve"
+
+
+def _nvcc(source: Path) -> str:
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    for candidate in (Path(home) / "bin" / "nvcc", shutil.which("nvcc")):
+        if candidate and Path(candidate).exists():
+            return str(candidate)
+    raise RuntimeError(
+        f"{source.name} is compiled at first use and needs nvcc: install the CUDA toolkit and set "
+        "CUDA_HOME, or set EPSERVE_KERNELS=reference"
+    )
