@@ -57,6 +57,7 @@ class Case:
     name: str
     weights: str
     options: tuple[str, ...]
+    num_ranks: int = 1  # of a decode worker
     is_wide: bool = False
 
     @property
@@ -105,12 +106,14 @@ def cases(formats: Sequence[str], device: str, num_gpus: int, *, deep_ep: bool) 
             name=f"{weights}, cuda, 2 ranks, collective, graphs, overlap",
             weights=weights,
             options=(*two, *switched(True, True), *dispatcher("collective")),
+            num_ranks=2,
         )
         for graphs in (True, False) if deep_ep else ():
             yield Case(
                 name=f"{weights}, cuda, 2 ranks, deep_ep, {SWITCHES[graphs][0]}, overlap",
                 weights=weights,
                 options=(*two, *switched(graphs, True), *dispatcher("deep_ep")),
+                num_ranks=2,
                 is_wide=graphs,
             )
 
@@ -232,14 +235,13 @@ def is_enough(asked: Asked, reference: Asked) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     run = Run.begin(BENCH)
-    wanted = list(
-        cases(
-            arguments.weights,
-            arguments.device,
-            torch.cuda.device_count(),
-            deep_ep=find_spec("deep_ep") is not None,
-        )
+    offered = cases(
+        arguments.weights,
+        arguments.device,
+        torch.cuda.device_count(),
+        deep_ep=find_spec("deep_ep") is not None,
     )
+    wanted = [case for case in offered if case.num_ranks in arguments.ranks]
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
         models = {case.model for case in (REFERENCE, *wanted)}
         folders = write_folders(models, Path(name))
@@ -263,6 +265,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"],
                         default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
     parser.add_argument("--weights", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], choices=[1, 2],
+                        help="only clusters with so many decode ranks")  # fmt: skip
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--chatter", type=int, default=300, help="prompts that ask for no sum")
     parser.add_argument("--long", type=int, default=100, help=f"behind {LONG_TOKENS} tokens")

@@ -42,6 +42,7 @@ def test_several_gpus_bring_ranks_and_dispatchers() -> None:
         "bf16, cuda, 2 ranks, deep_ep, graphs, overlap",
         "bf16, cuda, 2 ranks, deep_ep, no graphs, overlap",
     ]
+    assert {case.num_ranks for case in two[len(one) :]} == {2}
     assert [case.model for case in two[-2:]] == ["bf16, wide", "bf16"]
     assert "prefill.ep-dispatcher=deep_ep" in two[-1].options
     assert len(list(cases(["bf16"], "cuda", 2, deep_ep=False))) == len(two) - 2
