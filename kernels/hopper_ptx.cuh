@@ -66,6 +66,26 @@ __device__ __forceinline__ void copy_box(
       : "memory");
 }
 
+// The same with a cache policy.
+__device__ __forceinline__ void copy_box(
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row),
+      "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// The same place, and barrier, in each block of the cluster whose bit is set.
+__device__ __forceinline__ void copy_box_multicast(
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column),
+      "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
 // Four bytes, global to shared; zero, and nothing read, where `valid` is false.
 __device__ __forceinline__ void copy_word(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
@@ -88,6 +108,12 @@ __device__ __forceinline__ float load_float(uint32_t from) {
   return value;
 }
 
+__device__ __forceinline__ float2 load_float2(uint32_t from) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from));
+  return value;
+}
+
 __device__ __forceinline__ float4 load_float4(uint32_t from) {
   float4 value;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -102,6 +128,10 @@ __device__ __forceinline__ uint4 load_uint4(uint32_t from) {
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "r"(from));
   return value;
+}
+
+__device__ __forceinline__ void store_float(uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
 // Named barriers of kThreads, those that wait and those that pass on together.
@@ -147,6 +177,52 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+
+// Programmatic dependent launch: the next kernel of the stream may begin; what the kernels in front
+// wrote is there.
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_predecessors() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Thread blocks of a cluster: this one's rank, and a barrier of all their threads in two halves.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Address of the same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ uint32_t address_in(uint32_t rank, uint32_t address) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ float4 load_float4_remote(uint32_t from) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
 }
 
 // Descriptor of a K-major operand in shared memory, rows of 128 bytes, 128-byte swizzle.
