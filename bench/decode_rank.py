@@ -27,6 +27,7 @@ from engine.decode_graphs import Decode, DecodeGraphs
 from engine.graph_capture import CudaCapture, RepeatedCall
 from engine.piece import Piece
 from engine.rank_model import compiled_up_to
+from model.batch import AttentionForm
 
 BENCH = "decode_rank"
 PEER = "SGLang 0.5.16"
@@ -126,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         BENCH,
         measure,
         arguments,
+        form=AttentionForm.ABSORBED,
         max_tokens=max(arguments.batches),
         num_pages=pages_for(arguments.batches, arguments.context),
     )

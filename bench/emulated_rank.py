@@ -26,6 +26,7 @@ from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 from ep.masked_rows import Rows
 from ep.placement import Placement
+from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from model.dummy_checkpoint import DummyCheckpoint
@@ -132,6 +133,7 @@ class EmulatedRank:
         device: torch.device,
         max_tokens: int,
         num_pages: int,
+        form: AttentionForm = AttentionForm.PLAIN,
         num_layers: int | None = None,
         sizes: dict[str, Any] | None = None,
     ) -> "EmulatedRank":
@@ -151,7 +153,9 @@ class EmulatedRank:
             masked=BalancedMasked(num_slots, max_tokens),
         )
         source = DummyCheckpoint(folder, device)
-        model = DeepseekV3.load(folder, device=device, dtype=dtype, experts=experts, source=source)
+        model = DeepseekV3.load(
+            folder, device=device, dtype=dtype, experts=experts, form=form, source=source
+        )
         shape = (config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
         kv_cache = torch.empty(shape, dtype=dtype, device=device)
         for layer in kv_cache:

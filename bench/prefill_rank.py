@@ -83,7 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     most = max(arguments.tokens)
     return measure_all(
-        BENCH, measure, arguments, max_tokens=1, num_pages=2 * -(-most // PAGE_TOKENS)
+        BENCH,
+        measure,
+        arguments,
+        form=AttentionForm.PLAIN,
+        max_tokens=1,
+        num_pages=2 * -(-most // PAGE_TOKENS),
     )
 
 

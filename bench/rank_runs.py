@@ -13,6 +13,7 @@ import torch
 from bench.emulated_rank import NUM_RANKS, EmulatedRank
 from bench.records import RESULTS, Record, Run, append
 from bench.small_config import SMALL
+from model.batch import AttentionForm
 
 Measure = Callable[[EmulatedRank, Run, argparse.Namespace], Iterable[Record]]
 
@@ -29,7 +30,13 @@ def parser_of(description: str) -> argparse.ArgumentParser:
 
 
 def measure_all(
-    bench: str, measure: Measure, arguments: argparse.Namespace, *, max_tokens: int, num_pages: int
+    bench: str,
+    measure: Measure,
+    arguments: argparse.Namespace,
+    *,
+    form: AttentionForm,
+    max_tokens: int,
+    num_pages: int,
 ) -> int:
     """Each format in turn: two models do not fit beside each other."""
     device = torch.device("cpu" if arguments.small else "cuda")
@@ -44,6 +51,7 @@ def measure_all(
                 device=device,
                 max_tokens=max_tokens,
                 num_pages=num_pages,
+                form=form,
                 num_layers=arguments.layers,
                 sizes=SMALL if arguments.small else None,
             )

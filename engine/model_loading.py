@@ -11,6 +11,7 @@ import torch
 from core.log import get_logger
 from engine.settings import WorkerSettings
 from ep.expert_shard import ExpertShard
+from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import Fields
 from model.deepseek import DeepseekV3
@@ -47,6 +48,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     experts: ExpertShard,
+    form: AttentionForm,
     num_layers: int,
 ) -> DeepseekV3:
     """Closes `source`."""
@@ -56,6 +58,7 @@ def load_model(
         device=device,
         dtype=dtype,
         experts=experts,
+        form=form,
         source=source,
         on_layer=progress.layer,
     )

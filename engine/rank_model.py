@@ -83,6 +83,7 @@ class RankModel:
             device=device,
             dtype=dtype,
             experts=experts,
+            form=form,
             num_layers=config.num_layers,
         )
         clock.note("load")
@@ -147,7 +148,7 @@ class Prepared:
             settings,
             config,
             weights=planned_weights(
-                Weights(checkpoint=source, device=device, dtype=dtype),
+                Weights(checkpoint=source, device=device, dtype=dtype, form=form),
                 config,
                 num_slots=needs.slots_per_rank,
                 fold_shared=settings.shared_expert == "folded",

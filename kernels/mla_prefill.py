@@ -8,7 +8,9 @@ A row's latents, cached prefix and new tokens alike, are expanded to keys and va
 
     query  [T, heads, D + R]  rotated part last
     cache  [pages, page_tokens, C + R]  one layer
-    kv_b   [heads, D + V, C]
+    kv_b   [heads, D + V, C]  dtype of query; or float8_e4m3fn with `kv_b_scale`
+           [heads * (D + V) / 128, C / 128] float32, rounded up, by which 128 x 128 values are
+           multiplied: the latents are quantised, too, and the error of that is below 4% in either
     rows   of `kernels.paged_rows.split_rows`
     groups  of `kernels.mla_prefill_plan.plan_groups` for the same rows
     out    [T, heads, V]      dtype of query; softmax in float32
@@ -24,11 +26,13 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from kernels.fp8_gemm import fp8_gemm
 from kernels.linear import linear
 from kernels.merge_states import merge_states_reference
 from kernels.mla_prefill_plan import KeyGroup
 from kernels.paged_rows import Row
 from kernels.paths import path_of
+from kernels.quantise import quantise
 
 QUERY_BLOCK = 128  # CPU: small enough that a block's scores stay near the cache
 
@@ -40,13 +44,14 @@ def mla_prefill(
     rows: Sequence[Row],
     *,
     scale: float,
+    kv_b_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_heads, qk_dim = query.shape[1:]
     value_dim = kv_b.shape[1] - (qk_dim - (cache.shape[-1] - kv_b.shape[2]))
     out = query.new_empty(query.shape[0], num_heads, value_dim)
     attend = attend_in_blocks if query.device.type == "cpu" else attend_at_once
     for row in rows:
-        key, value = expand(cache, kv_b, row, value_dim)
+        key, value = row_keys(cache, kv_b, kv_b_scale, row, value_dim)
         new = query[row.start : row.stop].transpose(0, 1)
         out[row.start : row.stop] = attend(new, key, value, scale).transpose(0, 1)
     return out
@@ -60,6 +65,7 @@ def mla_prefill_grouped(
     *,
     scale: float,
     out: torch.Tensor | None = None,
+    kv_b_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`out`: contiguous, to write to; tokens that are in no group are left alone."""
     attend: Callable[..., None] = attend_group_reference
@@ -73,10 +79,10 @@ def mla_prefill_grouped(
     if out is None:
         out = query.new_empty(num_tokens, num_heads, kv_b.shape[1] - (qk_dim - rope_dim))
     lse = query.new_empty(num_tokens, num_heads, dtype=torch.float32)
-    flat, weight = cache.view(-1, cache.shape[-1]), kv_b.flatten(0, 1)
+    flat = cache.view(-1, cache.shape[-1])
     for group in groups:
         latents = flat.index_select(0, group.slots)
-        both = linear(latents[:, :rank], weight).view(len(latents), num_heads, -1)
+        both = expand(latents[:, :rank], kv_b, kv_b_scale)
         attend(query, both, latents[:, rank:], group, out, lse, scale=scale)
     return out
 
@@ -114,12 +120,28 @@ def attend_group_reference(
 
 
 def expand(
-    cache: torch.Tensor, kv_b: torch.Tensor, row: Row, value_dim: int
+    latents: torch.Tensor, kv_b: torch.Tensor, kv_b_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """[S, C], rows may be slices -> [S, heads, D + V]: keys without their rotated part, values."""
+    weight = kv_b.flatten(0, 1)
+    if kv_b_scale is None:
+        both = linear(latents, weight)
+    else:
+        both = fp8_gemm(*quantise(latents), weight, kv_b_scale).to(latents.dtype)
+    return both.view(len(latents), *kv_b.shape[:2])
+
+
+def row_keys(
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    kv_b_scale: torch.Tensor | None,
+    row: Row,
+    value_dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """key [heads, S, D + R] and value [heads, S, V] of one row."""
     num_heads, _, rank = kv_b.shape
     latents = cache.index_select(0, row.pages).flatten(0, 1)[: row.kv_length]
-    both = linear(latents[:, :rank], kv_b.flatten(0, 1)).view(row.kv_length, num_heads, -1)
+    both = expand(latents[:, :rank], kv_b, kv_b_scale)
     nope, value = both.split((both.shape[-1] - value_dim, value_dim), dim=-1)
     shared = latents[:, None, rank:].expand(-1, num_heads, -1)
     key = torch.cat((nope.transpose(0, 1), shared.transpose(0, 1)), dim=-1)

@@ -3,7 +3,8 @@
     scale[t, g] = max over the group of |x| / 448        at least SMALLEST / 448
     out[t, k]   = e4m3(x[t, k] / scale[t, k / 128])
 
-    x       [T, K] or masked [E, C, K]  bfloat16 or float32, K a multiple of 128
+    x       [T, K], whose rows may be slices of longer ones, or masked [E, C, K]  bfloat16 or
+            float32, K a multiple of 128
     counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
     out     shape of x  float8_e4m3fn
     scale   [T, K / 128] or [E, C, K / 128] float32, rows contiguous in memory (as matrix products
@@ -72,7 +73,8 @@ def empty_scales(x: torch.Tensor) -> torch.Tensor:
 
 def check(x: torch.Tensor, *, num_dims: int) -> None:
     """Raises ValueError when `x` is not what this file's docstring says."""
-    if x.dim() != num_dims or not x.is_contiguous():
+    has_rows = x.is_contiguous() or (num_dims == 2 and x.stride(-1) == 1)
+    if x.dim() != num_dims or not has_rows:
         raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
     if x.shape[-1] % GROUP:
         raise ValueError(f"K = {x.shape[-1]} is not a multiple of {GROUP}")

@@ -31,29 +31,30 @@ def silu(values):
 
 @triton.jit
 def _quantise_rows(
-    x, out, scale, expert, row, index, capacity, num_rows, width, scale_expert_stride,
+    x, out, scale, expert, row, index, capacity, num_rows, width, x_stride, scale_expert_stride,
     scale_group_stride, largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr,
     gated: tl.constexpr,
 ):  # fmt: skip
     """Groups `index` [N] of rows `row` [N], those in front of `num_rows`."""
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
     is_group = (index * group < width) & (row < num_rows)
-    start = ((expert * capacity + row) * width)[:, None]
+    line = expert * capacity + row
+    source = x + (line * x_stride)[:, None] + columns
     if gated:
-        gate = tl.load(x + 2 * start + columns, mask=is_group[:, None], other=0.0)
-        up = tl.load(x + 2 * start + width + columns, mask=is_group[:, None], other=0.0)
+        gate = tl.load(source, mask=is_group[:, None], other=0.0)
+        up = tl.load(source + width, mask=is_group[:, None], other=0.0)
         values = silu(gate.to(tl.float32)) * up.to(tl.float32)
     else:
-        values = tl.load(x + start + columns, mask=is_group[:, None], other=0.0).to(tl.float32)
+        values = tl.load(source, mask=is_group[:, None], other=0.0).to(tl.float32)
     quantised, scales = quantise_group(values, largest, smallest)
-    tl.store(out + start + columns, quantised, mask=is_group[:, None])
+    tl.store(out + (line * width)[:, None] + columns, quantised, mask=is_group[:, None])
     place = expert * scale_expert_stride + index * scale_group_stride + row
     tl.store(scale + place, scales, mask=is_group)
 
 
 @triton.jit
 def _quantise(
-    x, out, scale, counts, capacity, width, scale_expert_stride, scale_group_stride,
+    x, out, scale, counts, capacity, width, x_stride, scale_expert_stride, scale_group_stride,
     largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
     rows: tl.constexpr, masked: tl.constexpr, gated: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
@@ -67,13 +68,13 @@ def _quantise(
         for first in range(tl.program_id(0) * rows, count, tl.num_programs(0) * rows):
             _quantise_rows(
                 x, out, scale, expert, first + number % rows, index, capacity, count, width,
-                scale_expert_stride, scale_group_stride, largest, smallest, group, gated,
+                x_stride, scale_expert_stride, scale_group_stride, largest, smallest, group, gated,
             )  # fmt: skip
     else:
         _quantise_rows(
             x, out, scale, expert, tl.program_id(0) * rows + number % rows, index, capacity,
-            capacity, width, scale_expert_stride, scale_group_stride, largest, smallest, group,
-            gated,
+            capacity, width, x_stride, scale_expert_stride, scale_group_stride, largest, smallest,
+            group, gated,
         )  # fmt: skip
 
 
@@ -86,12 +87,12 @@ def launch(
     rows: int = 0,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [E, C, K], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to measure
-    them: of a program."""
+    """x [E, C, K], E = 1 to be squeezed away when there are no counts, rows as far apart as they
+    are. `groups`, `rows`, to measure them: of a program."""
     usual = MANY_ROWS if counts is None and x.shape[1] >= MANY_ROWS[1] else FEW_ROWS
     groups, rows = groups or usual[0], rows or usual[1]
     num_warps = num_warps or (2 if usual == MANY_ROWS and x.shape[1] >= 512 else 4)
-    out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), empty_scales(x)
+    out, scale = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty_scales(x)
     run(
         x, counts, out, scale, gated=False, groups=groups, rows=rows, num_warps=num_warps
     )  # fmt: skip
@@ -127,7 +128,7 @@ def run(
     else:
         num_programs = row_programs(num_rows, expected_rows)
     _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
-        x, out, scale, counts, num_rows, width, scale.stride(0), scale.stride(2),
+        x, out, scale, counts, num_rows, width, x.stride(1), scale.stride(0), scale.stride(2),
         largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups, rows=rows,
         masked=counts is not None, gated=gated, dependent=is_dependent, num_warps=num_warps,
         launch_pdl=is_dependent,

@@ -28,6 +28,7 @@ class Attention:
     q_a_norm   [q_lora_rank] or None, q_b [heads * (D + R), q_lora_rank] or None
     kv_a_norm  [C]
     kv_b       [heads, D + V, C]
+    stored_kv_b  [heads * (D + V), C] in FP8, by which the plain form expands latents, or None
     out        [H, heads * V]
     """
 
@@ -37,6 +38,7 @@ class Attention:
     q_b: Projection | None
     kv_a_norm: torch.Tensor
     kv_b: torch.Tensor
+    stored_kv_b: Projection | None
     out: Projection
 
     @classmethod
@@ -49,6 +51,7 @@ class Attention:
         names = (f"{prefix}.{q_a}.weight", f"{prefix}.kv_a_proj_with_mqa.weight")
         q_kv_a = weights.projection(*names, bias=bias, plain=plain)
         q_b = weights.projection(f"{prefix}.q_b_proj.weight", plain=plain) if lora else None
+        kv_b = f"{prefix}.kv_b_proj.weight"
         if not config.rope_interleave:
             interleave_keys(q_kv_a.weight, config)
             interleave_queries((q_b or q_kv_a).weight, config)
@@ -60,9 +63,8 @@ class Attention:
             q_a_norm=weights.get(f"{prefix}.q_a_layernorm.weight") if lora else None,
             q_b=q_b,
             kv_a_norm=weights.get(f"{prefix}.kv_a_layernorm.weight"),
-            kv_b=weights.get(f"{prefix}.kv_b_proj.weight").view(
-                config.num_heads, -1, config.kv_lora_rank
-            ),
+            kv_b=weights.get(kv_b).view(config.num_heads, -1, config.kv_lora_rank),
+            stored_kv_b=weights.projection(kv_b) if weights.expands_fp8(kv_b) else None,
             out=weights.projection(
                 f"{prefix}.o_proj.weight",
                 bias=weights.get(f"{prefix}.o_proj.bias") if config.attention_bias else None,
@@ -151,12 +153,13 @@ class Attention:
     ) -> torch.Tensor:
         """[T, heads * V], what `out` projects, from the query that `write` gave, in the forms that
         the plan was built for; into `out` where there is one."""
-        scale = self.config.softmax_scale
+        kv_b, kv_b_scale = self.expanding_kv_b
+        options = {"scale": self.config.softmax_scale, "kv_b_scale": kv_b_scale}
         values = None if out is None else out.view(len(query), self.config.num_heads, -1)
         if plan.groups:
             found = self.attend_absorbed(query, plan.groups, cache)
         elif plan.rows:
-            found = mla_prefill(query, cache, self.kv_b, plan.rows, scale=scale)
+            found = mla_prefill(query, cache, kv_b, plan.rows, **options)
         elif plan.paged and plan.paged[0].tokens is None:
             found = self.attend_absorbed(query, plan.paged[0], cache)
         else:
@@ -164,7 +167,7 @@ class Attention:
                 values = query.new_empty(*query.shape[:2], self.config.v_head_dim)
             if plan.key_groups:
                 groups = plan.key_groups
-                mla_prefill_grouped(query, cache, self.kv_b, groups, scale=scale, out=values)
+                mla_prefill_grouped(query, cache, kv_b, groups, out=values, **options)
             for rows in plan.paged:
                 assert rows.queries is not None
                 assert rows.kept is not None
@@ -173,6 +176,13 @@ class Attention:
                 values.index_copy_(0, rows.tokens, attended[rows.kept])
             return values.flatten(1)
         return (found if values is None else values.copy_(found)).flatten(1)
+
+    @property
+    def expanding_kv_b(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """kv_b [heads, D + V, C] and its scales as the plain form takes them."""
+        if self.stored_kv_b is None:
+            return self.kv_b, None
+        return self.stored_kv_b.weight.view(self.kv_b.shape), self.stored_kv_b.scale
 
     def attend_absorbed(
         self, query: torch.Tensor, rows: PagedRows | tuple[RowGroup, ...], cache: torch.Tensor

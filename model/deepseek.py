@@ -11,7 +11,7 @@ from ep.expert_shard import ExpertShard
 from kernels.linear import favoured_layout
 from kernels.rms_norm import rms_norm
 from model.attention_plan import AttentionPlan
-from model.batch import ForwardBatch
+from model.batch import AttentionForm, ForwardBatch
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.decode_batch import DecodeBatch
@@ -45,13 +45,14 @@ class DeepseekV3:
         dtype: torch.dtype,
         experts: ExpertShard | None = None,
         linear: LinearForm = "auto",
+        form: AttentionForm = AttentionForm.PLAIN,
         source: Checkpoint | None = None,
         on_layer: Callable[[int], None] | None = None,
     ) -> "DeepseekV3":
         """Reads a folder; of the routed experts only those that `experts` places here (None: all
-        of them), on the device of its maps. `linear` is as `model.weights` has it. The tensors
-        come from `source`, if there is one, which is closed behind it; `on_layer` is called with l
-        once layer l is loaded.
+        of them), on the device of its maps. `linear` and `form` are as `model.weights` has them;
+        a model computes in the other form, too. The tensors come from `source`, if there is one,
+        which is closed behind it; `on_layer` is called with l once layer l is loaded.
 
         CheckpointError for a folder that does not fit, before any weight is read; ValueError for
         experts of a model of another shape.
@@ -62,7 +63,11 @@ class DeepseekV3:
         with source or Checkpoint(folder) as checkpoint:
             checkpoint.check(config)
             weights = Weights(
-                checkpoint=checkpoint, device=torch.device(device), dtype=dtype, linear=linear
+                checkpoint=checkpoint,
+                device=torch.device(device),
+                dtype=dtype,
+                linear=linear,
+                form=form,
             )
             embedding = weights.get(EMBEDDING)
             layers = []

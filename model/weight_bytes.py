@@ -123,6 +123,8 @@ def _plan_attention(plan: _Plan, config: ModelConfig, prefix: str) -> None:
             plan.matrices(ATTENTION, {name: shape})
         else:
             plan.plain(OTHER if "norm" in name else ATTENTION, math.prod(shape))
+        if name.endswith("kv_b_proj.weight") and plan.weights.expands_fp8(name):
+            plan.matrices(ATTENTION, {name: shape})
 
 
 def _plan_experts(

@@ -7,6 +7,7 @@ import torch
 
 from kernels.block_dequantise import BLOCK
 from kernels.linear import favoured_layout
+from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.projection import Projection
 
@@ -20,12 +21,14 @@ class Weights:
     linear  what to make of projections that are stored in FP8: "fp8" leaves them so (on a CPU
             computed by references), "plain" makes them `dtype`, "auto" leaves them on a GPU that
             computes in bfloat16. Others are always `dtype`.
+    form    of attention: the plain one expands latents by kv_b as it is stored in FP8, too
     """
 
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
     linear: LinearForm = "auto"
+    form: AttentionForm = AttentionForm.PLAIN
 
     def get(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.checkpoint.read(name, dtype or self.dtype).to(self.device)
@@ -59,6 +62,10 @@ class Weights:
             return False
         shapes = [self.checkpoint.stored[name].shape for name in names]
         return shapes[0][1] % BLOCK == 0 and all(rows % BLOCK == 0 for rows, _ in shapes[:-1])
+
+    def expands_fp8(self, kv_b: str) -> bool:
+        """Whether the matrix of this name is kept in FP8 beside its `dtype`."""
+        return self.form is AttentionForm.PLAIN and self.keeps_fp8 and self.fits_fp8((kv_b,))
 
     def has(self, name: str) -> bool:
         return name in self.checkpoint.stored

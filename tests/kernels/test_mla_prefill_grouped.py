@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from kernels import mla_prefill_plan, mla_prefill_triton
+from kernels.block_dequantise import block_dequantise
 from kernels.mla_prefill import attend_group_reference, mla_prefill, mla_prefill_grouped
 from kernels.mla_prefill_plan import max_keys, plan_groups
 from kernels.paged_rows import split_rows
 from tests.kernels.attention_case import make_case
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED, dtypes
+from tests.model.random_folder import quantise_blocks
 
 # (new tokens, length) of each row
 ROWS = (
@@ -38,6 +40,24 @@ def test_groups_give_what_rows_give(
     want = mla_prefill(query, case.cache, kv_b, split, scale=0.3)
     got = mla_prefill_grouped(query, case.cache, kv_b, groups, scale=0.3)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [7, 1000])
+def test_expanded_by_fp8(request: pytest.FixtureRequest, most: int) -> None:
+    """Latents of 4% error, weights of none."""
+    nope, value, rank = 24, 40, 256
+    case, rng = make_case(request.node.nodeid, ROWS[1], rank + ROPE)
+    query = randn(rng, sum(case.counts), 4, nope + ROPE)
+    kv_b, kv_b_scale = quantise_blocks(randn(rng, 4 * (nope + value), rank))
+    exact = block_dequantise(kv_b, kv_b_scale, torch.float32).view(4, nope + value, rank)
+    kv_b = kv_b.view(exact.shape)
+    split = split_rows(*case.ragged())
+    groups = plan_groups(split, case.ragged()[3], most, CPU)
+    want = mla_prefill(query, case.cache, exact, split, scale=0.01)
+    by_row = mla_prefill(query, case.cache, kv_b, split, scale=0.01, kv_b_scale=kv_b_scale)
+    got = mla_prefill_grouped(query, case.cache, kv_b, groups, scale=0.01, kv_b_scale=kv_b_scale)
+    torch.testing.assert_close(got, by_row, rtol=1e-4, atol=1e-5)
+    assert 1e-3 < float((got - want).norm() / want.norm()) < 0.04
 
 
 def test_blocks_that_see_nothing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,22 @@ def test_a_model_with_fp8_projections(folder: Path) -> None:
     assert 1e-4 < norm_error(got, want) < 0.1
 
 
+def test_latents_are_expanded_by_what_is_stored(tmp_path: Path) -> None:
+    """For the plain form only. It adds one more product to those that have some 4% error."""
+    fields = {"num_hidden_layers": 1, "first_k_dense_replace": 1, "kv_lora_rank": 128}
+    folder = make_random_folder(tmp_path, fp8=True, **fields)
+    want = logits(load_all(folder))
+    plain, absorbed = (load_all(folder, linear="fp8", form=form) for form in AttentionForm)
+    assert absorbed.layers[0].attention.expanding_kv_b[1] is None
+    weight, scale = plain.layers[0].attention.expanding_kv_b
+    assert scale is not None
+    exact = block_dequantise(weight.flatten(0, 1), scale, torch.float32)
+    assert torch.equal(exact.view(weight.shape), plain.layers[0].attention.kv_b)
+    errors = [norm_error(logits(model), want) for model in (absorbed, plain)]
+    assert 1e-4 < errors[0] < 0.1
+    assert abs(errors[1] - errors[0]) < 0.04
+
+
 def test_rotated_rows_in_another_order(tmp_path: Path) -> None:
     """They would leave their blocks: such projections are not kept in FP8."""
     fields = {"num_hidden_layers": 1, "first_k_dense_replace": 1, "rope_interleave": False}

@@ -11,6 +11,7 @@ from core.memory_term import MemoryTerm
 from ep.expert_shard import ExpertShard
 from ep.local import LocalDispatcher
 from ep.placement import Placement
+from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from model.dummy_checkpoint import DummyCheckpoint
@@ -18,6 +19,7 @@ from model.weight_bytes import (
     ATTENTION,
     DENSE,
     EXPERTS,
+    SCALES,
     VOCABULARY,
     held_weights,
     planned_weights,
@@ -30,6 +32,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "odd": {"q_lora_rank": None, "attention_bias": True, "intermediate_size": 96},
     "no shared expert": {"n_shared_experts": 0, "q_lora_rank": 128},
+    "latents of whole blocks": {"kv_lora_rank": 128},
 }
 
 
@@ -79,7 +82,15 @@ def test_deepseek_v3_on_gpus(
     tmp_path: Path, weights: WeightFormat, num_ranks: int, gigabytes: dict[str, float]
 ) -> None:
     folder = write_config(tmp_path, weights=weights)
-    terms = planned(folder, 256 // num_ranks, device="cuda", dtype=torch.bfloat16)
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    terms = planned(folder, 256 // num_ranks, form=AttentionForm.ABSORBED, **options)
+    plain = planned(folder, 256 // num_ranks, **options)
+    pairs = zip(terms, plain, strict=True)
+    more = {term.name: each.num_bytes - term.num_bytes for term, each in pairs}
+    # kv_b in FP8 beside bfloat16.
+    assert more[ATTENTION] == 61 * 128 * (128 + 128) * 512
+    assert more[SCALES] * 128 * 128 == 4 * more[ATTENTION]
+    assert sum(more.values()) == more[ATTENTION] + more[SCALES]
     found = {term.name: term.num_bytes / 1e9 for term in terms}
     for name, expected in gigabytes.items():
         assert found[name] == pytest.approx(expected, rel=1e-3), name
