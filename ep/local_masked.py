@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatcher import DispatchedMasked, Payload
-from ep.masked_rows import blocks_of, check_tokens, mean_rows
+from ep.masked_rows import Rows, blocks_of, check_tokens, mean_rows
 from kernels.combine import combine
 
 
@@ -39,13 +39,14 @@ class LocalMaskedDispatcher:
         topk_weights: torch.Tensor,  # [T, K] float32
         payload: Payload,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedMasked:
+        """`rows`: `hidden` as it travels, by a caller who needs that too."""
         check_tokens(len(hidden), self._max_tokens)
         if meanwhile is not None:
             meanwhile()
-        blocks = blocks_of(
-            (hidden, None), topk_idx, self._num_slots, quantises=payload is Payload.FP8
-        )
+        quantises = payload is Payload.FP8 and rows is None
+        blocks = blocks_of(rows or (hidden, None), topk_idx, self._num_slots, quantises=quantises)
         return DispatchedMasked(
             hidden=blocks.rows,
             scales=blocks.scales,

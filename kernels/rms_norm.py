@@ -62,6 +62,18 @@ def add_rms_norm_quantise(
     return add_rms_norm_quantise_reference(x, residual, weight, eps)
 
 
+def add_rms_norm_both(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, quantised out, scale, sum)."""
+    _check_width(x)
+    if _has_kernel(x):
+        from kernels.rms_norm_triton import launch_both
+
+        return launch_both(x, residual, weight, eps)
+    return add_rms_norm_both_reference(x, residual, weight, eps)
+
+
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -84,6 +96,13 @@ def add_rms_norm_quantise_reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     total = x + residual
     return *rms_norm_quantise_reference(total, weight, eps), total
+
+
+def add_rms_norm_both_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    out, total = add_rms_norm_reference(x, residual, weight, eps)
+    return out, *rms_norm_quantise_reference(total, weight, eps), total
 
 
 def _has_kernel(x: torch.Tensor) -> bool:

@@ -11,10 +11,11 @@ from kernels.quantise_triton import quantise_group
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, total, out, scale, width, x_stride, residual_stride, scale_group_stride,
-    eps,
+    x, residual, weight, total, out, small, scale, width, x_stride, residual_stride,
+    scale_group_stride, eps,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
-    has_residual: tl.constexpr, quantised: tl.constexpr, dependent: tl.constexpr,
+    has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
     follow(dependent)
     row = tl.program_id(0).to(tl.int64)
@@ -30,12 +31,12 @@ def _rms_norm(
     wide = values.to(tl.float32)
     mean = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / width
     normed = wide * (1.0 / tl.sqrt_rn((mean + eps).to(tl.float32))) * factors
-    if quantised:
-        small, scales = quantise_group(normed, largest, smallest)
-        tl.store(out + row * width + columns, small, mask=inside)
-        tl.store(scale + index * scale_group_stride + row, scales, mask=index * group < width)
-    else:
+    if plain:
         tl.store(out + row * width + columns, normed.to(values.dtype), mask=inside)
+    if quantised:
+        rounded, scales = quantise_group(normed, largest, smallest)
+        tl.store(small + row * width + columns, rounded, mask=inside)
+        tl.store(scale + index * scale_group_stride + row, scales, mask=index * group < width)
 
 
 def launch(
@@ -48,9 +49,7 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, sum); the sum is x itself without a residual."""
     out = x.new_empty(x.shape)
-    total = x if residual is None else x.new_empty(x.shape)
-    _run(x, residual, weight, eps, total, out, None, num_warps)
-    return out, total
+    return out, _run(x, residual, weight, eps, out, None, num_warps)
 
 
 def launch_quantise(
@@ -62,11 +61,22 @@ def launch_quantise(
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, scale, sum)."""
-    out = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-    scale = empty_scales(x)
-    total = x if residual is None else x.new_empty(x.shape)
-    _run(x, residual, weight, eps, total, out, scale, num_warps)
-    return out, scale, total
+    small = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty_scales(x)
+    return *small, _run(x, residual, weight, eps, None, small, num_warps)
+
+
+def launch_both(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, quantised out, scale, sum)."""
+    out = x.new_empty(x.shape)
+    small = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty_scales(x)
+    return out, *small, _run(x, residual, weight, eps, out, small, num_warps)
 
 
 def _run(
@@ -74,22 +84,25 @@ def _run(
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
-    total: torch.Tensor,
-    out: torch.Tensor,
-    scale: torch.Tensor | None,
+    out: torch.Tensor | None,
+    small: tuple[torch.Tensor, torch.Tensor] | None,
     num_warps: int,
-) -> None:
+) -> torch.Tensor:
+    """The sum; the norm goes to `out` and, with its scales, to `small`."""
     num_rows, width = x.shape
+    total = x if residual is None else x.new_empty(x.shape)
     if not num_rows:
-        return
+        return total
     groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(x)
+    values, scale = small or (None, None)
     _rms_norm[(num_rows,)](
-        x, residual, weight, total, out, scale, width, x.stride(0),
+        x, residual, weight, total, out, values, scale, width, x.stride(0),
         0 if residual is None else residual.stride(0),
         0 if scale is None else scale.stride(1), eps,
         group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
-        has_residual=residual is not None, quantised=scale is not None,
+        has_residual=residual is not None, plain=out is not None, quantised=small is not None,
         dependent=is_dependent, launch_pdl=is_dependent,
         # Of few rows the longest load counts, of many how many rows are under way.
         num_warps=num_warps or (4 if groups < 32 else 16 if num_rows <= 256 else 8),
     )  # fmt: skip
+    return total

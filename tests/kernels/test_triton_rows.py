@@ -114,6 +114,10 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
         *wanted, _ = add_rms_norm_quantise_reference(x, residual, weight, 1e-6)
         assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
         assert torch.equal(total, wanted_total)
+        out, *quantised, total = rms_norm_triton.launch_both(x, residual, weight, 1e-6)
+        close(out, want)
+        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
+        assert torch.equal(total, wanted_total)
 
 
 @pytest.mark.parametrize("dtype", dtypes())
