@@ -25,10 +25,9 @@ land when that peer next makes progress. A receiver that takes back pages calls
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from nixl._api import nixl_xfer_handle
 
@@ -112,14 +111,11 @@ class NixlTransfer:
         own = self._registered()
         if not copies or not message:  # the library would not deliver an empty message
             raise ValueError("a transfer needs at least one copy and a message")
-        ranges = np.array(
-            merged_ranges(copies, source_bytes=own.num_bytes, target_bytes=peer.num_bytes),
-            dtype=np.uint64,
-        )
+        ranges = merged_ranges(copies, source_bytes=own.num_bytes, target_bytes=peer.num_bytes)
         if peer.backend != "nixl" or peer.device not in SEGMENTS or peer.name == own.name:
             raise TransferError(f"{peer.name} is no NIXL peer ({peer.backend}, {peer.device})")
-        source = self._descriptors(own, ranges[:, 0], ranges[:, 2])
-        target = self._descriptors(peer, ranges[:, 1], ranges[:, 2])
+        source = self._descriptors(own, ((begin, length) for begin, _, length in ranges))
+        target = self._descriptors(peer, ((begin, length) for _, begin, length in ranges))
         try:
             self._connect(peer)
             handle = self._agent.initialize_xfer("WRITE", source, target, peer.name, message)
@@ -188,14 +184,10 @@ class NixlTransfer:
         assert self._own is not None, "no buffer is registered"
         return self._own
 
-    def _descriptors(
-        self, agent: AgentDescriptor, offsets: np.ndarray, lengths: np.ndarray
-    ) -> object:
-        """Ranges [N] uint64 of an agent's buffer in the library's form (no pickle in it)."""
-        rows = np.empty((len(offsets), 3), dtype=np.uint64)
-        rows[:, 0] = offsets + np.uint64(agent.base_address)
-        rows[:, 1] = lengths
-        rows[:, 2] = agent.device_index
+    def _descriptors(self, agent: AgentDescriptor, ranges: Iterable[tuple[int, int]]) -> object:
+        """Ranges (offset, bytes) of an agent's buffer, in the library's form."""
+        base, index = agent.base_address, agent.device_index
+        rows = [(base + begin, length, index) for begin, length in ranges]
         return self._agent.get_xfer_descs(rows, SEGMENTS[agent.device])
 
     def _connect(self, peer: AgentDescriptor) -> None:
