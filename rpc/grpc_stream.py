@@ -3,7 +3,7 @@
     stream = GrpcStream("host:port", "/epserve.rpc.v1.Multiplex/Session", user)
     await stream.connect()                  # user.on_room(), on_message(bytes), ..., on_end(error)
 
-HTTP/2 is the `h2` library's; gRPC's part is a prefix of five bytes and three headers. To the
+gRPC's part is a prefix of five bytes to each message, and three headers. To the
 server it is a client as any other. To this process it costs a fraction of grpcio's own: that one
 hands each message through a poller's thread, a queue, another thread and a pipe, all of which
 want the core that the event loop runs on.
@@ -19,8 +19,6 @@ from typing import Protocol, cast
 from urllib.parse import unquote
 
 import grpc
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -34,11 +32,10 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame
 
 from core.address import parse_address
 from core.log import get_logger
+from rpc.http2_connection import STREAM, Http2Connection
 from rpc.options import (
     KEEPALIVE_MILLISECONDS,
     KEEPALIVE_TIMEOUT_MILLISECONDS,
@@ -47,12 +44,10 @@ from rpc.options import (
 
 log = get_logger("rpc.grpc_stream")
 
-STREAM = 1
 # From the name of the peer to its first frame.
 CONNECT_SECONDS = 2.0
 # What the peer may send before it is told that it was read.
 WINDOW_BYTES = 16 * 2**20
-FIRST_WINDOW_BYTES = 65535
 TICK_SECONDS = 0.5
 PING_AFTER_TICKS = round(KEEPALIVE_MILLISECONDS / 1000 / TICK_SECONDS)
 GONE_AFTER_TICKS = PING_AFTER_TICKS + round(KEEPALIVE_TIMEOUT_MILLISECONDS / 1000 / TICK_SECONDS)
@@ -92,24 +87,6 @@ class StreamUser(Protocol):
         ...
 
 
-class _Connection(H2Connection):
-    """The library takes nothing more behind a GOAWAY, but a gRPC server that drains says so first
-    and then lets the streams that it has go on. And it writes a text of each frame, for a log
-    that is off."""
-
-    def _receive_frame(self, frame: Frame) -> list[Event]:
-        if not isinstance(frame, DataFrame):
-            return super()._receive_frame(frame)
-        frames, events = self._receive_data_frame(frame)
-        self._prepare_for_sending(frames)
-        return events
-
-    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
-        gone = ConnectionTerminated()
-        gone.last_stream_id = frame.last_stream_id
-        return [], [gone]
-
-
 class GrpcStream(asyncio.Protocol):
     """To the server at `address`; call `connect` at once."""
 
@@ -124,25 +101,11 @@ class GrpcStream(asyncio.Protocol):
         self._is_over = False
         self._num_silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
-        # Our own headers are right; those of the peer are checked.
-        config = H2Configuration(
-            header_encoding="utf-8",
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-        )
-        self._http = _Connection(config)
-        self._http.local_settings = Settings(
-            client=True,
-            initial_values={
-                SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
-            },
-        )
+        self._http = Http2Connection(WINDOW_BYTES)
         self._unsent = b""
         self._is_writable = False
         self._is_ending = False
         self._body = bytearray()
-        self._num_unreported = 0
 
     @property
     def has_room(self) -> bool:
@@ -177,9 +140,7 @@ class GrpcStream(asyncio.Protocol):
             self._transport.abort()
             return
         self._is_writable = True
-        self._http.initiate_connection()
-        self._http.increment_flow_control_window(WINDOW_BYTES - FIRST_WINDOW_BYTES)
-        self._http.send_headers(STREAM, self._request_headers())
+        self._http.open(self._request_headers())
         self._write_out()
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
         self._user.on_room()
@@ -198,14 +159,18 @@ class GrpcStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._num_silent_ticks = 0
         try:
-            events = self._http.receive_data(data)
-            # The library has seen all of them already: of a stream that ends behind what is
+            received = self._http.receive(data)
+            # The library has seen all of it already: of a stream that ends behind what is
             # looked at now, it takes nothing more.
-            self._is_ending = any(isinstance(one, _ENDS) for one in events)
-            for event in events:
+            self._is_ending = any(isinstance(one, _ENDS) for one in received)
+            for one in received:
                 if self._is_over:
                     return
-                self._accept(event)
+                if isinstance(one, bytes):
+                    self._http.on_read(len(one))
+                    self._accept_data(one)
+                else:
+                    self._accept(one)
             if not self._is_over:
                 self._write_out()  # what the library answers by itself
         except (ProtocolError, MessageError, UnicodeDecodeError) as error:
@@ -241,15 +206,15 @@ class GrpcStream(asyncio.Protocol):
 
     def _push(self) -> None:
         """Sends as much as the peer, and the transport, take."""
+        assert self._transport is not None
         position = 0
         while position < len(self._unsent) and self._is_writable and not self._is_ending:
-            room = self._http.local_flow_control_window(STREAM)
-            room = min(room, self._http.max_outbound_frame_size)
+            room = self._http.room
             if room <= 0:
                 break
-            self._http.send_data(STREAM, self._unsent[position : position + room])
+            frame = self._http.data_frame(self._unsent[position : position + room])
             position += room
-            self._write_out()
+            self._transport.write(frame)
         self._unsent = self._unsent[position:]
 
     def _write_out(self) -> None:
@@ -265,10 +230,12 @@ class GrpcStream(asyncio.Protocol):
 
     def _accept(self, event: Event) -> None:
         if isinstance(event, DataReceived):
-            self._accept_data(event)
+            self._http.acknowledge_received_data(event.flow_controlled_length, STREAM)
+            self._accept_data(event.data)
         elif isinstance(event, RemoteSettingsChanged | WindowUpdated):
             if not self._greeted.done():
                 self._greeted.set_result(None)
+            self._write_out()  # larger frames are taken behind the answer to what allows them
             self._push()
             self._tell_room()
         elif isinstance(event, ResponseReceived):
@@ -289,14 +256,12 @@ class GrpcStream(asyncio.Protocol):
         elif headers.get(":status") != "200":
             self._break(f"{self._address} answers with HTTP status {headers.get(':status')}")
 
-    def _accept_data(self, event: DataReceived) -> None:
-        self._num_unreported += event.flow_controlled_length
-        if self._num_unreported > WINDOW_BYTES // 2 and not self._is_ending:
-            num_bytes, self._num_unreported = self._num_unreported, 0
-            self._http.increment_flow_control_window(num_bytes)
-            self._http.increment_flow_control_window(num_bytes, STREAM)
-        self._body += event.data
-        body, position = self._body, 0
+    def _accept_data(self, data: bytes) -> None:
+        body: bytes | bytearray = data
+        if self._body:
+            self._body += data
+            body = self._body
+        position = 0
         while len(body) - position >= _PREFIX.size and not self._is_over:
             compressed, num_bytes = _PREFIX.unpack_from(body, position)
             if compressed or num_bytes > MAX_MESSAGE_BYTES:
@@ -306,7 +271,10 @@ class GrpcStream(asyncio.Protocol):
                 break
             position = begin + num_bytes
             self._user.on_message(bytes(body[begin:position]))
-        del body[:position]
+        if body is data:
+            self._body += data[position:]
+        else:
+            del self._body[:position]
 
     # ---- the end
 
