@@ -24,7 +24,7 @@ from bench.kernel_case import (
     Tensors,
 )
 from bench.kernels_floor import FP8_FLOPS
-from kernels import fp8_gemm_triton, mla_decode_triton, mla_prefill_triton
+from kernels import fp8_gemm_triton, mla_decode_triton, mla_prefill_cuda
 from kernels.fp8_gemm import fp8_gemm
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.fused_moe import Experts, fused_moe
@@ -205,7 +205,7 @@ def _prefill(make: Tensors) -> Iterator[Case]:
         yield Case(
             bench="mla_prefill", name=f"m{tokens} heads{HEADS} kv{length}",
             call=partial(
-                mla_prefill_triton.launch, query, both, key_rope, group, out, lse,
+                mla_prefill_cuda.launch, query, both, key_rope, group, out, lse,
                 scale=SIZES["scale"],
             ),
             num_bytes=BF16 * (query.numel() + both.numel() + out.numel()),

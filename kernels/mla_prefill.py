@@ -16,23 +16,26 @@ A row's latents, cached prefix and new tokens alike, are expanded to keys and va
     out    [T, heads, V]      dtype of query; softmax in float32
 
 A row at a time, `mla_prefill` is the reference. In groups of keys, `mla_prefill_grouped` expands a
-bounded number of latents at once and merges what their values give; the Triton path does that where
-it attends. In bfloat16 it is within 1e-2 of the reference in float32, relative by norm, for each
-hundred groups that a row has: what is merged is rounded in between.
+bounded number of latents at once and merges what their values give; the other paths do that where
+they attend: Triton's, and one in CUDA for heads of DeepSeek-V3's sizes. In bfloat16 they are within
+1e-2 of the reference in float32, relative by norm, for each hundred groups that a row has: what is
+merged is rounded in between.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from kernels import mla_prefill_cuda
 from kernels.fp8_gemm import fp8_gemm
 from kernels.linear import linear
 from kernels.merge_states import merge_states_reference
 from kernels.mla_prefill_plan import KeyGroup
 from kernels.paged_rows import Row
 from kernels.paths import path_of
-from kernels.quantise import quantise
+from kernels.quantise import empty_scales, quantise
 
 QUERY_BLOCK = 128  # CPU: small enough that a block's scores stay near the cache
 
@@ -68,23 +71,69 @@ def mla_prefill_grouped(
     kv_b_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`out`: contiguous, to write to; tokens that are in no group are left alone."""
+    if out is None:
+        out = empty_values(query, cache, kv_b)
+    path = path_of("mla_prefill", query.device)
     attend: Callable[..., None] = attend_group_reference
-    if path_of("mla_prefill", query.device) == "triton":
+    if path == "cuda" and mla_prefill_cuda.takes(query, cache, kv_b):
+        attend = mla_prefill_cuda.launch
+    elif path != "reference":
         from kernels.mla_prefill_triton import launch
 
         attend = launch
+    attend_groups(attend, query, cache, kv_b, kv_b_scale, groups, out, scale)
+    return out
+
+
+def mla_prefill_quantised(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    groups: Sequence[KeyGroup],
+    *,
+    scale: float,
+    kv_b_scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `quantise` makes, bit for bit, of what `mla_prefill_grouped` gives as [T, heads * V];
+    tokens that are in no group are undefined."""
+    out = empty_values(query, cache, kv_b)
+    has_cuda = path_of("mla_prefill", query.device) == "cuda"
+    if not (has_cuda and mla_prefill_cuda.takes(query, cache, kv_b)):
+        mla_prefill_grouped(query, cache, kv_b, groups, scale=scale, out=out, kv_b_scale=kv_b_scale)
+        return quantise(out.flatten(1))
+    values = torch.empty_like(out.flatten(1), dtype=torch.float8_e4m3fn)
+    quantised = values, empty_scales(values)
+    attend = partial(mla_prefill_cuda.launch, quantised=quantised)
+    attend_groups(attend, query, cache, kv_b, kv_b_scale, groups, out, scale)
+    return quantised
+
+
+def empty_values(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> torch.Tensor:
+    """[T, heads, V]."""
     num_tokens, num_heads, qk_dim = query.shape
+    nope_dim = qk_dim - (cache.shape[-1] - kv_b.shape[2])
+    return query.new_empty(num_tokens, num_heads, kv_b.shape[1] - nope_dim)
+
+
+def attend_groups(
+    attend: Callable[..., None],
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    kv_b_scale: torch.Tensor | None,
+    groups: Sequence[KeyGroup],
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Calls `attend` with the keys and values of each group, arguments as those of
+    `attend_group_reference`."""
     rank = kv_b.shape[2]
-    rope_dim = cache.shape[-1] - rank
-    if out is None:
-        out = query.new_empty(num_tokens, num_heads, kv_b.shape[1] - (qk_dim - rope_dim))
-    lse = query.new_empty(num_tokens, num_heads, dtype=torch.float32)
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32)
     flat = cache.view(-1, cache.shape[-1])
     for group in groups:
         latents = flat.index_select(0, group.slots)
         both = expand(latents[:, :rank], kv_b, kv_b_scale)
         attend(query, both, latents[:, rank:], group, out, lse, scale=scale)
-    return out
 
 
 def attend_group_reference(

@@ -24,7 +24,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "head_linear": ("triton",),
     "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
-    "mla_prefill": ("triton",),
+    "mla_prefill": ("cuda", "triton"),
     "pack_tokens": ("triton",),
     "permute": ("triton",),
     "quantise": ("triton",),
