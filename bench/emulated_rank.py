@@ -110,9 +110,10 @@ class BalancedMasked(LocalMaskedDispatcher):
         topk_weights: torch.Tensor,
         payload: Payload,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedMasked:
         slots = self._in_turn.like(topk_idx)
-        return super().dispatch_masked(hidden, slots, topk_weights, payload, meanwhile)
+        return super().dispatch_masked(hidden, slots, topk_weights, payload, meanwhile, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 
 from ep.dispatcher import DispatchedAligned, Payload
 from ep.masked_rows import Rows, as_payload
-from kernels.combine import combine
+from kernels.combine import Combination
 from kernels.permute import permute
 
 
@@ -57,5 +57,11 @@ class LocalAlignedDispatcher:
         self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[M, H] -> [T, H] in the dtype of `expert_out`, added to `base`."""
+        return self.combination_of(expert_out, handle, base).combined()
+
+    def combination_of(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> Combination:
+        """What `combine_aligned` would add up, for a norm that does it on its way."""
         assert isinstance(handle, LocalAlignedHandle), type(handle)
-        return combine(expert_out, handle.row_of, handle.weights, base=base)
+        return Combination(rows=expert_out, row_of=handle.row_of, weights=handle.weights, base=base)

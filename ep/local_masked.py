@@ -7,7 +7,7 @@ import torch
 
 from ep.dispatcher import DispatchedMasked, Payload
 from ep.masked_rows import Rows, blocks_of, check_tokens, mean_rows
-from kernels.combine import combine
+from kernels.combine import Combination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,5 +59,16 @@ class LocalMaskedDispatcher:
         self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[S, C, H] -> [T, H] in the dtype of `expert_out`."""
+        return self.combination_of(expert_out, handle, base).combined()
+
+    def combination_of(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> Combination:
+        """What `combine_masked` would add up, for a norm that does it on its way."""
         assert isinstance(handle, LocalMaskedHandle), type(handle)
-        return combine(expert_out.flatten(0, 1), handle.row_of, handle.weights, base=base)
+        return Combination(
+            rows=expert_out.flatten(0, 1),
+            row_of=handle.row_of,
+            weights=handle.weights,
+            base=base,
+        )

@@ -14,9 +14,25 @@ On a CPU the bits of a token do not depend on the other tokens. The Triton path 
 reference within one bit of the last place.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from kernels.paths import path_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """What is still to be combined, with a scaling of one: shapes in this file's docstring. The
+    norm behind it (`kernels.rms_norm`) does that on its way."""
+
+    rows: torch.Tensor
+    row_of: torch.Tensor
+    weights: torch.Tensor
+    base: torch.Tensor | None
+
+    def combined(self) -> torch.Tensor:
+        return combine(self.rows, self.row_of, self.weights, base=self.base)
 
 
 def combine(

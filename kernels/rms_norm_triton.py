@@ -1,33 +1,66 @@
-"""Triton paths of `kernels.rms_norm`: a program a row, which stays in registers."""
+"""Triton paths of `kernels.rms_norm`: a program a row, which stays in registers. What is added may
+be what `kernels.combine` would combine.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.combine import Combination
 from kernels.dependent_launch_triton import dependent, follow
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
+from kernels.rms_norm import Update
+
+
+@triton.jit
+def _combined(
+    base, rows, row_of, weights, token, columns, inside, width, num_tokens, weights_stride,
+    num_choices: tl.constexpr, at_once: tl.constexpr, has_base: tl.constexpr,
+):  # fmt: skip
+    """As `kernels.combine`, rounded; loads of `at_once` choices are in flight together."""
+    total = tl.zeros(columns.shape, tl.float32)
+    for first in range(0, num_choices, at_once):
+        for other in tl.static_range(at_once):
+            choice = first + other
+            row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
+            factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
+            here = inside & (row + tl.zeros_like(columns) >= 0)
+            values = tl.load(rows + row * width + columns, mask=here, other=0.0)
+            total += values.to(tl.float32) * factor
+    if has_base:
+        total += tl.load(base + token * width + columns, mask=inside, other=0.0).to(tl.float32)
+    return total.to(rows.dtype.element_ty)
 
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, total, out, small, scale, width, x_stride, residual_stride,
-    scale_group_stride, eps,
+    x, rows, row_of, weights, residual, weight, total, out, small, scale, num_rows, width, x_stride,
+    residual_stride, weights_stride, scale_group_stride, eps, num_choices: tl.constexpr,
+    at_once: tl.constexpr, has_base: tl.constexpr,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
-    follow(dependent)
+    """`num_choices`: x is the base of a combination of so many rows, if there is one."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, groups)
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
     inside = columns < width
-    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    # Weights are there before the kernel in front ends.
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    follow(dependent)
+    if num_choices:
+        values = _combined(
+            x, rows, row_of, weights, row, columns, inside, width, num_rows, weights_stride,
+            num_choices, at_once, has_base,
+        )  # fmt: skip
+    else:
+        values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     if has_residual:
         added = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
         values = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
         tl.store(total + row * width + columns, values, mask=inside)
-    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     wide = values.to(tl.float32)
     mean = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / width
     normed = wide * (1.0 / tl.sqrt_rn((mean + eps).to(tl.float32))) * factors
@@ -40,20 +73,21 @@ def _rms_norm(
 
 
 def launch(
-    x: torch.Tensor,
+    x: Update,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
     *,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, sum); the sum is x itself without a residual."""
-    out = x.new_empty(x.shape)
+    """(out, sum); the sum is x itself without a residual, which a combination needs."""
+    shaped = _shaped(x, residual)
+    out = shaped.new_empty(shaped.shape)
     return out, _run(x, residual, weight, eps, out, None, num_warps)
 
 
 def launch_quantise(
-    x: torch.Tensor,
+    x: Update,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
@@ -61,12 +95,12 @@ def launch_quantise(
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, scale, sum)."""
-    small = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty_scales(x)
+    small = _empty_small(_shaped(x, residual))
     return *small, _run(x, residual, weight, eps, None, small, num_warps)
 
 
 def launch_both(
-    x: torch.Tensor,
+    x: Update,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
@@ -74,13 +108,26 @@ def launch_both(
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
-    out = x.new_empty(x.shape)
-    small = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty_scales(x)
+    shaped = _shaped(x, residual)
+    out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
     return out, *small, _run(x, residual, weight, eps, out, small, num_warps)
 
 
+def _shaped(x: Update, residual: torch.Tensor | None) -> torch.Tensor:
+    """One that has the shape of the result."""
+    if isinstance(x, Combination):
+        assert residual is not None
+        return residual
+    return x
+
+
+def _empty_small(shaped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    small = shaped.new_empty(shaped.shape, dtype=torch.float8_e4m3fn)
+    return small, empty_scales(shaped)
+
+
 def _run(
-    x: torch.Tensor,
+    x: Update,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
@@ -89,20 +136,39 @@ def _run(
     num_warps: int,
 ) -> torch.Tensor:
     """The sum; the norm goes to `out` and, with its scales, to `small`."""
-    num_rows, width = x.shape
-    total = x if residual is None else x.new_empty(x.shape)
+    shaped = _shaped(x, residual)
+    num_rows, width = shaped.shape
+    total = shaped if residual is None else shaped.new_empty(shaped.shape)
     if not num_rows:
         return total
-    groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(x)
+    parts = x if isinstance(x, Combination) else None
+    base = x.base if isinstance(x, Combination) else x
+    if parts is not None:
+        assert parts.rows.is_contiguous()
+        assert parts.row_of.is_contiguous()
+        assert parts.weights.stride(1) == 1
+        assert base is None or base.is_contiguous()
+    groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
     values, scale = small or (None, None)
+    num_choices = 0 if parts is None else len(parts.row_of)
+    usual, at_once = _cut(num_rows, groups, num_choices, out is not None and small is not None)
     _rms_norm[(num_rows,)](
-        x, residual, weight, total, out, values, scale, width, x.stride(0),
-        0 if residual is None else residual.stride(0),
-        0 if scale is None else scale.stride(1), eps,
+        base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
+        residual, weight, total, out, values, scale, num_rows, width,
+        0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
+        0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
+        eps, num_choices=num_choices, at_once=at_once, has_base=base is not None,
         group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, plain=out is not None, quantised=small is not None,
-        dependent=is_dependent, launch_pdl=is_dependent,
-        # Of few rows the longest load counts, of many how many rows are under way.
-        num_warps=num_warps or (4 if groups < 32 else 16 if num_rows <= 256 else 8),
+        dependent=is_dependent, num_warps=num_warps or usual, launch_pdl=is_dependent,
     )  # fmt: skip
     return total
+
+
+def _cut(num_rows: int, groups: int, num_choices: int, has_both: bool) -> tuple[int, int]:
+    """Warps of a program, and how many choices it loads at once. Of few rows the longest load
+    counts, of many how many rows are under way."""
+    if num_rows <= 256:
+        return 4 if groups < 32 else 16, max(1, num_choices)
+    num_warps = 4 if groups < 32 or has_both else 8
+    return num_warps, 1 + (num_choices % 2 == 0)

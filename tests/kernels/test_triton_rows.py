@@ -13,12 +13,13 @@ from kernels import (
     rope_write_triton,
     silu_mul_triton,
 )
-from kernels.combine import combine_reference
+from kernels.combine import Combination, combine_reference
 from kernels.merge_states import merge_states_reference
 from kernels.permute import permute_reference
 from kernels.quantise import quantise_masked_reference, quantise_reference
 from kernels.rescale import rescale_reference
 from kernels.rms_norm import (
+    add_rms_norm_both_reference,
     add_rms_norm_quantise_reference,
     add_rms_norm_reference,
     rms_norm_reference,
@@ -118,6 +119,33 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
         close(out, want)
         assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
         assert torch.equal(total, wanted_total)
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("has_base", [True, False])
+@pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
+def test_rms_norm_of_a_combination(
+    rng: torch.Generator, device: str, num_tokens: int, has_base: bool, dtype: torch.dtype
+) -> None:
+    num_rows, choices = 3 * num_tokens + 1, 4
+    rows = randn(rng, num_rows, WIDTH).to(device, dtype)
+    row_of = torch.randint(-1, num_rows, (choices, num_tokens), generator=rng)
+    weights = torch.rand(num_tokens, choices, generator=rng).to(device)
+    residual, base = (randn(rng, num_tokens, WIDTH).to(device, dtype) for _ in range(2))
+    weight = randn(rng, WIDTH).to(device, dtype)
+    x = Combination(
+        rows=rows, row_of=row_of.to(device, torch.int32), weights=weights,
+        base=base if has_base else None,
+    )  # fmt: skip
+    out, *quantised, total = rms_norm_triton.launch_both(x, residual, weight, 1e-6)
+    given = combine_reference(rows, x.row_of, weights, base=x.base)
+    close(total, given + residual)
+    # The rest follows the sum, bit by bit.
+    nothing = torch.zeros_like(total)
+    want, *wanted, _ = add_rms_norm_both_reference(nothing, total, weight, 1e-6)
+    close(out, want)
+    if num_tokens:
+        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
 
 
 @pytest.mark.parametrize("dtype", dtypes())
