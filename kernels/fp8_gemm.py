@@ -8,15 +8,18 @@
     w_scale   [N / 128, K / 128] float32, rounded up at the edge of N
     out       [T, N]            bfloat16, summed in float32
 
-K is a multiple of 128. DeepGEMM or Triton, whichever was measured to be faster for the shape;
-Triton where DeepGEMM is not installed. Both are within TOLERANCE of the reference, relative by
-norm, most of which is rounding to bfloat16.
+K is a multiple of 128. A CUDA kernel for up to 128 tokens, DeepGEMM or Triton, whichever was
+measured to be fastest for the shape; Triton where DeepGEMM is not installed. All are within
+TOLERANCE of the reference, relative by norm, most of which is rounding to bfloat16.
+
+NOTE: the CUDA kernel reads weights before the kernels in front of it have ended. They must not be
+written by a kernel that lets the next one begin earlier (`kernels.dependent_launch_triton`).
 """
 
 import torch
 
 from kernels.block_dequantise import BLOCK, block_dequantise
-from kernels.fp8_gemm_blocks import DENSE, faster_path
+from kernels.fp8_gemm_blocks import DENSE, cluster_blocks, faster_path
 from kernels.paths import path_of
 
 TOLERANCE = 2e-3
@@ -28,17 +31,24 @@ def fp8_gemm(
     """Raises ValueError for shapes or dtypes that do not fit."""
     check_operands(x, x_scale, weight, w_scale)
     path = path_of("fp8_gemm", x.device)
+    if path == "reference":
+        return fp8_gemm_reference(x, x_scale, weight, w_scale)
+    clusters = cluster_blocks(x.device, len(x), *weight.shape)
+    # It hands addresses of memory to a library, which no compiler can read.
+    if clusters and len(x) and not torch.compiler.is_compiling():
+        from kernels import fp8_gemm_cuda
+
+        if fp8_gemm_cuda.is_possible(x, x_scale, weight):
+            return fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=clusters)
     if path == "deep_gemm":
         path = faster_path(x.device, DENSE, len(x), *weight.shape)
     if path == "deep_gemm" and len(x):
         from kernels.fp8_gemm_deep_gemm import dense
 
         return dense(x, x_scale, weight, w_scale)
-    if path != "reference":
-        from kernels.fp8_gemm_triton import dense
+    from kernels.fp8_gemm_triton import dense
 
-        return dense(x, x_scale, weight, w_scale)
-    return fp8_gemm_reference(x, x_scale, weight, w_scale)
+    return dense(x, x_scale, weight, w_scale)
 
 
 def fp8_gemm_reference(

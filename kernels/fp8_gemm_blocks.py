@@ -1,5 +1,5 @@
-"""How `kernels.fp8_gemm_triton` cuts a product, and whether it or DeepGEMM computes it: pure
-functions of its shape, and what was measured on a device (`kernels.tuned`), which comes first."""
+"""How `kernels.fp8_gemm_triton` cuts a product, and which path computes it: pure functions of its
+shape, and what was measured on a device (`kernels.tuned`), which comes first."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from kernels.fp8_gemm_clusters import MULTIPROCESSORS, ClusterBlocks
+
 DENSE, MASKED, CONTIGUOUS, ALIGNED = 0, 1, 2, 3
 LAYOUTS = ("dense", "masked", "contiguous", "aligned")
-MULTIPROCESSORS = 132  # of an H200; another number costs speed only
 MIN_GROUPS = 8  # of 128 along K that a split is worth
 MAX_STAGES_BYTES = 227 * 1024 - 1024  # the rest is for barriers
 
@@ -45,23 +46,31 @@ class Fp8Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Choice:
-    """What was measured for a shape: the path that won, "deep_gemm" or "triton", and Triton's best
-    cut, which counts where DeepGEMM is not installed or does not suit."""
+    """What was measured for a shape: which of DeepGEMM and Triton won, and Triton's best cut, which
+    counts where DeepGEMM is not installed or does not suit; and the CUDA kernel's best cut where
+    that was faster than both."""
 
     path: str
     blocks: Fp8Blocks
+    clusters: ClusterBlocks | None = None
 
     def __post_init__(self) -> None:
         if self.path not in ("deep_gemm", "triton"):
             raise ValueError(f"no path of FP8 products: {self.path!r}")
 
-    def record(self) -> dict[str, int | str]:
-        return {"path": self.path} | self.blocks.record()
+    def record(self) -> dict[str, Any]:
+        record = {"path": self.path} | self.blocks.record()
+        return record | ({"clusters": self.clusters.record()} if self.clusters else {})
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Fp8Choice":
-        blocks = {key: value for key, value in record.items() if key != "path"}
-        return cls(path=record["path"], blocks=Fp8Blocks(**blocks))
+        blocks = dict(record)
+        path, clusters = blocks.pop("path"), blocks.pop("clusters", None)
+        return cls(
+            path=path,
+            blocks=Fp8Blocks(**blocks),
+            clusters=ClusterBlocks(**clusters) if clusters else None,
+        )
 
 
 def default_fp8_blocks(layout: int, rows: int, n: int, k: int) -> Fp8Blocks:
@@ -152,14 +161,28 @@ def faster_path(device: torch.device, layout: int, rows: int, n: int, k: int) ->
     return choice.path if choice else "deep_gemm"
 
 
+def cluster_blocks(device: torch.device, rows: int, n: int, k: int) -> ClusterBlocks | None:
+    """None unless the CUDA path was measured to be the fastest for the dense product: of the next
+    number of rows that was measured, since time goes in steps of the tokens that it has room for.
+    """
+    tuned = _table(device, DENSE, n, k)
+    measured = min((each for each in tuned if each >= rows), default=None)
+    return None if measured is None else tuned[measured].clusters
+
+
 def _measured(device: torch.device, layout: int, rows: int, n: int, k: int) -> Fp8Choice | None:
     """Of the nearest number of rows."""
-    from kernels.tuned import fp8_table
-
-    tuned = fp8_table(device).get(shape_key(layout, n, k))
+    tuned = _table(device, layout, n, k)
     if not tuned:
         return None
     return tuned[min(tuned, key=lambda measured: (abs(measured - rows), measured))]
+
+
+def _table(device: torch.device, layout: int, n: int, k: int) -> Mapping[int, Fp8Choice]:
+    """By rows; nothing where nobody has measured the shape."""
+    from kernels.tuned import fp8_table
+
+    return fp8_table(device).get(shape_key(layout, n, k), {})
 
 
 def shape_key(layout: int, n: int, k: int) -> str:

@@ -200,6 +200,11 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
+// Passes on no writes.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -211,18 +216,30 @@ __device__ __forceinline__ uint32_t address_in(uint32_t rank, uint32_t address) 
   return there;
 }
 
+// NOTE: an arrival that releases to the cluster waits for all of this thread's memory.
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ float4 load_float4_remote(uint32_t from) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(from)
-               : "memory");
-  return value;
+// Into the shared memory of a block of the cluster, whose barrier counts the bytes.
+__device__ __forceinline__ void store_async(uint32_t to, const float* values, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]),
+      "r"(barrier)
+      : "memory");
+}
+
+// As barrier_wait, for what other blocks of the cluster wrote.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\n"
+      "bra again;\n"
+      "done:\n}" ::"r"(barrier), "r"(parity)
+      : "memory");
 }
 
 // Descriptor of a K-major operand in shared memory, rows of 128 bytes, 128-byte swizzle.

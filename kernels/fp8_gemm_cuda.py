@@ -1,0 +1,93 @@
+"""CUDA path of `kernels.fp8_gemm` for few tokens: built at first use, kept on disk."""
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+import torch
+
+from kernels import cuda_build
+from kernels.fp8_gemm_clusters import MAX_ROWS, ClusterBlocks, height_of
+
+_SOURCE = Path(__file__).with_name("fp8_gemm.cu")
+_log = logging.getLogger(__name__)
+
+
+def is_possible(x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the kernel is there, and takes these operands: up to MAX_ROWS tokens, N a multiple
+    of 8, scales with rows contiguous and everything aligned to 16 bytes."""
+    num_tokens = len(x)
+    row_stride, group_stride = x_scale.stride()
+    scales_fit = (row_stride == 1 or num_tokens == 1) and group_stride % 4 == 0
+    return (
+        num_tokens <= MAX_ROWS
+        and weight.shape[0] % 8 == 0
+        and scales_fit
+        and group_stride >= num_tokens
+        and all(each.data_ptr() % 16 == 0 for each in (x, x_scale, weight))
+        and _is_built()
+    )
+
+
+def dense(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    *,
+    blocks: ClusterBlocks,
+) -> torch.Tensor:
+    """For operands that are possible. Raises RuntimeError where it cannot be launched."""
+    (num_tokens, k), n = x.shape, weight.shape[0]
+    out = x.new_empty(num_tokens, n, dtype=torch.bfloat16)
+    with torch.cuda.device(x.device):
+        message = _library().fp8_gemm_launch(
+            x.data_ptr(),
+            x_scale.data_ptr(),
+            x_scale.stride(1),
+            weight.data_ptr(),
+            w_scale.contiguous().data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            n,
+            k,
+            height_of(num_tokens),
+            blocks.warpgroups,
+            blocks.across,
+            blocks.splits,
+            blocks.num_stages(num_tokens, k),
+            torch.cuda.current_stream().cuda_stream,
+        )
+    if message:
+        raise RuntimeError(f"FP8 product of {num_tokens} x {n} x {k}, {blocks}: {message.decode()}")
+    return out
+
+
+@functools.cache
+def _is_built() -> bool:
+    try:
+        build()
+    except RuntimeError as error:
+        _log.warning("FP8 products of few tokens take their slower paths: %s", error)
+        return False
+    return True
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    library = ctypes.PyDLL(str(build()))
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    function = library.fp8_gemm_launch
+    function.argtypes = [
+        *(pointer, pointer, number, pointer, pointer, pointer),
+        *[number] * 8,
+        pointer,
+    ]
+    function.restype = ctypes.c_char_p
+    return library
+
+
+def build() -> Path:
+    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
+    return cuda_build.build(_SOURCE)
