@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Longer texts are encoded in a thread: the library lets go of the interpreter lock. These take
 # a millisecond or two, about what the way to a thread and back costs a busy process.
 INLINE_CHARACTERS = 4000
-# Of known words so many take half as long.
+# Of words that are known so many take half as long.
 WORDS_CHARACTERS = 4 * INLINE_CHARACTERS
 
 

@@ -24,7 +24,7 @@ DEMO_WORDS = (
 PIECES = (
     *"aabcdeXYZ", *"    ", *"\n\n\t\r", *".,;:!?'\"()-_/<|>", *"0123456789",
     *"\u00e9\u4e2d\u6587\u3042\U0001f642\u0301\xa0\x1c\x85\u2003\u180e",
-    *SPECIAL, *THINK, "'s", "'ll", " the", "the", " and", "in", "  ", "\n ",
+    *SPECIAL, *THINK, *"<|>", "'s", "'ll", " the", "the", " and", "in", "  ", "\n ",
 )  # fmt: skip
 
 
@@ -83,12 +83,25 @@ def test_the_demo_model_is_cut() -> None:
 
 def test_texts_with_many_new_words_are_left_to_the_library() -> None:
     words = WordIds(make_tokenizer())
-    few = " ".join(f"word{number}" for number in range(word_ids.FEW_WORDS))
-    many = " ".join(f"name{number}" for number in range(3 * word_ids.FEW_WORDS))
+    few = " ".join(f"{number}." for number in range(word_ids.FEW_WORDS))
+    many = " ".join(f"{number}." for number in range(100, 100 + 3 * word_ids.FEW_WORDS))
     assert words.encode(few) is not None
     assert words.encode(many) is None
     assert words.encode(many) is None  # some of them are known by now
     assert words.encode(many) == make_tokenizer().encode(many).ids
+
+
+def test_texts_that_would_keep_others_waiting_are_left_to_the_library() -> None:
+    words = WordIds(make_tokenizer())
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    text = " ".join(a + b for a in letters for b in letters)
+    num_times = 0
+    while (ids := words.encode(text)) is None:
+        num_times += 1
+    assert ids == make_tokenizer().encode(text).ids
+    num_too_many = len(letters) ** 2 - word_ids.MANY_WORDS
+    assert num_times == -(-num_too_many // word_ids.FEW_WORDS)
+    assert words.encode("a b " + "\u6587" * word_ids.MANY_CHARACTERS) is None
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +112,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         text = f"the{number} the end of number {number} " + "x" * number
         assert words.encode(text) == tokenizer.encode(text).ids
         assert len(words._known) <= 20
-        assert all(len(word) <= word_ids.MAX_WORD_CHARACTERS for word in words._known)
+        assert all(len(word) <= word_ids.MAX_CHARACTERS for word in words._known)
 
 
 def _normalised(tokenizer: Tokenizer) -> None:
@@ -113,8 +126,11 @@ def _with_added(**how: bool) -> Callable[[Tokenizer], None]:
     return add
 
 
-def _with_space(tokenizer: Tokenizer) -> None:
-    tokenizer.add_tokens([AddedToken("<a mark>")])
+def _with_content(content: str) -> Callable[[Tokenizer], None]:
+    def add(tokenizer: Tokenizer) -> None:
+        tokenizer.add_tokens([AddedToken(content)])
+
+    return add
 
 
 def _split(*patterns: str) -> Callable[[Tokenizer], None]:
@@ -122,6 +138,10 @@ def _split(*patterns: str) -> Callable[[Tokenizer], None]:
         tokenizer.pre_tokenizer = splits(*patterns)
 
     return split
+
+
+def _not_in_bytes(tokenizer: Tokenizer) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(DEMO_WORDS), "isolated")
 
 
 def _prefixed(tokenizer: Tokenizer) -> None:
@@ -140,8 +160,10 @@ def _word_level(tokenizer: Tokenizer) -> None:
     "change",
     [
         _normalised, _with_added(lstrip=True), _with_added(rstrip=True),
-        _with_added(single_word=True), _with_space, _split(), _split(DIGITS, CHINESE),
-        _split(r"\w+ ?"), _split(DEMO_WORDS, r"\w+ ?"), _prefixed, _with_dropout, _word_level,
+        _with_added(single_word=True), _with_content("<a mark>"), _with_content("mark"),
+        _split(), _split(DIGITS, CHINESE),
+        _split(r"\w+ ?"), _split(DEMO_WORDS, r"\w+ ?"), _not_in_bytes, _prefixed,
+        _with_dropout, _word_level,
     ],
 )  # fmt: skip
 def test_other_tokenizers_are_not_cut(change: Callable[[Tokenizer], None]) -> None:
