@@ -64,6 +64,7 @@ bench-kernels: ## measure the kernels on this GPU, record in bench/results
 tune-kernels: ## find block sizes of the Triton products on this GPU, write kernels/tuned
 	$(PYTHON) -m bench.tune_fused_moe $(BENCH_ARGS)
 	$(PYTHON) -m bench.tune_fp8_gemm $(BENCH_ARGS)
+	$(PYTHON) -m bench.tune_fp8_clusters
 
 bench-ep: ## measure dispatchers and moving experts between the GPUs here, record in bench/results
 	$(PYTHON) -m bench.ep --record $(BENCH_ARGS)

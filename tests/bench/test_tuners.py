@@ -10,6 +10,7 @@ from bench import tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
 from bench.tune_fused_moe import best_pair, candidates
 from kernels.fp8_gemm_blocks import Fp8Blocks, Fp8Choice
+from kernels.fp8_gemm_clusters import ClusterBlocks
 from kernels.tuned import Blocks, default_blocks, read_table, write_section
 
 
@@ -77,5 +78,28 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert tuned.blocks_for(device, torch.bfloat16, 9, 4096, 7168, 3) != wanted
     assert fp8_gemm_blocks.fp8_blocks(device, 0, 64, 7168, 16384) == default
     assert fp8_gemm_blocks.fp8_blocks(device, 0, 4096, 4096, 7168) == default
+    assert fp8_gemm_blocks.cluster_blocks(device, 1, 4096, 7168) is None
     paths = [fp8_gemm_blocks.faster_path(device, 0, rows, 4096, 7168) for rows in (1, 96, 97, 999)]
     assert paths == ["deep_gemm", "deep_gemm", "triton", "triton"]
+
+
+def test_clusters_have_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kernels import fp8_gemm_blocks, tuned
+
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
+    default = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    few, more = (
+        ClusterBlocks(warpgroups=2, across=1, splits=splits, per_multiprocessor=1)
+        for splits in (2, 4)
+    )
+    choices = {
+        str(rows): Fp8Choice(path="deep_gemm", blocks=default, clusters=clusters).record()
+        for rows, clusters in ((8, few), (32, more), (64, None))
+    }
+    write_section(tuned.table_path("NVIDIA Test"), "fp8_gemm", {"dense n7168 k16384": choices})
+    device = torch.device("cuda", 78)
+    found = [
+        fp8_gemm_blocks.cluster_blocks(device, rows, 7168, 16384) for rows in (1, 8, 9, 32, 33, 65)
+    ]
+    assert found == [few, few, more, more, None, None]

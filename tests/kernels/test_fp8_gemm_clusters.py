@@ -17,11 +17,6 @@ from kernels.fp8_gemm_clusters import (
 from tests.kernels.tensors import generator
 from tests.kernels.test_fp8_gemm import activations, relative_error, weights
 
-needs_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="needs a Hopper GPU",
-)
-
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> torch.Generator:
@@ -68,7 +63,7 @@ SHAPES = [(1, 2112, 7168), (7, 200, 1024), (16, 328, 1536), (90, 4104, 1536), (1
 CUTS = [(1, 1, 1, 3), (2, 1, 1, 2), (3, 1, 4, 1), (2, 2, 1, 1), (1, 4, 2, 1), (2, 1, 7, 1)]
 
 
-@needs_hopper
+@pytest.mark.gpu
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
 def test_against_the_reference(
@@ -84,7 +79,7 @@ def test_against_the_reference(
     assert torch.equal(out, fp8_gemm_cuda.dense(*operands, blocks=chosen))
 
 
-@needs_hopper
+@pytest.mark.gpu
 def test_follows_what_is_in_front(rng: torch.Generator) -> None:
     """In a graph, behind kernels that write its operand and in front of one that reads its
     result."""
@@ -108,7 +103,7 @@ def test_follows_what_is_in_front(rng: torch.Generator) -> None:
             assert relative_error(result, want) < TOLERANCE
 
 
-@needs_hopper
+@pytest.mark.gpu
 def test_operands_that_do_not_suit_are_left_to_others(rng: torch.Generator) -> None:
     x, x_scale = activations(rng, 16, 1024, device="cuda")
     weight, _ = weights(rng, 256, 1024, device="cuda")
