@@ -13,6 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from core.errors import CheckpointError, InvalidRequest
 from model.config import Fields
 
+_OF_DICTIONARIES = frozenset(dir(dict))
+
 
 class ChatTemplate:
     """Turns messages into the text that the model was trained on."""
@@ -113,10 +115,16 @@ def _source(folder: Path) -> str | None:
     return value
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - templates have no types
+        # `message.role`: the library would raise an error and catch it in between.
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTIONARIES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -18,6 +18,7 @@ from core.metrics import (
     ProcessRegistry,
     add_build_info,
 )
+from gateway.late_histogram import LateHistogram
 
 # How a request can end: well, by its client, or by an error.
 OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
@@ -188,4 +189,6 @@ class GatewayMetrics:
         return Gauge(name, text, registry=self.registry, multiprocess_mode=mode)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, text, buckets=buckets, registry=self.registry)
+        # What others add up must be there at once.
+        kind = Histogram if is_shared() else LateHistogram
+        return kind(name, text, buckets=buckets, registry=self.registry)

@@ -15,6 +15,7 @@ whatever else ASCII has, and the ids of its parts make those of the whole, where
 
 import json
 import re
+from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import Any, cast
 
@@ -59,6 +60,9 @@ class WordIds:
         added = tokenizer.get_added_tokens_decoder().values()
         self._word = _word_pattern([one.content for one in added])
         self._known: dict[str, tuple[int, ...]] = {}
+        # One number for each token, not one for each place where it is: those of common tokens
+        # stay in the processor's caches.
+        self._numbers: dict[int, int] = {}
 
     def encode(self, text: str) -> list[int] | None:
         """As the library does, without special tokens at the ends. None for a text with too many
@@ -90,7 +94,7 @@ class WordIds:
         others = [word for word in words if word not in learned]
         encodings = self._tokenizer.encode_batch_fast(others, add_special_tokens=False)
         for word, encoding in zip(others, encodings, strict=True):
-            learned[word] = tuple(encoding.ids)
+            learned[word] = self._same_numbers(encoding.ids)
         if len(self._known) + len(learned) > MAX_WORDS:
             self._known.clear()  # what is common is back at once
         for word, ids in learned.items():
@@ -100,7 +104,11 @@ class WordIds:
 
     def _ids_of_plain(self, word: str) -> tuple[int, ...]:
         """A word that is one piece to the pre-tokenizer, in a third of the time."""
-        return tuple(token.id for token in self._model.tokenize(word.replace(" ", SPACE)))
+        tokens = self._model.tokenize(word.replace(" ", SPACE))
+        return self._same_numbers(token.id for token in tokens)
+
+    def _same_numbers(self, ids: Iterable[int]) -> tuple[int, ...]:
+        return tuple(self._numbers.setdefault(token_id, token_id) for token_id in ids)
 
 
 def _is_plain(word: str) -> bool:
