@@ -31,7 +31,7 @@ from urllib.request import urlopen
 import tokenizers
 import uvloop
 
-from bench.prompts import arrival_times, chat_prompts
+from bench.prompts import arrival_times, prose_prompts
 from bench.raw_streams import KeptConnections, RawStream, open_stream
 from bench.records import RESULTS, Run, append
 from bench.stub_cluster import without_pauses
@@ -46,7 +46,9 @@ READY_SECONDS = 30.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # What the gateway starts beside its first requests is there by then.
 SETTLE_SECONDS = 3.0
-WARM_UP_REQUESTS = 20
+# So many at once, so often: a gateway knows the common words of its texts.
+WARM_UP_AT_ONCE = 10
+WARM_UP_TIMES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +222,11 @@ def lags_of(text: str, times: Sequence[float], rate: float) -> list[float]:
 async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[Figure]:
     """Requests at random times; each is answered by the stub as soon as it is there."""
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
-    count = int(arguments.request_rate * arguments.seconds) + WARM_UP_REQUESTS
+    num_warm_up = WARM_UP_AT_ONCE * WARM_UP_TIMES
+    count = int(arguments.request_rate * arguments.seconds) + num_warm_up
     streams = [
         RawStream(CHAT, body_of(cut(tokenizer, text, arguments.prompt_tokens), 2), kept=True)
-        for text in chat_prompts(7, count, arguments.prompt_tokens)
+        for text in prose_prompts(7, count, arguments.prompt_tokens)
     ]
     connections = KeptConnections(gateway.address)
 
@@ -231,22 +234,22 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
         await connections.send(streams[number])
         await streams[number].ended
 
-    for number in range(WARM_UP_REQUESTS):
-        await request(number)
+    for first in range(0, num_warm_up, WARM_UP_AT_ONCE):
+        await asyncio.gather(*map(request, range(first, first + WARM_UP_AT_ONCE)))
     await asyncio.sleep(SETTLE_SECONDS)
     without_pauses()
     cpu_before = gateway.cpu_seconds()
-    times = arrival_times(7, count - WARM_UP_REQUESTS, arguments.request_rate)
+    times = arrival_times(7, count - num_warm_up, arguments.request_rate)
     tasks: list[asyncio.Task[None]] = []
     await on_time(
         times,
-        lambda number: tasks.append(asyncio.create_task(request(WARM_UP_REQUESTS + number))),
+        lambda number: tasks.append(asyncio.create_task(request(num_warm_up + number))),
     )
     await asyncio.gather(*tasks)
     cpu_seconds = gateway.cpu_seconds() - cpu_before
     connections.close()
     ttfts = []
-    for stream in streams[WARM_UP_REQUESTS:]:
+    for stream in streams[num_warm_up:]:
         _, times = stream.arrivals()
         if not times:
             raise RuntimeError(f"a request without tokens: {stream.tail()}")
