@@ -189,21 +189,16 @@ struct Kernel {
         ptx::address_in(part.split * p.across + (arrives ? lane : 0), at.empty);
     Ring done, ahead;
     float even[kTokens / 2], odd[kTokens / 2];
-    const auto step_once = [&](int step, float (&products)[kTokens / 2],
-                               float (&next)[kTokens / 2]) {
+    const auto begin = [&](float (&products)[kTokens / 2]) {
+      issue(at, ahead, products);
+      ahead.advance(p.num_stages);
+    };
+    const auto end = [&](int step, float (&products)[kTokens / 2]) {
       if (step % 32 == 0) {
         factor = next_factor;
         next_factor = factors_from(step + 32);
       }
-      const float w = __shfl_sync(~0u, factor, step % 32);
-      if (kOverlaps && step + 1 < part.num_steps) {
-        issue(at, ahead, next);
-        ahead.advance(p.num_stages);
-        ptx::wgmma_wait<1>();
-      } else {
-        ptx::wgmma_wait<0>();
-      }
-      add_scaled(at, done, w, products, sum);
+      add_scaled(at, done, __shfl_sync(~0u, factor, step % 32), products, sum);
       __syncwarp();
       if (p.across > 1) {
         if (arrives) ptx::barrier_arrive_remote(empty + done.stage * 8);
@@ -211,18 +206,37 @@ struct Kernel {
         ptx::barrier_arrive(at.empty + done.stage * 8);
       }
       done.advance(p.num_stages);
-      if (!kOverlaps && step + 1 < part.num_steps) {
-        issue(at, ahead, next);
-        ahead.advance(p.num_stages);
-      }
     };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
-    issue(at, ahead, even);
-    ahead.advance(p.num_stages);
-    for (int step = 0; step < part.num_steps; step += 2) {
-      step_once(step, even, kOverlaps ? odd : even);
-      if (step + 1 < part.num_steps) step_once(step + 1, kOverlaps ? odd : even, even);
+    if constexpr (!kOverlaps) {
+      for (int step = 0; step < part.num_steps; ++step) {
+        begin(even);
+        ptx::wgmma_wait<0>();
+        end(step, even);
+      }
+      return;
+    }
+    int step = 0;
+    begin(even);
+    // NOTE: no products in flight behind a condition, else the compiler waits for each instruction.
+    for (; step + 2 < part.num_steps; step += 2) {
+      begin(odd);
+      ptx::wgmma_wait<1>();
+      end(step, even);
+      begin(even);
+      ptx::wgmma_wait<1>();
+      end(step + 1, odd);
+    }
+    if (step + 1 < part.num_steps) {
+      begin(odd);
+      ptx::wgmma_wait<1>();
+      end(step, even);
+      ptx::wgmma_wait<0>();
+      end(step + 1, odd);
+    } else {
+      ptx::wgmma_wait<0>();
+      end(step, even);
     }
   }
 
@@ -311,6 +325,8 @@ struct Kernel {
     const int ahead = min(p.num_stages, part.num_steps);
     ptx::launch_dependents();
     if (copies) {
+      ptx::prefetch_map(&p.weights);
+      ptx::prefetch_map(&p.tokens);
       for (int i = 0; i < p.num_stages; ++i) {
         ptx::barrier_init(at.full + i * 8, 1);
         ptx::barrier_init(at.empty + i * 8, p.across * kWarpgroups * 4);

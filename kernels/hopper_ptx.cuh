@@ -57,6 +57,11 @@ __device__ __forceinline__ void copy_bulk(
       : "memory");
 }
 
+// Fetches a tensor map ahead of its first use.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Box of a 2D tensor map, global to shared.
 __device__ __forceinline__ void copy_box(
     uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
