@@ -115,7 +115,7 @@ def _mla_decode(rows: int, queries: int, pages: int, page_tokens: int = 64) -> C
 
 
 def _mla_prefill(tokens: int, keys: int) -> Call:
-    group = KeyGroup(integers(keys), (), integers(-(-tokens // 128), 6))
+    group = KeyGroup(integers(keys), (), integers(-(-tokens // 128), 6), integers(2))
     return partial(
         mla_prefill_triton.launch, empty(tokens, HEADS, NOPE + ROPE), empty(keys, HEADS, 2 * NOPE),
         empty(keys, LATENT + ROPE)[:, LATENT:], group, empty(tokens, HEADS, NOPE),

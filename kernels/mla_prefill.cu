@@ -49,7 +49,8 @@ struct Problem {
   int num_blocks;
   int num_heads;
   int section_heads;  // whose keys and values stay in the L2 cache while their tiles are drawn
-  int* drawn;         // tiles beyond the first of each thread block
+  int* drawn;         // [2] zeros, and zeros again: tiles beyond the first of each thread block,
+                      // thread blocks that found none left
   __nv_bfloat16* out;
   float* lse;
   uint8_t* quantised;  // [T, heads, 128] e4m3, or null: where the last keys of a row are, `out` not
@@ -157,6 +158,16 @@ __device__ __forceinline__ void copy_query(
   }
 }
 
+// Brings queries near that will be needed the moment those of the tile before them are not.
+__device__ __forceinline__ void prefetch_query(const Maps& maps, const Tile& tile) {
+  if (!tile.seen) return;
+#pragma unroll
+  for (int i = 0; i < 2 * kBoxesOfKey; ++i) {
+    ptx::prefetch_box(&maps.query, i % kBoxesOfKey * kBox, tile.head,
+                      tile.token + i / kBoxesOfKey * kQueries);
+  }
+}
+
 // Tiles in the order of drawing: by sections of heads, in them by blocks.
 __device__ __forceinline__ Tile locate(const Problem& p, int index, int& key) {
   Tile tile = {};
@@ -187,15 +198,21 @@ __device__ void copy(Shared& s, const Maps& maps, const Problem& p) {
     if (last >= 0) copy_value(s, maps, values, before, last);
     copy_query(s, maps, tile, parity);
     parity ^= 1;
-    for (last = 0; last + kKeys < tile.seen; last += kKeys) {
-      copy_key(s, maps, keys, from, last + kKeys);
-      copy_value(s, maps, values, from, last);
-    }
     before = from;
-    tile = locate(p, next, from.key);
+    const int seen = tile.seen;
+    for (last = 0; last + kKeys < seen; last += kKeys) {
+      copy_key(s, maps, keys, before, last + kKeys);
+      copy_value(s, maps, values, before, last);
+      if (!last) {
+        tile = locate(p, next, from.key);
+        prefetch_query(maps, tile);
+      }
+    }
+    if (!last) tile = locate(p, next, from.key);
   }
   copy_value(s, maps, values, before, last);
   copy_query(s, maps, tile, parity);
+  if (atomicAdd(p.drawn + 1, 1) == gridDim.x - 1) p.drawn[0] = 0, p.drawn[1] = 0;
 }
 
 // ---- The computing warpgroups ----
@@ -325,78 +342,116 @@ __device__ __forceinline__ void turn_over(uint32_t* words, int lane) {
   }
 }
 
-// One row's 32 columns of this thread, finished: as BF16, or as E4M3 with one scale for the row.
-// Each lane of four has a pair of columns in each eight, and is to write all of some eights.
-__device__ __forceinline__ void store_row(
-    const uint32_t (&pairs)[16], const Tile& tile, const Problem& p, long long place, bool is_line,
-    int lane) {
-  const int column = lane % 4 * 8;
-  const bool is_quantised = p.quantised && tile.is_last;
-  float largest = kSmallest;
-  if (is_quantised) {
+// Two rows of 32 columns of this thread, in BF16. Each lane of four has a pair of columns in each
+// eight, and is to write all of some eights.
+__device__ __forceinline__ void store_plain(
+    uint32_t (&pairs)[2][16], __nv_bfloat16* const (&to)[2], const bool (&is_line)[2], int lane) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float2 pair = unpack(pairs[i]);
-      largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    if (is_line && lane % 4 == 0) {
-      const long long token = place / p.num_heads;
-      p.scales[tile.head * p.scale_stride + token] = largest / kLargestE4m3;
-    }
-  }
-  const float factor = kLargestE4m3 / largest;
+  for (int i = 0; i < 8; ++i) turn_over(pairs[i / 4] + i % 4 * 4, lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint32_t words[4] = {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]};
-    turn_over(words, lane);
-    const long long to = place * kValue + 32 * i + column;
-    if (!is_line) continue;
-    if (is_quantised) {
-      *reinterpret_cast<uint2*>(p.quantised + to) =
-          make_uint2(to_e4m3(words[0], words[1], factor), to_e4m3(words[2], words[3], factor));
-    } else {
-      *reinterpret_cast<uint4*>(p.out + to) = make_uint4(words[0], words[1], words[2], words[3]);
+  for (int r = 0; r < 2; ++r) {
+    if (!is_line[r]) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t* const words = pairs[r] + 4 * i;
+      *reinterpret_cast<uint4*>(to[r] + 32 * i + lane % 4 * 8) =
+          make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 }
 
-// Sums to output, merged with what earlier groups of keys gave.
-__device__ __forceinline__ void store(
-    float (&sum)[64], const State& state, const Tile& tile, const Problem& p, const Place& at) {
+// The same as E4M3, with one scale for a row, as kernels.quantise gives them for the BF16 values.
+__device__ __forceinline__ void store_quantised(
+    uint32_t (&pairs)[2][16], uint8_t* const (&to)[2], float* const (&scale)[2],
+    const bool (&is_line)[2], int lane) {
+  float largest[2] = {kSmallest, kSmallest};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float weight = state.weight[r];
-    weight += __shfl_xor_sync(~0u, weight, 1);
-    weight += __shfl_xor_sync(~0u, weight, 2);
-    float peak = state.peak[r] * p.scale;
-    const int line = at.warpgroup * kQueries + at.row + 8 * r;
-    const bool is_line = line < tile.count;
-    const long long place = static_cast<long long>(tile.token + line) * p.num_heads + tile.head;
-    if (!tile.is_first && is_line) {
-      // In base 2 what there is is one more key, with its log-sum as score.
-      const float before = p.lse[place] * kLog2E, higher = fmaxf(peak, before);
-      const float fading = ptx::exp2(peak - higher), share = ptx::exp2(before - higher);
-      weight = weight * fading + share;
-      peak = higher;
-      const __nv_bfloat16* const out = p.out + place * kValue + at.column;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float2 old = unpack(*reinterpret_cast<const uint32_t*>(out + 8 * i));
-        float* const here = sum + 4 * i + 2 * r;
-        here[0] = here[0] * fading + old.x * share;
-        here[1] = here[1] * fading + old.y * share;
-      }
-    }
-    const float factor = 1.0f / weight;
-    uint32_t pairs[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      pairs[i] = pack(sum[4 * i + 2 * r] * factor, sum[4 * i + 2 * r + 1] * factor);
+      const float2 pair = unpack(pairs[r][i]);
+      largest[r] = fmaxf(largest[r], fmaxf(fabsf(pair.x), fabsf(pair.y)));
     }
-    store_row(pairs, tile, p, place, is_line, at.lane);
-    if (is_line && at.lane % 4 == 0) p.lse[place] = (peak + log2f(weight)) * kLn2;
+    largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
+    largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) turn_over(pairs[i / 4] + i % 4 * 4, lane);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!is_line[r]) continue;
+    if (lane % 4 == 0) *scale[r] = largest[r] / kLargestE4m3;
+    const float factor = kLargestE4m3 / largest[r];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t* const words = pairs[r] + 4 * i;
+      *reinterpret_cast<uint2*>(to[r] + 32 * i + lane % 4 * 8) =
+          make_uint2(to_e4m3(words[0], words[1], factor), to_e4m3(words[2], words[3], factor));
+    }
+  }
+}
+
+// Adds what earlier groups of keys gave: in base 2 that is one more key, with its log-sum as score.
+__device__ __forceinline__ void merge(
+    float (&sum)[64], int r, float& peak, float& weight, const __nv_bfloat16* out, float lse) {
+  const float before = lse * kLog2E, higher = fmaxf(peak, before);
+  const float fading = ptx::exp2(peak - higher), share = ptx::exp2(before - higher);
+  weight = weight * fading + share;
+  peak = higher;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 old = unpack(*reinterpret_cast<const uint32_t*>(out + 8 * i));
+    float* const here = sum + 4 * i + 2 * r;
+    here[0] = here[0] * fading + old.x * share;
+    here[1] = here[1] * fading + old.y * share;
+  }
+}
+
+// Sums to output.
+__device__ __forceinline__ void store(
+    float (&sum)[64], const State& state, const Tile& tile, const Problem& p, const Place& at) {
+  float weight[2], peak[2];
+  bool is_line[2];
+  long long place[2];
+  uint32_t pairs[2][16];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    weight[r] = state.weight[r];
+    weight[r] += __shfl_xor_sync(~0u, weight[r], 1);
+    weight[r] += __shfl_xor_sync(~0u, weight[r], 2);
+    peak[r] = state.peak[r] * p.scale;
+    const int line = at.warpgroup * kQueries + at.row + 8 * r;
+    is_line[r] = line < tile.count;
+    place[r] = static_cast<long long>(tile.token + line) * p.num_heads + tile.head;
+  }
+  if (!tile.is_first) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!is_line[r]) continue;
+      const __nv_bfloat16* const out = p.out + place[r] * kValue + at.column;
+      merge(sum, r, peak[r], weight[r], out, p.lse[place[r]]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = ptx::reciprocal(weight[r]);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      pairs[r][i] = pack(sum[4 * i + 2 * r] * factor, sum[4 * i + 2 * r + 1] * factor);
+    }
+    if (is_line[r] && at.lane % 4 == 0) {
+      p.lse[place[r]] = (peak[r] + ptx::log2(weight[r])) * kLn2;
+    }
+  }
+  if (p.quantised && tile.is_last) {
+    uint8_t* const to[2] = {p.quantised + place[0] * kValue, p.quantised + place[1] * kValue};
+    float* const scale = p.scales + tile.head * p.scale_stride + tile.token +
+                         at.warpgroup * kQueries + at.row;
+    float* const scales[2] = {scale, scale + 8};
+    store_quantised(pairs, to, scales, is_line, at.lane);
+  } else {
+    __nv_bfloat16* const to[2] = {p.out + place[0] * kValue, p.out + place[1] * kValue};
+    store_plain(pairs, to, is_line, at.lane);
   }
 }
 
@@ -427,8 +482,7 @@ struct Consumer {
     ptx::barrier_wait(ptx::shared_address(&s.value_full[values.stage]), values.parity);
   }
 
-  __device__ __forceinline__ void wait_last_values(const Tile& tile, int start) const {
-    wait_values();
+  __device__ __forceinline__ void clear_behind(const Tile& tile, int start) const {
     if (start + kKeys > tile.seen) clear(s.value[values.stage][0], tile.seen - start, at);
   }
 
@@ -443,17 +497,17 @@ struct Consumer {
   __device__ __forceinline__ void end_scores(const Tile& tile, int start) {
     const int most = min(at.warpgroup * kQueries + tile.shift, tile.seen - 1);
     const bool is_hidden = start + kKeys - 1 > most;
+    const bool is_last = start + kKeys >= tile.seen;
     ptx::wgmma_wait<kPending>();
     ptx::pin(scores);
+    ptx::barrier_arrive_if(ptx::shared_address(&s.query_empty[at.warpgroup]),
+                           is_last && at.leads());
     if (is_hidden) hide(scores, tile, start, at);
   }
 
   // `when` is true.
-  __device__ __forceinline__ void release_keys(const Tile& tile, int start, bool when) {
-    const bool is_last = start + kKeys >= tile.seen;
+  __device__ __forceinline__ void release_keys(bool when) {
     ptx::barrier_arrive_if(ptx::shared_address(&s.key_empty[keys.stage]), at.leads() && when);
-    ptx::barrier_arrive_if(ptx::shared_address(&s.query_empty[at.warpgroup]),
-                           is_last && at.leads() && when);
     keys.advance();
   }
 
@@ -474,7 +528,7 @@ struct Consumer {
     wait_keys();
     start_scores();
     end_scores<0>(tile, 0);
-    release_keys(tile, 0, true);
+    release_keys(true);
     state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -490,11 +544,8 @@ struct Consumer {
   template <bool kIsLast>
   __device__ __forceinline__ void step(const Tile& tile, int start, const Tile& next) {
     wait_keys();
-    if constexpr (kIsLast) {
-      wait_last_values(tile, start);
-    } else {
-      wait_values();
-    }
+    wait_values();
+    if (kIsLast) clear_behind(tile, start);
     take_turn();
     start_scores();
     start_values(start);
@@ -508,7 +559,7 @@ struct Consumer {
     raise(scores, 1, p.scale, state, below[1], fading[1]);
     // NOTE: always so, but what needs all weights of a row keeps the assembler from waiting for the
     // values before they are computed.
-    release_keys(next, kIsLast ? 0 : start + kKeys, !(state.weight[0] < 0.0f));
+    release_keys(!(state.weight[0] < 0.0f));
     end_values();
     if (kIsLast) {
       store(sum, before, tile, p, at);
@@ -530,7 +581,8 @@ struct Consumer {
       for (; start + kKeys < tile.seen; start += kKeys) step<false>(tile, start, tile);
       const Tile next = next_tile();
       if (!next.seen) {
-        wait_last_values(tile, start);
+        wait_values();
+        clear_behind(tile, start);
         start_values(start);
         end_values();
         store(sum, state, tile, p, at);
@@ -611,8 +663,6 @@ cudaError_t launch(const Maps& maps, const Problem& p, cudaStream_t stream) {
   const int num_tiles = p.num_blocks * p.num_heads;
   const int grid = num_tiles < num_multiprocessors[device] ? num_tiles
                                                            : num_multiprocessors[device];
-  error = cudaMemsetAsync(p.drawn, 0, sizeof(int), stream);
-  if (error != cudaSuccess) return error;
   attend<<<grid, kThreads, sizeof(Shared), stream>>>(maps, p);
   return cudaGetLastError();
 }

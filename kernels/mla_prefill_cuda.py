@@ -60,7 +60,6 @@ def launch(
         return
     key_bytes = both[0, 0].nbytes * len(both)
     section_heads = min(num_heads, max(1, _SECTION_BYTES // key_bytes))
-    drawn = torch.empty(1, dtype=torch.int32, device=query.device)
     values, scales, scale_stride = None, None, 0
     if quantised is not None:
         values, scales = quantised[0].data_ptr(), quantised[1].data_ptr()
@@ -73,7 +72,7 @@ def launch(
             key_rope.data_ptr(),
             key_rope.stride(0),
             group.blocks.data_ptr(),
-            drawn.data_ptr(),
+            group.drawn.data_ptr(),
             out.data_ptr(),
             lse.data_ptr(),
             values,

@@ -41,11 +41,13 @@ class KeyGroup:
     pieces  of different rows
     blocks  [N, 6] int32, pieces cut to BLOCK_QUERIES queries, in the order of the fields of Piece;
             those with most keys to look at first, those that see none left out
+    drawn   [2] int32, zeros in front of a kernel and behind it, which counts here what it has begun
     """
 
     slots: torch.Tensor
     pieces: tuple[Piece, ...]
     blocks: torch.Tensor
+    drawn: torch.Tensor
 
 
 def max_keys(num_heads: int, width: int, itemsize: int) -> int:
@@ -89,9 +91,12 @@ def plan_groups(
     if not groups:
         return ()
     parts = upload_all(arrays, device)
+    drawn = torch.zeros(len(groups), 2, dtype=torch.int32, device=device)
     return tuple(
-        KeyGroup(of_group, each, blocks.view(-1, 6).to(torch.int32))
-        for each, of_group, blocks in zip(groups, parts[::2], parts[1::2], strict=True)
+        KeyGroup(of_group, each, blocks.view(-1, 6).to(torch.int32), of_kernel)
+        for each, of_group, blocks, of_kernel in zip(
+            groups, parts[::2], parts[1::2], drawn, strict=True
+        )
     )
 
 
