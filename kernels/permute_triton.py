@@ -11,7 +11,9 @@ CHUNK = 1024
 LARGE_CHUNK = 4096
 HUGE_CHUNK = 8192  # from two of them on
 PROGRAMS = 128  # that rank, at most, if there are fewer experts
-BLOCK = 2048  # columns of a program
+# Columns and warps of a program.
+FEW_TOKENS = (2048, 4)
+MANY_TOKENS = (8192, 16)
 NAMED = 4096  # pairs of a row and an expert that a program looks at, to say whose the rows are
 
 
@@ -66,6 +68,17 @@ def _place(
     slot = tl.arange(0, padded_choices)
     entry = token * num_choices + slot
     chosen = tl.load(topk_idx + entry, mask=slot < num_choices, other=-1).to(tl.int32)
+    # Under way while the places are worked out.
+    most = tl.max(chosen, axis=0)
+    column = part * block + tl.arange(0, block)
+    inside = (column < width) & (most + tl.zeros_like(column) >= 0)
+    values = tl.load(hidden + token.to(tl.int64) * width + column, mask=inside)
+    group = tl.arange(0, groups)
+    is_group = group < tl.where(part == 0, num_groups, 0)
+    is_group &= most + tl.zeros_like(group) >= 0
+    if has_scale:
+        place = token * scale_row_stride + group * scale_group_stride
+        factor = tl.load(scale + place, mask=is_group)
     rank = tl.load(rank_of + entry, mask=chosen >= 0, other=0)
     index = tl.arange(0, experts)
     count = tl.load(counts + index, mask=index < num_experts, other=0)
@@ -74,21 +87,12 @@ def _place(
     found = tl.where(chosen >= 0, tl.sum(before, axis=1) + rank, -1)
     last = tl.where(part == 0, num_choices, 0)
     tl.store(row_of + slot * num_tokens + token, found, mask=slot < last)
-    if tl.max(found, axis=0) >= 0:
-        column = part * block + tl.arange(0, block)
-        source = hidden + token.to(tl.int64) * width + column
-        values = tl.load(source, mask=column < width)
-        group = tl.arange(0, groups)
-        is_group = group < tl.where(part == 0, num_groups, 0)
-        if has_scale:
-            place = token * scale_row_stride + group * scale_group_stride
-            factor = tl.load(scale + place, mask=is_group)
-        for choice in tl.static_range(num_choices):
-            row = tl.sum(tl.where(slot == choice, found, 0), 0).to(tl.int64)
-            if row >= 0:
-                tl.store(rows + row * width + column, values, mask=column < width)
-                if has_scale:
-                    tl.store(scales + row + group * scales_group_stride, factor, mask=is_group)
+    for choice in tl.static_range(num_choices):
+        row = tl.sum(tl.where(slot == choice, found, 0), 0).to(tl.int64)
+        if row >= 0:
+            tl.store(rows + row * width + column, values, mask=column < width)
+            if has_scale:
+                tl.store(scales + row + group * scales_group_stride, factor, mask=is_group)
 
 
 def rank_choices(
@@ -128,8 +132,8 @@ def launch(
     scale: torch.Tensor | None,
     most: int | None = None,
     *,
-    block: int = BLOCK,
-    num_warps: int = 4,
+    block: int = 0,
+    num_warps: int = 0,
 ) -> Permuted:
     permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale, most)
     num_tokens, num_choices = topk_idx.shape
@@ -139,6 +143,8 @@ def launch(
     num_groups = 1 if scale is None else scale.shape[1]
     experts = triton.next_power_of_2(num_experts)
     named = max(16, NAMED // experts)
+    usual = FEW_TOKENS if num_tokens < 1024 else MANY_TOKENS
+    block, num_warps = block or usual[0], num_warps or usual[1]
     block = min(block, triton.next_power_of_2(width))
     # Bytes are bytes: FP8 travels as what every Triton knows.
     view = torch.uint8 if hidden.element_size() == 1 else hidden.dtype

@@ -54,11 +54,14 @@ def _quantise_rows(
 
 @triton.jit
 def _quantise(
-    x, out, scale, counts, capacity, width, x_stride, scale_expert_stride, scale_group_stride,
+    x, out, scale, counts, owner, capacity, width, x_stride, scale_expert_stride,
+    scale_group_stride,
     largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
-    rows: tl.constexpr, masked: tl.constexpr, gated: tl.constexpr, dependent: tl.constexpr,
+    rows: tl.constexpr, masked: tl.constexpr, owned: tl.constexpr, gated: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
-    """`gated`: of silu(x[:width]) * x[width:] of each row, which is twice as long."""
+    """`gated`: of silu(x[:width]) * x[width:] of each row, which is twice as long. `owned`: rows
+    whose `owner` is negative are left alone."""
     follow(dependent)
     expert = tl.program_id(2).to(tl.int64)
     number = tl.arange(0, rows * groups)
@@ -71,10 +74,13 @@ def _quantise(
                 x_stride, scale_expert_stride, scale_group_stride, largest, smallest, group, gated,
             )  # fmt: skip
     else:
+        row = tl.program_id(0) * rows + number % rows
+        if owned:
+            owner_of_row = tl.load(owner + row, mask=row < capacity, other=-1)
+            row = tl.where(owner_of_row >= 0, row, capacity)
         _quantise_rows(
-            x, out, scale, expert, tl.program_id(0) * rows + number % rows, index, capacity,
-            capacity, width, x_stride, scale_expert_stride, scale_group_stride, largest, smallest,
-            group, gated,
+            x, out, scale, expert, row, index, capacity, capacity, width, x_stride,
+            scale_expert_stride, scale_group_stride, largest, smallest, group, gated,
         )  # fmt: skip
 
 
@@ -117,8 +123,10 @@ def run(
     num_warps: int,
     rows: int = 1,
     expected_rows: int = 0,
+    owner: torch.Tensor | None = None,
 ) -> None:
-    """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`."""
+    """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`; of rows
+    whose `owner` [C] is negative nothing, if there are owners, E = 1 and no counts."""
     num_experts, num_rows, width = out.shape
     is_dependent = dependent(x)
     if not out.numel():
@@ -128,8 +136,9 @@ def run(
     else:
         num_programs = row_programs(num_rows, expected_rows)
     _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
-        x, out, scale, counts, num_rows, width, x.stride(1), scale.stride(0), scale.stride(2),
+        x, out, scale, counts, owner, num_rows, width, x.stride(1), scale.stride(0),
+        scale.stride(2),
         largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups, rows=rows,
-        masked=counts is not None, gated=gated, dependent=is_dependent, num_warps=num_warps,
-        launch_pdl=is_dependent,
+        masked=counts is not None, owned=owner is not None, gated=gated, dependent=is_dependent,
+        num_warps=num_warps, launch_pdl=is_dependent,
     )  # fmt: skip

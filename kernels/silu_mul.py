@@ -46,13 +46,18 @@ def silu_mul_masked(
     return silu_mul_masked_reference(x, counts)
 
 
-def silu_mul_quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale). Raises ValueError unless I is a multiple of 128."""
+def silu_mul_quantise(
+    x: torch.Tensor, owner: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, scale), which mean nothing for rows whose `owner` [T] int32 is negative. Raises
+    ValueError unless I is a multiple of 128."""
     _check(x, num_dims=2)
+    if owner is not None and owner.shape != x.shape[:1]:
+        raise ValueError(f"owner {tuple(owner.shape)} does not fit {tuple(x.shape)}")
     if path_of("silu_mul", x.device) == "triton":
         from kernels.silu_mul_triton import launch_quantise
 
-        return launch_quantise(x.unsqueeze(0), None, squeeze=True)
+        return launch_quantise(x.unsqueeze(0), None, squeeze=True, owner=owner)
     return silu_mul_quantise_reference(x)
 
 

@@ -69,9 +69,10 @@ def launch_quantise(
     rows: int = 0,
     num_warps: int = 4,
     expected_rows: int = 0,
+    owner: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to
-    measure them: of a program."""
+    measure them: of a program. `owner` as `run` has it."""
     usual = (GROUPS, 1)
     if counts is None and x.shape[1] >= SOME_ROWS:
         usual = SHAPE_OF_SOME if x.shape[1] < MANY_ROWS else SHAPE_OF_MANY
@@ -79,6 +80,6 @@ def launch_quantise(
     out, scale = empty_outputs(x)
     run(
         x, counts, out, scale, gated=True, groups=groups, rows=rows, num_warps=num_warps,
-        expected_rows=expected_rows,
+        expected_rows=expected_rows, owner=owner,
     )  # fmt: skip
     return (out[0], scale[0]) if squeeze else (out, scale)

@@ -143,7 +143,7 @@ class Fp8Experts:
         """Aligned rows [M, H] -> [M, H] bfloat16."""
         up, up_scale, down, down_scale = stacks
         both = fp8_grouped_gemm_contiguous(values, scales, up, up_scale, slot_of)
-        inner = silu_mul_quantise(both)
+        inner = silu_mul_quantise(both, slot_of)
         return fp8_grouped_gemm_contiguous(*inner, down, down_scale, slot_of)
 
 

@@ -16,7 +16,7 @@ from kernels import (
 from kernels.combine import Combination, combine_reference
 from kernels.merge_states import merge_states_reference
 from kernels.permute import permute_reference
-from kernels.quantise import quantise_masked_reference, quantise_reference
+from kernels.quantise import empty_scales, quantise_masked_reference, quantise_reference
 from kernels.rescale import rescale_reference
 from kernels.rms_norm import (
     add_rms_norm_both_reference,
@@ -87,6 +87,23 @@ def test_silu_mul(rng: torch.Generator, device: str, num_tokens: int, dtype: tor
     close(silu_mul_triton.launch(x), silu_mul_reference(x))
     out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True)
     assert_same_fp8(out, silu_mul_quantise_reference(x))
+
+
+def test_silu_mul_of_owned_rows(rng: torch.Generator, device: str) -> None:
+    x = randn(rng, 3 * TOKENS, 2 * WIDTH).to(device, dtypes()[-1])
+    owner = torch.randint(-1, 2, (3 * TOKENS,), generator=rng).int().to(device)
+    before = torch.full_like(x[:, :WIDTH], 9.0, dtype=torch.float32).to(torch.float8_e4m3fn)
+    for groups, rows in ((4, 4), (16, 1)):
+        out, scale = before.clone(), empty_scales(before).fill_(7)
+        quantise_triton.run(
+            x[None], None, out[None], scale[None], gated=True, groups=groups, rows=rows,
+            num_warps=4, owner=owner,
+        )  # fmt: skip
+        want = silu_mul_quantise_reference(x)
+        owned = owner >= 0
+        assert_same_fp8((out[owned], scale[owned]), (want[0][owned], want[1][owned]))
+        assert torch.equal(out[~owned].float(), before[~owned].float())
+        assert bool((scale[~owned] == 7).all())
 
 
 def test_silu_mul_masked(rng: torch.Generator, device: str) -> None:
