@@ -12,22 +12,24 @@ from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 from kernels.rms_norm import Update
 
+# Up to so many a launch takes longer than bytes that are read twice: more are combined by a kernel
+# of its own, in as much time.
+FEW_ROWS = 256
+
 
 @triton.jit
 def _combined(
     base, rows, row_of, weights, token, columns, inside, width, num_tokens, weights_stride,
-    num_choices: tl.constexpr, at_once: tl.constexpr, has_base: tl.constexpr,
+    num_choices: tl.constexpr, has_base: tl.constexpr,
 ):  # fmt: skip
-    """As `kernels.combine`, rounded; loads of `at_once` choices are in flight together."""
+    """As `kernels.combine`, rounded."""
     total = tl.zeros(columns.shape, tl.float32)
-    for first in range(0, num_choices, at_once):
-        for other in tl.static_range(at_once):
-            choice = first + other
-            row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
-            factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
-            here = inside & (row + tl.zeros_like(columns) >= 0)
-            values = tl.load(rows + row * width + columns, mask=here, other=0.0)
-            total += values.to(tl.float32) * factor
+    # Unrolled, so that the loads of all choices are in flight together.
+    for choice in tl.static_range(num_choices):
+        row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
+        factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
+        here = inside & (row + tl.zeros_like(columns) >= 0)
+        total += tl.load(rows + row * width + columns, mask=here, other=0.0).to(tl.float32) * factor
     if has_base:
         total += tl.load(base + token * width + columns, mask=inside, other=0.0).to(tl.float32)
     return total.to(rows.dtype.element_ty)
@@ -37,7 +39,7 @@ def _combined(
 def _rms_norm(
     x, rows, row_of, weights, residual, weight, total, out, small, scale, num_rows, width, x_stride,
     residual_stride, weights_stride, scale_group_stride, eps, num_choices: tl.constexpr,
-    at_once: tl.constexpr, has_base: tl.constexpr,
+    has_base: tl.constexpr,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
     dependent: tl.constexpr,
@@ -53,7 +55,7 @@ def _rms_norm(
     if num_choices:
         values = _combined(
             x, rows, row_of, weights, row, columns, inside, width, num_rows, weights_stride,
-            num_choices, at_once, has_base,
+            num_choices, has_base,
         )  # fmt: skip
     else:
         values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
@@ -141,6 +143,8 @@ def _run(
     total = shaped if residual is None else shaped.new_empty(shaped.shape)
     if not num_rows:
         return total
+    if isinstance(x, Combination) and num_rows > FEW_ROWS:
+        x = x.combined()
     parts = x if isinstance(x, Combination) else None
     base = x.base if isinstance(x, Combination) else x
     if parts is not None:
@@ -150,14 +154,13 @@ def _run(
         assert base is None or base.is_contiguous()
     groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
     values, scale = small or (None, None)
-    num_choices = 0 if parts is None else len(parts.row_of)
-    usual, at_once = _cut(num_rows, groups, num_choices, out is not None and small is not None)
+    usual = _usual_warps(num_rows, groups, out is not None and small is not None)
     _rms_norm[(num_rows,)](
         base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
         residual, weight, total, out, values, scale, num_rows, width,
         0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
         0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
-        eps, num_choices=num_choices, at_once=at_once, has_base=base is not None,
+        eps, num_choices=0 if parts is None else len(parts.row_of), has_base=base is not None,
         group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, plain=out is not None, quantised=small is not None,
         dependent=is_dependent, num_warps=num_warps or usual, launch_pdl=is_dependent,
@@ -165,10 +168,10 @@ def _run(
     return total
 
 
-def _cut(num_rows: int, groups: int, num_choices: int, has_both: bool) -> tuple[int, int]:
-    """Warps of a program, and how many choices it loads at once. Of few rows the longest load
-    counts, of many how many rows are under way."""
-    if num_rows <= 256:
-        return 4 if groups < 32 else 16, max(1, num_choices)
-    num_warps = 4 if groups < 32 or has_both else 8
-    return num_warps, 1 + (num_choices % 2 == 0)
+def _usual_warps(num_rows: int, groups: int, has_both: bool) -> int:
+    """Of few rows the longest load counts, of many how many rows are under way."""
+    if groups < 32:
+        return 4
+    if num_rows <= FEW_ROWS:
+        return 16
+    return 4 if has_both else 8
