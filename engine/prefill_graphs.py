@@ -21,6 +21,7 @@ import torch
 from core.log import get_logger
 from engine.decode_graphs import GIB, OnGraph
 from engine.graph_capture import Capture, Step
+from kernels.rms_norm import Update, combined
 from model.attention_plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
@@ -160,11 +161,13 @@ class RecordedPass:
         if not len(rows):
             return hidden[:0]
         layer, query = model.layers[last], self._queries[last][:num_tokens]
-        attended = layer.attention.attend(query, plan, self._kv_cache[last])[rows]
+        if plan.wanted is not None:
+            query = query[rows]
+        attended = layer.attend_wanted(query, plan, self._kv_cache[last], rows)
         update, hidden = layer.behind_attention(
             layer.attention.out.forward(attended), hidden[rows], (len(rows),)
         )
-        return hidden + update
+        return hidden + combined(update)
 
     def _step(self, index: int) -> None:
         """From behind the attention of the layer before to in front of that of layer `index`."""
@@ -174,7 +177,8 @@ class RecordedPass:
             rotation = model.rotation_table.index_select(0, positions)
             self._plan = AttentionPlan(rotation=rotation, slots=slots)
             torch.ge(slots, 0, out=self._is_row)
-            update, hidden = None, model.embedding.index_select(0, self._inputs[TOKEN_IDS])
+            update: Update | None = None
+            hidden = model.embedding.index_select(0, self._inputs[TOKEN_IDS])
         else:
             before = model.layers[index - 1]
             attended = before.attention.out.forward(self._values)

@@ -7,7 +7,7 @@ import torch
 from kernels.absorb import absorb_values
 from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode, mla_decode_paged
-from kernels.mla_prefill import mla_prefill, mla_prefill_grouped
+from kernels.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
 from kernels.paged_rows import RowGroup
 from kernels.rope_write import rope_write
 from model.attention_plan import AttentionPlan, PagedRows
@@ -71,40 +71,51 @@ class Attention:
             ),
         )
 
-    def write(self, x: Activations, plan: AttentionPlan, cache: torch.Tensor) -> torch.Tensor:
+    def write(
+        self,
+        x: Activations,
+        plan: AttentionPlan,
+        cache: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Puts the latents of x [T, H] into the layer's cache [pages, page_tokens, C + R];
-        returns the query [T, heads, D + R], rotated."""
-        query, latent, key_rope = self.project(x)
-        rope_write(
-            query,
-            latent,
-            key_rope,
-            plan.rotation,
-            plan.slots,
-            cache,
-            latent_norm=self.kv_a_norm,
-            eps=LATENT_NORM_EPS,
-        )
+        returns the query [T, heads, D + R], rotated, or that of `rows` [S] int64 only."""
+        query, latent, key_rope = self.split(self.q_kv_a.forward(x))
+        norm = {"latent_norm": self.kv_a_norm, "eps": LATENT_NORM_EPS}
+        rotation, slots = plan.rotation, plan.slots
+        if rows is not None:
+            nobody = query.new_empty(len(query), 0, self.config.qk_head_dim)
+            rope_write(nobody, latent, key_rope, rotation, slots, cache, **norm)
+            if not len(rows):
+                return nobody[:0]
+            # Theirs are written once more, the same.
+            query, latent, key_rope, rotation, slots = (
+                each.index_select(0, rows) for each in (query, latent, key_rope, rotation, slots)
+            )
+        query = self.project_query(query)
+        rope_write(query, latent, key_rope, rotation, slots, cache, **norm)
         return query
 
     def project(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """query [T, heads, D + R], latent [T, C] in front of its norm, key [T, R]; the last two
         are slices, nothing is rotated."""
-        config = self.config
-        projected = self.q_kv_a.forward(x)
-        query, latent, key_rope = projected.split(
-            (
-                projected.shape[1] - config.kv_dim,
-                config.kv_lora_rank,
-                config.qk_rope_head_dim,
-            ),
-            dim=-1,
-        )
+        query, latent, key_rope = self.split(self.q_kv_a.forward(x))
+        return self.project_query(query), latent, key_rope
+
+    def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Slices of what `q_kv_a` gives: for `project_query`, latent [T, C] in front of its norm,
+        key [T, R]."""
+        rank, rotated = self.config.kv_lora_rank, self.config.qk_rope_head_dim
+        width = projected.shape[1] - rank - rotated
+        query, latent, key_rope = projected.split((width, rank, rotated), dim=-1)
+        return query, latent, key_rope
+
+    def project_query(self, query: torch.Tensor) -> torch.Tensor:
+        """[T, heads, D + R]."""
         if self.q_b is not None:
             assert self.q_a_norm is not None
             query = self.q_b.forward(self.q_b.normed(query, self.q_a_norm, LATENT_NORM_EPS))
-        query = query.contiguous().view(-1, config.num_heads, config.qk_head_dim)
-        return query, latent, key_rope
+        return query.contiguous().view(-1, self.config.num_heads, self.config.qk_head_dim)
 
     def decode(self, x: Activations, plan: DecodePlan, cache: torch.Tensor) -> torch.Tensor:
         """[B, H] -> [B, H], one new token a row, in absorbed form; zeros in place of attention
@@ -176,6 +187,22 @@ class Attention:
                 values.index_copy_(0, rows.tokens, attended[rows.kept])
             return values.flatten(1)
         return (found if values is None else values.copy_(found)).flatten(1)
+
+    def attend_all(
+        self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor
+    ) -> Activations:
+        """As `attend`, quantised where that comes with it."""
+        if not (self.out.is_fp8 and plan.key_groups) or plan.paged:
+            return self.attend(query, plan, cache)
+        kv_b, kv_b_scale = self.expanding_kv_b
+        return mla_prefill_quantised(
+            query,
+            cache,
+            kv_b,
+            plan.key_groups,
+            scale=self.config.softmax_scale,
+            kv_b_scale=kv_b_scale,
+        )
 
     @property
     def expanding_kv_b(self) -> tuple[torch.Tensor, torch.Tensor | None]:

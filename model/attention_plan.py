@@ -16,6 +16,9 @@ from model.attention_form import attention_form
 from model.batch import AttentionForm, ForwardBatch
 from model.config import ModelConfig
 
+# One in so many tokens at most: each is attended to by itself.
+WANTED_SHARE = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedRows:
@@ -45,6 +48,8 @@ class AttentionPlan:
 
     rotation  [T, R / 2] complex64, of each token's position
     slots     [T] int64
+    wanted    the batch's logit rows in absorbed form, a row each: the last layer needs no others.
+              None where they are too many for that to be cheaper
     """
 
     rotation: torch.Tensor
@@ -53,6 +58,7 @@ class AttentionPlan:
     groups: tuple[RowGroup, ...] = ()
     key_groups: tuple[KeyGroup, ...] = ()
     paged: tuple[PagedRows, ...] = ()
+    wanted: PagedRows | None = None
 
     @classmethod
     def build(
@@ -87,6 +93,7 @@ class AttentionPlan:
             **shared,
             key_groups=plan_groups(plain, page_tokens, most, device),
             paged=paged_rows(batch, absorbed, config.num_heads),
+            wanted=wanted_rows(batch, config.num_heads) if has_paged else None,
         )
 
 
@@ -101,9 +108,7 @@ def split_forms(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     return tuple(plain), tuple(absorbed)
 
 
-def paged_rows(
-    batch: ForwardBatch, rows: Sequence[Row], num_heads: int
-) -> tuple[PagedRows, ...]:
+def paged_rows(batch: ForwardBatch, rows: Sequence[Row], num_heads: int) -> tuple[PagedRows, ...]:
     """Of any of the batch's rows that `_num_queries` has a number for."""
     counts = {row.stop - row.start for row in rows}
     if len(counts) == 1 and len(rows) == len(batch.kv_lengths):
@@ -119,6 +124,21 @@ def paged_rows(
     return tuple(
         _filled_up(alike, num_queries, num_heads, device)
         for num_queries, alike in sorted(by_queries.items())
+    )
+
+
+def wanted_rows(batch: ForwardBatch, num_heads: int) -> PagedRows | None:
+    """The logit rows of a batch, each with the keys in front of it; nothing waits for the device.
+    None when they are none, or more than a WANTED_SHARE of the tokens."""
+    if not 0 < WANTED_SHARE * len(batch.logit_rows) <= len(batch.token_ids):
+        return None
+    ends, wanted = batch.query_start[1:].contiguous(), batch.logit_rows
+    row_of = torch.searchsorted(ends, wanted.to(ends.dtype), right=True)
+    lengths = batch.positions.index_select(0, wanted).add_(1).to(torch.int32)
+    return PagedRows(
+        block_table=batch.block_table.index_select(0, row_of),
+        kv_lengths=lengths,
+        schedule=mla_decode_schedule(lengths, num_queries=1, num_heads=num_heads),
     )
 
 

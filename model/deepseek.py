@@ -9,7 +9,7 @@ import torch
 
 from ep.expert_shard import ExpertShard
 from kernels.linear import favoured_layout
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import Update, combined, rms_norm
 from model.attention_plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.checkpoint import Checkpoint
@@ -165,7 +165,8 @@ class DeepseekV3:
         plan = None
         if batch.token_ids.numel():
             plan = AttentionPlan.build(batch, self.config, self.rotation_table, kv_cache)
-        update, hidden = None, self.embedding[batch.token_ids]
+        update: Update | None = None
+        hidden = self.embedding[batch.token_ids]
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, kv_cache.unbind(0), strict=True)):
             update, hidden = layer.forward(
@@ -177,7 +178,7 @@ class DeepseekV3:
                 written=None if on_layer is None else partial(on_layer, index),
                 rows=rows if index == last else None,
             )
-        return hidden if update is None else hidden + update
+        return hidden if update is None else hidden + combined(update)
 
 
 def checked_experts(

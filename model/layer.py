@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.rms_norm import add_rms_norm
+from kernels.rms_norm import Update, add_rms_norm, add_rms_norm_both
 from model.attention import Attention
 from model.attention_plan import AttentionPlan
 from model.config import ModelConfig
@@ -52,7 +52,7 @@ class Layer:
 
     def forward(
         self,
-        update: torch.Tensor | None,
+        update: Update | None,
         hidden: torch.Tensor,
         plan: AttentionPlan | None,
         cache: torch.Tensor,
@@ -60,43 +60,56 @@ class Layer:
         *,
         written: Callable[[], None] | None = None,
         rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Update, torch.Tensor]:
         """The residual stream is `hidden` [T, H] plus what the layer before adds to it, `update`
-        (None in front of the first): a norm adds up on its way. Returns the next two, [S, H] when
-        only `rows` [S] int64 are wanted behind attention.
+        (None in front of the first), which may be in parts: a norm adds up on its way. Returns the
+        next two, [S, H] when only `rows` [S] int64 are wanted behind attention.
 
         `plan` is None when T is 0. `written` is called as soon as the latents are in `cache`
         [pages, page_tokens, kv_dim] (on a GPU: as soon as the writes are enqueued).
         """
         query = None
         if plan is not None:
-            query, hidden = self.begin(update, hidden, plan, cache)
+            are_alone = rows is not None and (plan.wanted is not None or not len(rows))
+            query, hidden = self.begin(update, hidden, plan, cache, rows if are_alone else None)
         if written is not None:
             written()
         if rows is not None and not len(rows):
             return hidden[:0], hidden[:0]
         if query is None or plan is None:
             return self.take_part(hidden, tokens_per_rank), hidden
-        attended = self.attention.out.forward(self.attention.attend(query, plan, cache))
-        if rows is not None:
-            attended, hidden = attended[rows], hidden[rows]
+        attended: Activations
+        if rows is None:
+            attended = self.attention.attend_all(query, plan, cache)
+        else:
+            attended, hidden = self.attend_wanted(query, plan, cache, rows), hidden[rows]
             tokens_per_rank = (len(rows),)
-        return self.behind_attention(attended, hidden, tokens_per_rank)
+        return self.behind_attention(self.attention.out.forward(attended), hidden, tokens_per_rank)
 
     def begin(
         self,
-        update: torch.Tensor | None,
+        update: Update | None,
         hidden: torch.Tensor,
         plan: AttentionPlan,
         cache: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The query for `attention.attend`, whose latents go into the cache, and the residual
-        stream [T, H]; arguments as for `forward`."""
+        """The query for `attention.attend`, or that of `rows` [S] only, whose latents go into the
+        cache, and the residual stream [T, H]; arguments as for `forward`."""
         normed, hidden = self.add_normed(update, hidden)
-        return self.attention.write(normed, plan, cache), hidden
+        return self.attention.write(normed, plan, cache, rows), hidden
+
+    def attend_wanted(
+        self, query: torch.Tensor, plan: AttentionPlan, cache: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """[S, heads * V] of the batch's logit rows `rows` [S]; `query` of these only where the plan
+        has them `wanted`."""
+        if plan.wanted is None:
+            return self.attention.attend(query, plan, cache)[rows]
+        return self.attention.attend_absorbed(query, plan.wanted, cache).flatten(1)
 
     def add_normed(
-        self, update: torch.Tensor | None, hidden: torch.Tensor
+        self, update: Update | None, hidden: torch.Tensor
     ) -> tuple[Activations, torch.Tensor]:
         """What attention projects first, and the residual stream."""
         projection = self.attention.q_kv_a
@@ -110,19 +123,23 @@ class Layer:
         hidden: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
         is_row: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Update, torch.Tensor]:
         """As `forward` returns it, from what attention adds to `hidden`; `is_row` as for
         `Moe.forward`."""
         weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
+            if self.mlp.shares_rows:
+                x, *rows, hidden = add_rms_norm_both(attended, hidden, weight, eps)
+                small = (rows[0], rows[1])
+                return self.mlp.forward_parts(x, tokens_per_rank, is_row, small), hidden
             x, hidden = add_rms_norm(attended, hidden, weight, eps)
-            return self.mlp.forward(x, tokens_per_rank, is_row), hidden
+            return self.mlp.forward_parts(x, tokens_per_rank, is_row), hidden
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return self.mlp.forward(normed), hidden
 
     def decode(
         self,
-        update: torch.Tensor | None,
+        update: Update | None,
         hidden: torch.Tensor,
         plan: DecodePlan,
         cache: torch.Tensor,

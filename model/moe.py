@@ -13,7 +13,7 @@ from ep.local_masked import LocalMaskedDispatcher
 from ep.placement_maps import LayerMaps
 from ep.split_dispatch import in_sub_steps
 from kernels.gate import route
-from kernels.quantise import quantise
+from kernels.rms_norm import Update, combined
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
 from model.int4_experts import Int4Experts
@@ -94,24 +94,35 @@ class Moe:
         """[T, H] -> [T, H]; also with T = 0, for the tokens of other ranks. Of tokens that are none
         by `is_row` [T] bool, which only a rank that `waits_for_nobody` may have, the result means
         nothing."""
-        if is_row is not None:
+        return combined(self.forward_parts(x, tokens_per_rank, is_row))
+
+    def forward_parts(
+        self,
+        x: torch.Tensor,
+        tokens_per_rank: tuple[int, ...],
+        is_row: torch.Tensor | None = None,
+        rows: Quantised | None = None,
+    ) -> Update:
+        """The same, where it can be still to be combined. `rows` are x in FP8, for what
+        `shares_rows`."""
+        if is_row is not None or rows is not None:
             assert self.waits_for_nobody, "other dispatchers take no padding"
-            return self._forward(x, tokens_per_rank, is_row)
-        return in_sub_steps(
-            self._forward, x, tokens_per_rank, rank=self.rank, cap=self.step_tokens
-        )
+            return self._forward(x, tokens_per_rank, is_row, rows)
+
+        def through(part: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+            return combined(self._forward(part, lengths))
+
+        return in_sub_steps(through, x, tokens_per_rank, rank=self.rank, cap=self.step_tokens)
 
     def _forward(
         self,
         x: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
         is_row: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        rows: Quantised | None = None,
+    ) -> Update:
         physical, topk_weights = self._route(x, is_row)
         beside: list[torch.Tensor] = []  # what the shared expert makes of x
-
-        # Made once for the shared expert and the routed ones.
-        rows = quantise(x) if self._shares_rows and len(x) else None
 
         def compute_shared() -> None:
             if self.shared is not None and len(x):
@@ -130,13 +141,13 @@ class Moe:
         sent = self.dispatcher.dispatch(
             x, physical, topk_weights, tokens_per_rank, meanwhile=compute_shared
         )
-        rows, counts = sent.hidden, sent.expert_counts.tolist()
+        arrived, counts = sent.hidden, sent.expert_counts.tolist()
         if self.experts.folds_shared:
-            computed = self.experts.forward(torch.cat((rows, x)), [*counts, len(x)])
-            beside.append(computed[len(rows) :])
-            computed = computed[: len(rows)]
+            computed = self.experts.forward(torch.cat((arrived, x)), [*counts, len(x)])
+            beside.append(computed[len(arrived) :])
+            computed = computed[: len(arrived)]
         else:
-            computed = self.experts.forward(rows, counts)
+            computed = self.experts.forward(arrived, counts)
         routed = self.dispatcher.combine(computed, sent.handle)
         return routed + beside[0] if beside else routed
 
@@ -187,11 +198,13 @@ class Moe:
         return self.experts.forward_fused(x, physical, topk_weights)
 
     @property
-    def _shares_rows(self) -> bool:
-        """Whether the shared expert and the dispatch of a single rank want the same of a token."""
+    def shares_rows(self) -> bool:
+        """Whether the shared expert and the dispatch of a single rank want the same of a token,
+        beside what the gate wants."""
         shares = self.shared is not None and self.shared.gate_up.is_fp8
         is_local = isinstance(self.aligned, LocalAlignedDispatcher) and not self.fused
-        return shares and is_local and self.experts.payload is Payload.FP8
+        is_whole = not self.step_tokens
+        return shares and is_local and is_whole and self.experts.payload is Payload.FP8
 
     def _aligned(
         self,
@@ -202,7 +215,7 @@ class Moe:
         tokens_per_rank: tuple[int, ...],
         meanwhile: Callable[[], None],
         beside: Sequence[torch.Tensor],
-    ) -> torch.Tensor:
+    ) -> Update:
         """[T, H] of the routed experts and of what `meanwhile` leaves in `beside`."""
         assert self.aligned is not None
         told = (
@@ -218,7 +231,7 @@ class Moe:
             sent = self.aligned.dispatch_aligned(*told, rows=rows)
             computed = self.experts.forward_aligned(sent)
             base = beside[0] if beside else None
-            return self.aligned.combine_aligned(computed, sent.handle, base=base)
+            return self.aligned.combination_of(computed, sent.handle, base=base)
         sent = self.aligned.dispatch_aligned(*told)
         computed = self.experts.forward_aligned(sent)
         routed = self.aligned.combine_aligned(computed, sent.handle)

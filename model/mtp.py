@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import combined, rms_norm
 from model.attention_plan import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint
@@ -94,5 +94,5 @@ class MtpLayer:
         previous = rms_norm(hidden, self.hnorm, eps)
         mixed = self.eh_proj.forward(torch.cat((token, previous), dim=-1))
         update, mixed = self.layer.forward(None, mixed, plan, kv_cache, batch.tokens_per_rank)
-        out = rms_norm(mixed + update, self.final_norm, eps)
+        out = rms_norm(mixed + combined(update), self.final_norm, eps)
         return self.head.forward_wide(out[batch.logit_rows]), out

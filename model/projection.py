@@ -9,7 +9,13 @@ import torch
 from kernels.fp8_gemm import fp8_gemm
 from kernels.linear import linear
 from kernels.quantise import quantise
-from kernels.rms_norm import add_rms_norm, add_rms_norm_quantise, rms_norm, rms_norm_quantise
+from kernels.rms_norm import (
+    Update,
+    add_rms_norm,
+    add_rms_norm_quantise,
+    rms_norm,
+    rms_norm_quantise,
+)
 
 # As `kernels.quantise` gives them: values [T, K] float8_e4m3fn, scales [T, K / 128] float32.
 Quantised: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -65,7 +71,7 @@ class Projection:
         return rms_norm(x, weight, eps)
 
     def add_normed(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[Activations, torch.Tensor]:
         """(RMSNorm of x + residual as `forward` takes it best, x + residual)."""
         if self.is_fp8:

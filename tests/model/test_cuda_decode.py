@@ -114,11 +114,17 @@ def test_a_graph_follows_what_changes(request: pytest.FixtureRequest, name: str)
 
 
 @pytest.mark.parametrize("most", [300, 10**6])
-def test_plain_and_absorbed_agree(large: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+@pytest.mark.parametrize(("fp8", "error"), [(False, 0.1), (True, 0.3)])
+def test_plain_and_absorbed_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, fp8: bool, error: float
+) -> None:
     """Two chunks of each prompt, the second behind a cached prefix; keys in one group or several;
-    absorbed rows of different lengths, then of equal ones."""
+    absorbed rows of different lengths, then of equal ones. In FP8 latents are expanded by kv_b as
+    it is stored, in plain form only."""
     monkeypatch.setattr(attention_plan, "max_keys", lambda *_: most)
-    model = load_all(large, device="cuda", dtype=torch.bfloat16)
+    folder = make_random_folder(tmp_path, fp8=fp8, **LARGE)
+    model = load_all(folder, device="cuda", dtype=torch.bfloat16)
+    assert (model.layers[0].attention.expanding_kv_b[1] is not None) == fp8
 
     def logits(form: AttentionForm) -> torch.Tensor:
         runner = PagedRunner(model, page_tokens=64)
@@ -130,4 +136,20 @@ def test_plain_and_absorbed_agree(large: Path, monkeypatch: pytest.MonkeyPatch, 
 
     plain, absorbed = logits(AttentionForm.PLAIN), logits(AttentionForm.ABSORBED)
     assert plain.isfinite().all()
-    assert row_error(plain, absorbed) < 0.1
+    assert row_error(plain, absorbed) < error
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_that_are_wanted_are_as_among_all(tmp_path: Path, fp8: bool) -> None:
+    """Of the last layer only they are computed. Chunks end behind cached prefixes, too."""
+    folder = make_random_folder(tmp_path, fp8=fp8, **LARGE)
+    model = load_all(folder, device="cuda", dtype=torch.bfloat16)
+    first = {name: ids[: len(ids) // 2] for name, ids in PROMPTS.items() if len(ids) > 1}
+    second = {name: ids[len(ids) // 2 :] for name, ids in PROMPTS.items()}
+    runners = [PagedRunner(model, page_tokens=64) for _ in range(2)]
+    for chunk in (first, second):
+        whole = runners[0].forward(chunk, AttentionForm.PLAIN, all_rows=True)
+        wanted = runners[1].forward(chunk, AttentionForm.PLAIN)
+        ends = torch.tensor([len(ids) for ids in chunk.values()]).cumsum(0) - 1
+        assert row_error(wanted, whole[ends.cuda()]) < (0.3 if fp8 else 0.1)
+        assert norm_error(runners[1].cache, runners[0].cache) < 1e-2
