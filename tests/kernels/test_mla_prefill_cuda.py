@@ -5,14 +5,17 @@ import torch
 import torch.nn.functional as F
 
 from kernels import mla_prefill_cuda
-from kernels.mla_prefill import attend_group_reference
+from kernels.mla_prefill import (
+    attend_group_reference,
+    mla_prefill,
+    mla_prefill_grouped,
+    mla_prefill_quantised,
+)
 from kernels.mla_prefill_plan import KeyGroup, plan_groups
 from kernels.paged_rows import split_rows
 from kernels.quantise import empty_scales, quantise_reference
 from tests.kernels.attention_case import make_case
 from tests.kernels.tensors import generator, randn
-
-pytestmark = pytest.mark.gpu
 
 NOPE, ROPE, VALUE = 128, 64, 128
 SCALE = (NOPE + ROPE) ** -0.5
@@ -45,6 +48,7 @@ def operands(
     return query, both, key_rope, groups
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "most", "rows"), CASES)
 def test_against_reference(
     request: pytest.FixtureRequest, heads: int, most: int, rows: tuple[tuple[int, int], ...]
@@ -67,6 +71,7 @@ def test_against_reference(
     torch.testing.assert_close(lse[1], lse[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", [0, 3, 4, 5])
 def test_quantised(request: pytest.FixtureRequest, case: int) -> None:
     """The bits that quantising the result gives, in one group and in several."""
@@ -88,6 +93,7 @@ def test_quantised(request: pytest.FixtureRequest, case: int) -> None:
         assert outs[1].isnan().all()
 
 
+@pytest.mark.gpu
 def test_against_torch(request: pytest.FixtureRequest) -> None:
     query, both, key_rope, (group,) = operands(request.node.nodeid, 128, 1111, ((1111, 1111),))
     out = torch.empty(1111, 128, VALUE, dtype=torch.bfloat16, device=DEVICE)
@@ -101,6 +107,7 @@ def test_against_torch(request: pytest.FixtureRequest) -> None:
     assert error < 1e-2, error
 
 
+@pytest.mark.gpu
 def test_rows_do_not_see_each_other(request: pytest.FixtureRequest) -> None:
     """Keys and values behind those of a row are not a number, and another row's."""
     rows = ((100, 130), (70, 70))
@@ -115,6 +122,7 @@ def test_rows_do_not_see_each_other(request: pytest.FixtureRequest) -> None:
     assert torch.equal(*outs)
 
 
+@pytest.mark.gpu
 def test_large_scores_stay_finite(request: pytest.FixtureRequest) -> None:
     query, both, key_rope, (group,) = operands(request.node.nodeid, 2, 4096, ((200, 200),))
     out = torch.full((2, 200, 2, VALUE), torch.nan, device=DEVICE)
@@ -126,3 +134,42 @@ def test_large_scores_stay_finite(request: pytest.FixtureRequest) -> None:
     )
     error = float((ours.float() - out[0]).norm() / out[0].norm())
     assert error < 1e-2, error
+
+
+@pytest.mark.gpu
+def test_by_way_of_the_operation(request: pytest.FixtureRequest) -> None:
+    """From latents, in one group and in several, as values and quantised."""
+    rank, heads, rows = 512, 4, ((200, 333), (64, 64), (1, 40))
+    case, rng = make_case(request.node.nodeid, rows, rank + ROPE)
+    sources = (
+        randn(rng, sum(case.counts), heads, NOPE + ROPE),
+        case.cache,
+        randn(rng, heads, NOPE + VALUE, rank) * rank**-0.5,
+    )
+    query, cache, kv_b = (each.to(DEVICE, torch.bfloat16) for each in sources)
+    assert mla_prefill_cuda.takes(query, cache, kv_b)
+    split = split_rows(*case.ragged())
+    rounded = [each.float().cpu() for each in (query, cache, kv_b)]
+    want = mla_prefill(rounded[0], rounded[1], rounded[2], split, scale=SCALE)
+    for most in (4096, 150):
+        groups = plan_groups(split, 8, most, DEVICE)
+        out = mla_prefill_grouped(query, cache, kv_b, groups, scale=SCALE)
+        error = float((out.float().cpu() - want).norm() / want.norm())
+        assert error < 1e-2, error
+        values, scales = mla_prefill_quantised(query, cache, kv_b, groups, scale=SCALE)
+        again, again_scales = quantise_reference(out.flatten(1))
+        assert torch.equal(values.view(torch.uint8), again.view(torch.uint8))
+        assert torch.equal(scales, again_scales)
+        assert not any(group.drawn.any() for group in groups)
+
+
+def test_other_heads_are_not_for_it() -> None:
+    def takes(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> bool:
+        query, cache, kv_b = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+        return mla_prefill_cuda.takes(query, cache, kv_b)
+
+    assert takes((7, 3, 192), (2, 64, 576), (3, 256, 512))
+    assert not takes((7, 3, 192), (2, 64, 576), (3, 256, 512), dtype=torch.float32)
+    assert not takes((7, 3, 128), (2, 64, 576), (3, 256, 512))
+    assert not takes((7, 3, 192), (2, 64, 576), (3, 192, 512))
+    assert not takes((7, 3, 192), (2, 64, 564), (3, 256, 500))

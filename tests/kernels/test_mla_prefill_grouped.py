@@ -5,9 +5,15 @@ import torch
 
 from kernels import mla_prefill_plan, mla_prefill_triton
 from kernels.block_dequantise import block_dequantise
-from kernels.mla_prefill import attend_group_reference, mla_prefill, mla_prefill_grouped
+from kernels.mla_prefill import (
+    attend_group_reference,
+    mla_prefill,
+    mla_prefill_grouped,
+    mla_prefill_quantised,
+)
 from kernels.mla_prefill_plan import max_keys, plan_groups
 from kernels.paged_rows import split_rows
+from kernels.quantise import quantise_reference
 from tests.kernels.attention_case import make_case
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED, dtypes
@@ -58,6 +64,19 @@ def test_expanded_by_fp8(request: pytest.FixtureRequest, most: int) -> None:
     got = mla_prefill_grouped(query, case.cache, kv_b, groups, scale=0.01, kv_b_scale=kv_b_scale)
     torch.testing.assert_close(got, by_row, rtol=1e-4, atol=1e-5)
     assert 1e-3 < float((got - want).norm() / want.norm()) < 0.04
+
+
+def test_quantised(request: pytest.FixtureRequest) -> None:
+    """With enough values that groups of 128 are full."""
+    case, rng = make_case(request.node.nodeid, ROWS[1], RANK + ROPE)
+    query = randn(rng, sum(case.counts), 4, NOPE + ROPE)
+    kv_b = randn(rng, 4, NOPE + 32, RANK)
+    groups = plan_groups(split_rows(*case.ragged()), case.ragged()[3], 32, CPU)
+    values, scales = mla_prefill_quantised(query, case.cache, kv_b, groups, scale=0.3)
+    out = mla_prefill_grouped(query, case.cache, kv_b, groups, scale=0.3)
+    want, want_scales = quantise_reference(out.flatten(1))
+    assert torch.equal(values.view(torch.uint8), want.view(torch.uint8))
+    assert torch.equal(scales, want_scales)
 
 
 def test_blocks_that_see_nothing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
