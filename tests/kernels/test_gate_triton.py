@@ -7,7 +7,7 @@ from kernels import gate_triton, router_gemm_triton
 from kernels.choose_replica import choose_replica
 from kernels.count_experts import count_experts
 from kernels.gate import gate
-from kernels.router_gemm import TOLERANCE, router_gemm, router_gemm_reference
+from kernels.router_gemm import MANY_ROWS, TOLERANCE, router_gemm, router_gemm_reference
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED
 
@@ -89,3 +89,13 @@ def test_logits(
         assert (out - want).norm() <= TOLERANCE * want.norm()
     for other in (router_gemm_reference(hidden, weight), router_gemm(hidden, weight)):
         assert (other - want).norm() <= TOLERANCE * want.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [MANY_ROWS - 1, MANY_ROWS, 4096])
+def test_logits_of_many_tokens(request: pytest.FixtureRequest, num_tokens: int) -> None:
+    rng = generator(request.node.nodeid)
+    hidden, weight = (randn(rng, rows, 7168).bfloat16().cuda() for rows in (num_tokens, 256))
+    want, out = hidden.double() @ weight.double().t(), router_gemm(hidden, weight)
+    assert out.dtype == torch.float32
+    assert (out - want).norm() <= TOLERANCE * want.norm()
