@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from kernels import (
+    absorb_query_triton,
     absorb_triton,
     combine_triton,
     fp8_gemm_triton,
@@ -27,6 +28,7 @@ from kernels import (
     sample_triton,
     silu_mul_triton,
 )
+from kernels.combine import Combination
 from kernels.fused_moe import Experts
 from kernels.mla_prefill_plan import KeyGroup
 from kernels.quantise import empty_scales
@@ -133,6 +135,24 @@ def _rope_write(tokens: int) -> Call:
     )  # fmt: skip
 
 
+def _absorb_query(tokens: int) -> Call:
+    projected = empty(tokens, LATENT + ROPE)
+    return partial(
+        absorb_query_triton.launch, empty(tokens, HEADS, NOPE + ROPE), projected[:, :LATENT],
+        projected[:, LATENT:], empty(tokens, ROPE // 2, dtype=torch.complex64),
+        integers(tokens, dtype=torch.int64), empty(100, 64, LATENT + ROPE),
+        empty(HEADS, 2 * NOPE, LATENT), latent_norm=empty(LATENT), eps=1e-6,
+    )  # fmt: skip
+
+
+def _norm_of_a_combination(tokens: int) -> Call:
+    x = Combination(
+        rows=empty(LOCAL * tokens, HIDDEN), row_of=integers(CHOICES, tokens),
+        weights=f32(tokens, CHOICES), base=empty(tokens, HIDDEN),
+    )  # fmt: skip
+    return partial(rms_norm_triton.launch_both, x, empty(tokens, HIDDEN), empty(HIDDEN), 1e-6)
+
+
 def _permute(dtype: torch.dtype) -> Call:
     hidden = empty(128, HIDDEN, dtype=dtype)
     scale = empty_scales(hidden) if dtype == torch.float8_e4m3fn else None
@@ -181,7 +201,10 @@ def _around_rows() -> dict[str, Call]:
             silu_mul_triton.launch_quantise, masked, integers(LOCAL), squeeze=False
         ),
         "merge_states": partial(merge_states_triton.launch, states, lse, states, lse),
+        "rms_norm combination": _norm_of_a_combination(128),
         "rope_write": _rope_write(128),
+        "absorb_query few": _absorb_query(1),
+        "absorb_query": _absorb_query(128),
         "rescale": partial(
             rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
         ),

@@ -22,14 +22,16 @@ _STEP = 128  # of the sum
 
 
 def absorb_values(
-    latents: torch.Tensor, kv_b: torch.Tensor, nope_dim: int
+    latents: torch.Tensor, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale); `nope_dim` is D."""
+    """(out, scale); `nope_dim` is D. `follows`: it may be launched while the kernel in front ends.
+    Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
+    is nothing to join it does not wait for the first."""
     value_dim = kv_b.shape[1] - nope_dim
     fits = value_dim == GROUP and kv_b.shape[2] % _STEP == 0 and latents.dtype == torch.bfloat16
     if fits and path_of("absorb", latents.device) == "triton":
         from kernels.absorb_triton import launch
 
-        return launch(latents, kv_b, nope_dim)
+        return launch(latents, kv_b, nope_dim, follows=follows)
     values = latents.new_empty(*latents.shape[:2], value_dim)
     return quantise(head_linear(latents, kv_b[:, nope_dim:], out=values).flatten(1))

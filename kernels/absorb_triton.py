@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 
@@ -31,8 +32,9 @@ def shape_for(num_tokens: int) -> Shape:
 def _absorb_values(
     latents, weight, out, scale, num_tokens, num_heads, weight_head_stride, scale_stride,
     latent_dim: tl.constexpr, group: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
-    tokens: tl.constexpr, block_k: tl.constexpr,
+    tokens: tl.constexpr, block_k: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
+    follow(dependent)
     head = tl.program_id(0)
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     is_token = token < num_tokens
@@ -55,6 +57,7 @@ def launch(
     kv_b: torch.Tensor,
     nope_dim: int,
     *,
+    follows: bool = False,
     shape: Shape | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`shape`: another one than that of the number of tokens, to measure it."""
@@ -68,13 +71,11 @@ def launch(
     assert latents.is_contiguous()
     assert weight.stride(2) == 1
     assert weight.stride(1) == latent_dim
-    shape = shape or shape_for(num_tokens)
-    # NOTE: no dependent launch. FlashMLA's second kernel, which is in front of it, is one itself,
-    # and where there is nothing to join it does not wait for the first.
+    shape, is_dependent = shape or shape_for(num_tokens), follows and dependent(latents)
     _absorb_values[num_heads, triton.cdiv(num_tokens, shape.tokens)](
         latents, weight, out, scale, num_tokens, num_heads, weight.stride(0), scale.stride(1),
         latent_dim=latent_dim, group=GROUP, largest=LARGEST, smallest=SMALLEST,
-        tokens=shape.tokens, block_k=shape.block_k, num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        tokens=shape.tokens, block_k=shape.block_k, dependent=is_dependent,
+        num_warps=shape.num_warps, num_stages=shape.num_stages, launch_pdl=is_dependent,
     )  # fmt: skip
     return out, scale

@@ -28,6 +28,7 @@ from kernels.paged_rows import RowGroup, group_rows
 from kernels.paths import path_of
 
 MAX_QUERIES = 256  # a row, of `mla_decode_paged`
+FEW_ROWS = 1  # for which our kernel is faster than FlashMLA
 
 
 def mla_decode(
@@ -62,7 +63,7 @@ def mla_decode_paged(
     for all layers of a step; without it each call makes its own."""
     path = path_of("mla_decode", query.device)
     num_queries = len(query) // max(1, len(kv_lengths))
-    if path == "flash_mla" and len(query):
+    if path == "flash_mla" and len(query) and not is_few(len(kv_lengths), num_queries):
         from kernels import mla_decode_flash
 
         if mla_decode_flash.suits(query, cache, value_dim, num_queries):
@@ -84,12 +85,18 @@ def mla_decode_schedule(
     kv_lengths: torch.Tensor, *, num_queries: int, num_heads: int
 ) -> object | None:
     """What the calls of one step share that differ in query and cache only. Made on the device;
-    None where a path needs none."""
-    if path_of("mla_decode", kv_lengths.device) != "flash_mla":
+    None where a path needs none: where FlashMLA is not taken."""
+    is_flash = path_of("mla_decode", kv_lengths.device) == "flash_mla"
+    if not is_flash or is_few(len(kv_lengths), num_queries):
         return None
     from kernels.mla_decode_flash import Schedule
 
     return Schedule(kv_lengths, num_queries, num_heads)
+
+
+def is_few(num_rows: int, num_queries: int) -> bool:
+    """Of as many rows with so many new tokens each."""
+    return num_queries == 1 and num_rows <= FEW_ROWS
 
 
 def mla_decode_reference(

@@ -15,7 +15,7 @@ NUM_WARPS = 2
 
 
 @triton.jit
-def _halves(words):
+def halves_of(words):
     """Real and imaginary parts, float32, of pairs: two bfloat16 in 32 bits, two float32 in 64."""
     if words.dtype == tl.int32:
         real, imaginary = words << 16, words & -65536
@@ -25,7 +25,7 @@ def _halves(words):
 
 
 @triton.jit
-def _words(real, imaginary, narrow: tl.constexpr):
+def words_of(real, imaginary, narrow: tl.constexpr):
     """The reverse, rounded to bfloat16 if `narrow`."""
     if narrow:
         low = real.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
@@ -38,7 +38,7 @@ def _words(real, imaginary, narrow: tl.constexpr):
 
 
 @triton.jit
-def _write_line(
+def write_line(
     latent, latent_norm, key_rope, slots, cache, token, cosine, sine, latent_stride, key_stride,
     latent_dim, eps,
     half: tl.constexpr, padded_half: tl.constexpr, padded_latent: tl.constexpr,
@@ -79,9 +79,9 @@ def _rope_write(
     block = tl.program_id(0) % (blocks + 1)
     pair = tl.arange(0, padded_half)
     is_pair = pair < half
-    cosine, sine = _halves(tl.load(rotation + token * half + pair, mask=is_pair, other=0))
+    cosine, sine = halves_of(tl.load(rotation + token * half + pair, mask=is_pair, other=0))
     if block == blocks:
-        _write_line(
+        write_line(
             latent, latent_norm, key_rope, slots, cache, token, cosine, sine, latent_stride,
             key_stride, latent_dim, eps, half, padded_half, padded_latent, has_norm,
         )  # fmt: skip
@@ -90,11 +90,11 @@ def _rope_write(
         inside = (head < num_heads)[:, None] & is_pair[None, :]
         source = query + token * query_stride + head[:, None] * query_head_stride
         words = tl.load(source + pair[None, :], mask=inside, other=0)
-        real, imaginary = _halves(words)
+        real, imaginary = halves_of(words)
         turned_real = real * cosine[None, :] - imaginary * sine[None, :]
         turned_imaginary = real * sine[None, :] + imaginary * cosine[None, :]
         target = rotated + token * rotated_stride + head[:, None] * rotated_head_stride
-        turned = _words(turned_real, turned_imaginary, words.dtype == tl.int32)
+        turned = words_of(turned_real, turned_imaginary, words.dtype == tl.int32)
         tl.store(target + pair[None, :], turned, mask=inside)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.absorb import absorb_values
+from kernels.absorb_query import absorb_query
 from kernels.head_linear import head_linear
 from kernels.mla_decode import mla_decode, mla_decode_paged
 from kernels.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
@@ -122,23 +123,18 @@ class Attention:
         for padding."""
         config, nope_dim = self.config, self.config.qk_nope_head_dim
         query, latent, key_rope = self.project(x)
-        # Both parts of the absorbed query are written where they belong.
-        absorbed = query.new_empty(*query.shape[:2], config.kv_dim)
-        rope_write(
+        is_ours = plan.schedule is None  # attention, not FlashMLA's
+        absorbed = absorb_query(
             query,
             latent,
             key_rope,
             plan.rotation,
             plan.slots,
             cache,
+            self.kv_b,
             latent_norm=self.kv_a_norm,
             eps=LATENT_NORM_EPS,
-            rotated=absorbed[..., config.kv_lora_rank :],
-        )
-        head_linear(
-            query[..., :nope_dim],
-            self.kv_b[:, :nope_dim].transpose(1, 2),
-            out=absorbed[..., : config.kv_lora_rank],
+            leads=is_ours,
         )
         latents = mla_decode_paged(
             absorbed,
@@ -150,7 +146,7 @@ class Attention:
             schedule=plan.schedule,
         )
         if self.out.is_fp8:
-            return self.out.forward(absorb_values(latents, self.kv_b, nope_dim))
+            return self.out.forward(absorb_values(latents, self.kv_b, nope_dim, follows=is_ours))
         values = query.new_empty(*query.shape[:2], config.v_head_dim)
         head_linear(latents, self.kv_b[:, nope_dim:], out=values)
         return self.out.forward(values.flatten(1))

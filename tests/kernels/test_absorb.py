@@ -31,14 +31,15 @@ def of_device(device: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("num_tokens", [0, 1, 19] if INTERPRETED else [0, 1, 19, 128])
+@pytest.mark.parametrize("follows", [False, True])
 def test_absorb_values(
-    rng: torch.Generator, device: str, sizes: tuple[int, ...], num_tokens: int
+    rng: torch.Generator, device: str, sizes: tuple[int, ...], num_tokens: int, follows: bool
 ) -> None:
     heads, nope, rank = sizes
     latents, kv_b = of_device(
         device, randn(rng, num_tokens, heads, rank), randn(rng, heads, nope + BLOCK, rank)
     )
-    values, scales = absorb_triton.launch(latents, kv_b, nope)
+    values, scales = absorb_triton.launch(latents, kv_b, nope, follows=follows)
     assert values.shape == (num_tokens, heads * BLOCK)
     assert scales.shape == (num_tokens, heads)
     assert values.dtype == torch.float8_e4m3fn

@@ -62,6 +62,7 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "flash_mla", fake_flash_mla(legacy=request.param))
     monkeypatch.delitem(sys.modules, "kernels.mla_decode_flash", raising=False)
     monkeypatch.setattr(mla_decode, "path_of", lambda *_: "flash_mla")
+    monkeypatch.setattr(mla_decode, "FEW_ROWS", 0)
     importlib.import_module("kernels.mla_decode_flash")
     yield
     sys.modules.pop("kernels.mla_decode_flash", None)
@@ -106,10 +107,27 @@ def test_what_it_has_no_tiles_for(
         assert mla_decode_paged(*given, table, lengths, **OPTIONS) == "ours"
 
 
+@pytest.mark.usefixtures("installed")
+def test_few_rows_are_ours(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = ModuleType("kernels.mla_decode_triton")
+    triton.launch = lambda *_, **__: ("ours", None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kernels.mla_decode_triton", triton)
+    for num_queries, few, is_ours in ((1, 4, True), (1, 3, False), (2, 4, False)):
+        monkeypatch.setattr(mla_decode, "FEW_ROWS", few)
+        given = operands(request.node.nodeid, "cpu", num_queries, HEADS)
+        schedule = mla_decode_schedule(given[3], num_queries=num_queries, num_heads=HEADS)
+        assert (schedule is None) is is_ours
+        found = mla_decode_paged(*given, **OPTIONS, schedule=schedule)
+        assert (found == "ours") if is_ours else isinstance(found, torch.Tensor)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [64, 128])
 @pytest.mark.parametrize("num_queries", [1, 2])
-def test_on_a_gpu(request: pytest.FixtureRequest, num_queries: int, heads: int) -> None:
+def test_on_a_gpu(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, num_queries: int, heads: int
+) -> None:
+    monkeypatch.setattr(mla_decode, "FEW_ROWS", 0)
     pytest.importorskip("flash_mla")
     if paths.path_of("mla_decode", torch.device("cuda")) != "flash_mla":
         pytest.skip("not a device of FlashMLA")

@@ -140,10 +140,12 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("has_base", [True, False])
-@pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
+@pytest.mark.parametrize(("num_tokens", "least"), [(0, 1), (1, 1), (TOKENS, 1), (TOKENS, 1000)])
 def test_rms_norm_of_a_combination(
-    rng: torch.Generator, device: str, num_tokens: int, has_base: bool, dtype: torch.dtype
-) -> None:
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, device: str, num_tokens: int,
+    least: int, has_base: bool, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(rms_norm_triton, "MIN_COMBINED", least)
     num_rows, choices = 3 * num_tokens + 1, 4
     rows = randn(rng, num_rows, WIDTH).to(device, dtype)
     row_of = torch.randint(-1, num_rows, (choices, num_tokens), generator=rng)

@@ -1,0 +1,85 @@
+"""The beginning of absorbed attention: one kernel makes the query and writes the cache.
+
+    absorbed[t, h, :C]                      = query[t, h, :D] @ kv_b[h, :D]
+    absorbed[t, h, C:]                      = query[t, h, D:] rotated by rotation[t]
+    cache[slots[t] // P, slots[t] % P]      = (norm(latent[t]), key_rope[t] rotated by rotation[t])
+
+    query     [T, heads, D + R]  bfloat16 or float32, contiguous
+    kv_b      [heads, D + V, C]  same dtype, contiguous
+    absorbed  [T, heads, C + R]  same dtype
+    latent, key_rope, rotation, slots, cache, latent_norm, eps  as for `kernels.rope_write`
+
+The Triton path is for up to MAX_TOKENS in bfloat16, D and C powers of two from 128 on; in parts
+it is `kernels.rope_write` and `kernels.head_linear`. Products are within TOLERANCE of the
+reference, relative by norm; the rest is as in `kernels.rope_write`.
+"""
+
+import torch
+
+from kernels.head_linear import head_linear
+from kernels.paths import path_of
+from kernels.rope_write import rope_write
+
+TOLERANCE = 5e-3
+MAX_TOKENS = 32  # of one launch; more are faster in parts
+
+
+def absorb_query(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    *,
+    latent_norm: torch.Tensor,
+    eps: float,
+    leads: bool = False,
+) -> torch.Tensor:
+    """absorbed; changes `cache`. `leads`: the kernel behind it may begin before it ends. FlashMLA's
+    must not: it is launched as one that may, and reads queries before it waits."""
+    given = (query, latent, key_rope, rotation, slots, cache, kv_b)
+    if path_of("absorb", query.device) == "triton" and _fits(query, key_rope, kv_b):
+        from kernels.absorb_query_triton import launch
+
+        return launch(*given, latent_norm=latent_norm, eps=eps, leads=leads)
+    return absorb_query_in_parts(*given, latent_norm=latent_norm, eps=eps)
+
+
+def absorb_query_in_parts(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    *,
+    latent_norm: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    latent_dim, rope_dim = kv_b.shape[2], key_rope.shape[1]
+    nope_dim = query.shape[2] - rope_dim
+    # Both parts are written where they belong.
+    absorbed = query.new_empty(*query.shape[:2], latent_dim + rope_dim)
+    rope_write(
+        query,
+        latent,
+        key_rope,
+        rotation,
+        slots,
+        cache,
+        latent_norm=latent_norm,
+        eps=eps,
+        rotated=absorbed[..., latent_dim:],
+    )
+    weight = kv_b[:, :nope_dim].transpose(1, 2)
+    head_linear(query[..., :nope_dim], weight, out=absorbed[..., :latent_dim])
+    return absorbed
+
+
+def _fits(query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor) -> bool:
+    sizes = (query.shape[2] - key_rope.shape[1], kv_b.shape[2])
+    fits = all(size >= 128 and size & (size - 1) == 0 for size in sizes)
+    return fits and query.dtype == torch.bfloat16 and len(query) <= MAX_TOKENS
