@@ -147,7 +147,7 @@ class DeepseekV3:
         """
         plan = DecodePlan.build(batch, self.rotation_table, self.config.num_heads)
         hidden = self.embedding.index_select(0, batch.token_ids)
-        update = None
+        update: Update | None = None
         for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
             update, hidden = layer.decode(update, hidden, plan, cache)
         assert update is not None

@@ -143,14 +143,14 @@ class Layer:
         hidden: torch.Tensor,
         plan: DecodePlan,
         cache: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, for [B, H] of one new token a row."""
+    ) -> tuple[Update, torch.Tensor]:
+        """As `forward`, for [B, H] of one new token a row; what it adds may be in parts."""
         normed, hidden = self.add_normed(update, hidden)
         attended = self.attention.decode(normed, plan, cache)
         weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
-            x, hidden = add_rms_norm(attended, hidden, weight, eps)
-            return self.mlp.decode(x, plan.is_row), hidden
+            x, rows, hidden = self.mlp.add_normed(attended, hidden, weight, eps)
+            return self.mlp.decode_parts(x, plan.is_row, rows), hidden
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return self.mlp.forward(normed), hidden
 

@@ -13,7 +13,7 @@ from ep.local_masked import LocalMaskedDispatcher
 from ep.placement_maps import LayerMaps
 from ep.split_dispatch import in_sub_steps
 from kernels.gate import route
-from kernels.rms_norm import Update, combined
+from kernels.rms_norm import Update, add_rms_norm, add_rms_norm_both, combined
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
 from model.int4_experts import Int4Experts
@@ -151,9 +151,28 @@ class Moe:
         routed = self.dispatcher.combine(computed, sent.handle)
         return routed + beside[0] if beside else routed
 
+    def add_normed(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, Quantised | None, torch.Tensor]:
+        """(RMSNorm of x + residual, the same quantised where `decode` takes it, x + residual)."""
+        is_local = isinstance(self.masked, LocalMaskedDispatcher) and not self.fused
+        is_dispatched = is_local and self.experts.payload is Payload.FP8
+        if is_dispatched or (self.shared is not None and self.shared.gate_up.is_fp8):
+            out, values, scales, total = add_rms_norm_both(x, residual, weight, eps)
+            return out, (values, scales), total
+        out, total = add_rms_norm(x, residual, weight, eps)
+        return out, None, total
+
     def decode(self, x: torch.Tensor, is_row: torch.Tensor) -> torch.Tensor:
         """[B, H] -> [B, H], for the rows that `is_row` [B] bool names; what becomes of the others
         means nothing. B is the same on all ranks, and nothing waits for the device."""
+        return combined(self.decode_parts(x, is_row))
+
+    def decode_parts(
+        self, x: torch.Tensor, is_row: torch.Tensor, rows: Quantised | None = None
+    ) -> Update:
+        """The same, where it can be still to be combined. `rows`: what `add_normed` made beside
+        x."""
         assert self.masked is not None, "no dispatcher of fixed sizes"
         cap = self.masked.max_tokens
         if len(x) > cap:
@@ -161,11 +180,12 @@ class Moe:
             return torch.cat([self.decode(*part) for part in parts])
         # The shared expert is computed while tokens travel, or beside the rest if they do not.
         travels = not isinstance(self.masked, LocalMaskedDispatcher)
-        side = SideWork(x.device, has_stream=not travels)
+        side, shared = SideWork(x.device, has_stream=not travels), self.shared
 
         def start_shared() -> None:
-            if self.shared is not None:
-                side.start(lambda: self.shared.forward(x))
+            if shared is not None:
+                given = x if rows is None or not shared.gate_up.is_fp8 else rows
+                side.start(lambda: shared.forward(given))
             elif self.experts.folds_shared:
                 side.start(lambda: self.experts.forward_shared(x))
 
@@ -176,17 +196,16 @@ class Moe:
         if begins == "routed" or (begins == "placed" and self.fused):
             start_shared()
         if self.fused:
-            routed, shared = self._fused(x, physical, topk_weights), side.join()
-            return routed if shared is None else routed + shared
-        sent = self.masked.dispatch_masked(
-            x,
-            physical,
-            topk_weights,
-            self.experts.payload,
-            meanwhile=start_shared if travels else None,
-        )
-        if begins == "placed":
-            start_shared()
+            routed, base = self._fused(x, physical, topk_weights), side.join()
+            return routed if base is None else routed + base
+        told = (x, physical, topk_weights, self.experts.payload)
+        if isinstance(self.masked, LocalMaskedDispatcher):
+            sent = self.masked.dispatch_masked(*told, rows=rows)
+            if begins == "placed":
+                start_shared()
+            computed = self.experts.forward_masked(sent)
+            return self.masked.combination_of(computed, sent.handle, base=side.join())
+        sent = self.masked.dispatch_masked(*told, meanwhile=start_shared)
         computed = self.experts.forward_masked(sent)
         return self.masked.combine_masked(computed, sent.handle, base=side.join())
 
