@@ -46,6 +46,7 @@ def test_no_more_than_a_share(tmp_path: Path) -> None:
     assert found is not None
     assert found.kv_lengths.tolist() == [37, 1, 20]
     assert torch.equal(found.block_table, batch.block_table)
+    assert wanted_rows(replace(batch, tokens_per_rank=(58, 0)), 8) is None
     assert wanted_rows(replace(batch, logit_rows=torch.arange(4)), 8) is None
     assert wanted_rows(replace(batch, logit_rows=batch.logit_rows[:0]), 8) is None
     # Rows without new tokens are nobody's.
