@@ -6,13 +6,15 @@ tokens and 128 heads it takes 0.7 of the Triton path's time.
 
 import ctypes
 import functools
+import logging
 from pathlib import Path
 
 import torch
 
-from kernels.cuda_build import build
+from kernels import cuda_build
 from kernels.mla_prefill_plan import KeyGroup
 
+_log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("mla_prefill.cu")
 NOPE_DIM, ROPE_DIM, VALUE_DIM = 128, 64, 128
 _ALIGNMENT = 8  # elements: the copy engine wants addresses and strides of 16 bytes
@@ -21,7 +23,11 @@ _SECTION_BYTES = 16 << 20
 
 
 def takes(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
-    """Whether `launch` has a kernel for these arguments of `kernels.mla_prefill`."""
+    """Whether there is a kernel for these arguments of `kernels.mla_prefill`, and nvcc for it."""
+    return fits(query, cache, kv_b) and _is_built()
+
+
+def fits(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
     rank = kv_b.shape[2]
     sizes = query.shape[2], cache.shape[-1] - rank, kv_b.shape[1]
     strides = *query.stride()[:2], rank, cache.shape[-1]
@@ -29,6 +35,7 @@ def takes(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
         query.dtype == torch.bfloat16
         and sizes == (NOPE_DIM + ROPE_DIM, ROPE_DIM, NOPE_DIM + VALUE_DIM)
         and all(stride % _ALIGNMENT == 0 for stride in strides)
+        and query.data_ptr() % 16 == 0
     )
 
 
@@ -91,8 +98,23 @@ def launch(
 
 
 @functools.cache
+def _is_built() -> bool:
+    try:
+        build()
+    except RuntimeError as error:
+        _log.warning("attention at prefill takes its slower path: %s", error)
+        return False
+    return True
+
+
+def build() -> Path:
+    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
+    return cuda_build.build(_SOURCE)
+
+
+@functools.cache
 def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build(_SOURCE)))
+    library = ctypes.PyDLL(str(build()))
     pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
     function = library.mla_prefill_launch
     function.argtypes = [

@@ -164,12 +164,12 @@ def test_by_way_of_the_operation(request: pytest.FixtureRequest) -> None:
 
 
 def test_other_heads_are_not_for_it() -> None:
-    def takes(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> bool:
+    def fits(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> bool:
         query, cache, kv_b = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
-        return mla_prefill_cuda.takes(query, cache, kv_b)
+        return mla_prefill_cuda.fits(query, cache, kv_b)
 
-    assert takes((7, 3, 192), (2, 64, 576), (3, 256, 512))
-    assert not takes((7, 3, 192), (2, 64, 576), (3, 256, 512), dtype=torch.float32)
-    assert not takes((7, 3, 128), (2, 64, 576), (3, 256, 512))
-    assert not takes((7, 3, 192), (2, 64, 576), (3, 192, 512))
-    assert not takes((7, 3, 192), (2, 64, 564), (3, 256, 500))
+    assert fits((7, 3, 192), (2, 64, 576), (3, 256, 512))
+    assert not fits((7, 3, 192), (2, 64, 576), (3, 256, 512), dtype=torch.float32)
+    assert not fits((7, 3, 128), (2, 64, 576), (3, 256, 512))
+    assert not fits((7, 3, 192), (2, 64, 576), (3, 192, 512))
+    assert not fits((7, 3, 192), (2, 64, 564), (3, 256, 500))
