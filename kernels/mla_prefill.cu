@@ -53,7 +53,7 @@ struct Problem {
                       // thread blocks that found none left
   __nv_bfloat16* out;
   float* lse;
-  uint8_t* quantised;  // [T, heads, 128] e4m3, or null: where the last keys of a row are, `out` not
+  uint8_t* quantised;  // [T, heads, 128] e4m3, for what no later group adds to; null: `out`
   float* scales;       // of `quantised`, by head with this stride, then by token
   long long scale_stride;
   float scale;  // with log2(e)
@@ -158,7 +158,7 @@ __device__ __forceinline__ void copy_query(
   }
 }
 
-// Brings queries near that will be needed the moment those of the tile before them are not.
+// To the L2 cache: a tile's queries are needed soon after their place in shared memory is free.
 __device__ __forceinline__ void prefetch_query(const Maps& maps, const Tile& tile) {
   if (!tile.seen) return;
 #pragma unroll
@@ -505,7 +505,7 @@ struct Consumer {
     if (is_hidden) hide(scores, tile, start, at);
   }
 
-  // `when` is true.
+  // `when` is true; see `step`.
   __device__ __forceinline__ void release_keys(bool when) {
     ptx::barrier_arrive_if(ptx::shared_address(&s.key_empty[keys.stage]), at.leads() && when);
     keys.advance();
