@@ -1,7 +1,7 @@
 """What a rank computes with: planned, then loaded, allocated, warmed up and recorded.
 
-    built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
-    built.runner(...)
+built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
+built.runner(...)
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.compile_ahead import LibraryBuilds, compile_products
 from engine.decode_graphs import Decode, DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
 from engine.graph_capture import CudaCapture
@@ -18,7 +19,7 @@ from engine.model_loading import load_model, open_weights
 from engine.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
-from engine.warm_up import warm_up
+from engine.warm_up import lengths_up_to, warm_up
 from ep.dispatch_needs import DispatchNeeds
 from ep.dispatcher_choice import Choice
 from ep.dispatchers import Dispatchers, agree, dispatch_terms, make_dispatchers
@@ -65,17 +66,9 @@ class RankModel:
         plan, needs = prepared.plan, prepared.needs
         clock.note("plan")
         dispatchers = make_dispatchers(group, prepared.choice, needs, device)
-        experts = ExpertShard.build(
-            prepared.placement,
-            group.rank,
-            dispatchers.dispatcher,
-            device,
-            fold_shared=settings.shared_expert == "folded",
-            aligned=dispatchers.aligned,
-            masked=dispatchers.masked,
-            fused=settings.routed_experts == "fused",
-        )
+        experts = shard_of(settings, prepared.placement, group.rank, dispatchers, device)
         clock.note("dispatchers")
+        libraries = LibraryBuilds(settings, group.rank, device)
         model = load_model(
             prepared.source,
             settings,
@@ -87,6 +80,9 @@ class RankModel:
             num_layers=config.num_layers,
         )
         clock.note("load")
+        libraries.wait()
+        compile_products(model, form, settings, group, prepared.lengths, prepared.sizes)
+        clock.note("compile")
         kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
         clock.note("memory")
         used = {term.name: term.num_bytes for term in held_weights(model)}
@@ -124,6 +120,11 @@ class Prepared:
     choice: Choice
     source: Checkpoint
     plan: MemoryPlan
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of passes that stand for all lengths."""
+        return sorted({*lengths_up_to(self.needs.step_tokens), *self.pass_sizes})
 
     @classmethod
     def agree(
@@ -170,6 +171,25 @@ class Prepared:
             source=source,
             plan=plan,
         )
+
+
+def shard_of(
+    settings: WorkerSettings,
+    placement: Placement,
+    rank: int,
+    dispatchers: Dispatchers,
+    device: torch.device,
+) -> ExpertShard:
+    return ExpertShard.build(
+        placement,
+        rank,
+        dispatchers.dispatcher,
+        device,
+        fold_shared=settings.shared_expert == "folded",
+        aligned=dispatchers.aligned,
+        masked=dispatchers.masked,
+        fused=settings.routed_experts == "fused",
+    )
 
 
 def warmed(

@@ -43,22 +43,41 @@ def warm_up(
     if not on_gpu:
         return
     layers = representatives(model)
-    short = Runner(
-        replace(model, layers=tuple(model.layers[layer] for layer in layers)),
+    room = kv_cache.shape[1] * kv_cache.shape[2]
+    pass_lengths(
+        short_model(model),
         kv_cache[layers[0] : layers[-1] + 1],
         form,
+        list(lengths_up_to(min(longest, room))),
+        num_ranks,
     )
+
+
+def pass_lengths(
+    short: DeepseekV3,
+    kv_cache: torch.Tensor,
+    form: AttentionForm,
+    lengths: Sequence[int],
+    num_ranks: int,
+) -> None:
+    """Passes of so many tokens on every rank; `kv_cache` of the layers of `short`."""
+    runner = Runner(short, kv_cache, form)
+    pages = range(kv_cache.shape[1])
     began = time.monotonic()
-    room = kv_cache.shape[1] * kv_cache.shape[2]
-    for length in lengths_up_to(min(longest, room)):
+    for length in lengths:
         pieces = (
             [_piece(length, pages)]
             if form is AttentionForm.PLAIN
             else [_piece(1, pages) for _ in range(length)]
         )
-        short.step(pieces, (length,) * num_ranks)
+        runner.step(pieces, (length,) * num_ranks)
         seconds = round(time.monotonic() - began, 1)
-        log.info("warmed up", tokens=length, up_to=longest, seconds=seconds)
+        log.info("warmed up", tokens=length, up_to=lengths[-1], seconds=seconds)
+
+
+def short_model(model: DeepseekV3) -> DeepseekV3:
+    """Of the layers that stand for all."""
+    return replace(model, layers=tuple(model.layers[layer] for layer in representatives(model)))
 
 
 def representatives(model: DeepseekV3) -> list[int]:

@@ -50,8 +50,12 @@ COMMON_TOTALS = (
 DECODE_TOTALS = (
     ("epserve_generation_tokens", "Tokens generated", "tokens_generated_total"),
     ("epserve_preemptions", "Requests put back for want of pages", "preemptions_total"),
-    ("epserve_step_gap_seconds", "Time in which devices had nothing to do between one step and the "
-     "next, though there was work", "step_gap_seconds_total"),
+    (
+        "epserve_step_gap_seconds",
+        "Time in which devices had nothing to do between one step and the "
+        "next, though there was work",
+        "step_gap_seconds_total",
+    ),
 )
 TOKEN_SOURCES = {"prefill": ("computed", "cached"), "decode": ("transferred",)}
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -213,8 +217,9 @@ def _facts(ready: Sequence[Ready]) -> Iterator[Family]:
     phases = GaugeMetricFamily(
         "epserve_start_seconds",
         "How long each phase of a rank's start took: python (interpreter and imports), group, "
-        "plan (of memory), dispatchers, load, memory (KV pages), warm_up (kernels compiled), "
-        "graphs (decode steps recorded), transfer (pages registered)",
+        "plan (of memory), dispatchers, load, compile (kernels, where the cache has none), memory "
+        "(KV pages), warm_up (passes of all lengths), graphs (decode steps recorded), transfer "
+        "(pages registered)",
         labels=["rank", "phase"],
     )
     for rank in ready:

@@ -22,6 +22,11 @@ _FLAGS = (
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
+def sources() -> list[Path]:
+    """All there are."""
+    return sorted(Path(__file__).parent.glob("*.cu"))
+
+
 def build(source: Path) -> Path:
     """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
     contents = [each.read_bytes() for each in _with_headers(source)]

@@ -4,8 +4,13 @@ It wants scales of activations with rows contiguous, as `kernels.quantise` leave
 transposes first.
 """
 
+from typing import Any
+
 import deep_gemm
 import torch
+
+# What computes; `kernels.deep_gemm_ahead` puts another in its place while it notes products.
+library: Any = deep_gemm
 
 # Its kernels are launched while what is in front of them ends, and wait for that themselves.
 if hasattr(deep_gemm, "set_pdl"):
@@ -16,7 +21,7 @@ def dense(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
 ) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
-    deep_gemm.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
+    library.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
     return out
 
 
@@ -29,7 +34,7 @@ def masked(
     expected_rows: int,
 ) -> torch.Tensor:
     out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
-    deep_gemm.fp8_m_grouped_gemm_nt_masked(
+    library.fp8_m_grouped_gemm_nt_masked(
         (x, x_scale), (weight, w_scale), out, counts, max(1, expected_rows)
     )
     return out
@@ -43,5 +48,5 @@ def contiguous(
     expert_of: torch.Tensor,
 ) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
-    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x, x_scale), (weight, w_scale), out, expert_of)
+    library.m_grouped_fp8_gemm_nt_contiguous((x, x_scale), (weight, w_scale), out, expert_of)
     return out

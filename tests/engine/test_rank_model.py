@@ -70,7 +70,7 @@ def test_a_rank_comes_up_from_a_configuration_alone(folder: Path, group: EpGroup
     clock = StartClock()
     built = build(settings, group, clock)
     assert [phase for phase, _ in clock.seconds()] == [
-        "python", "plan", "dispatchers", "load", "memory", "warm_up", "graphs"
+        "python", "plan", "dispatchers", "load", "compile", "memory", "warm_up", "graphs"
     ]  # fmt: skip
     assert not built.model.experts.counts.any(), "warming up is nobody's traffic"
     assert built.graphs is None

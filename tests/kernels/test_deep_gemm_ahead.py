@@ -1,0 +1,133 @@
+"""Products are noted in place of being computed, and shared among processes that leave a mark."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import astuple
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from kernels.deep_gemm_ahead import Product, compile_ahead, noted_products, shares
+from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
+from kernels.quantise import empty_scales
+
+CPU = torch.device("cpu")
+# Writes what it was told into the folder that it was given, in a file of its own.
+SCRIBE = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], str(os.getpid())).write_bytes(sys.stdin.buffer.read())
+"""
+
+
+@pytest.fixture
+def deep_gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A library that cannot compute."""
+    monkeypatch.setitem(sys.modules, "deep_gemm", ModuleType("deep_gemm"))
+    monkeypatch.delitem(sys.modules, "kernels.fp8_gemm_deep_gemm", raising=False)
+    yield
+    sys.modules.pop("kernels.fp8_gemm_deep_gemm", None)
+
+
+def operands(*rows: int, n: int, k: int, experts: int = 0) -> tuple[torch.Tensor, ...]:
+    lead = (experts,) if experts else ()
+    x = torch.zeros(*rows, k, dtype=torch.float8_e4m3fn)
+    weight = torch.zeros(*lead, n, k, dtype=torch.float8_e4m3fn)
+    return x, empty_scales(x), weight, torch.ones(*lead, -(-n // 128), k // 128)
+
+
+@pytest.mark.usefixtures("deep_gemm")
+def test_what_is_asked_for_is_noted_and_zero() -> None:
+    from kernels import fp8_gemm_deep_gemm
+
+    with noted_products() as products:
+        dense = fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
+        counts = torch.zeros(3, dtype=torch.int32)
+        masked = fp8_gemm_deep_gemm.masked(*operands(3, 128, n=256, k=128, experts=3), counts, 7)
+        expert_of = torch.zeros(256, dtype=torch.int32)
+        rows = operands(256, n=128, k=128, experts=4)
+        contiguous = fp8_gemm_deep_gemm.contiguous(*rows, expert_of)
+        fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
+    assert products == {
+        Product(DENSE, 0, 192, 256, 5, 0),
+        Product(MASKED, 3, 256, 128, 128, 7),
+        Product(CONTIGUOUS, 4, 128, 128, 256, 0),
+    }
+    assert dense.shape == (5, 192)
+    assert masked.shape == (3, 128, 256)
+    assert contiguous.shape == (256, 128)
+    assert not any(out.any() for out in (dense, masked, contiguous))
+    with pytest.raises(AttributeError):
+        fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
+
+
+def made_up(rng: random.Random, count: int) -> set[Product]:
+    return {
+        Product(DENSE, 0, rng.choice((128, 256, 512)), rng.choice((128, 256)), rows, 0)
+        for rows in rng.sample(range(1, 4096), count)
+    }
+
+
+def test_shares_are_all_products_once_and_those_of_a_weight_together() -> None:
+    rng = random.Random(11)
+    products = made_up(rng, 40)
+    for num_shares in (1, 3, 16, 64):
+        parts = shares(products, num_shares)
+        assert len(parts) == min(num_shares, 40)
+        assert [product for part in parts for product in part] == sorted(products)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_processes_get_all_products_and_a_second_start_begins_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
+    products = made_up(random.Random(5), 9)
+    for folder, is_asked in (("first", True), ("second", False)):
+        told = tmp_path / folder
+        told.mkdir()
+        command = (sys.executable, "-c", SCRIBE, str(told))
+        compile_ahead(products, CPU, num_processes=2, command=command)
+        found = [json.loads(path.read_bytes()) for path in told.iterdir()]
+        assert len(found) == (2 if is_asked else 0)
+        if is_asked:
+            assert {Product(*each) for part in found for each in part} == products
+
+
+def test_a_process_that_fails_leaves_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
+    products = made_up(random.Random(6), 4)
+    failing = (sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)")
+    compile_ahead(products, CPU, num_processes=2, command=failing)
+    assert not (tmp_path / "cache").exists()
+    compile_ahead(set(), CPU, num_processes=2, command=failing)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(find_spec("deep_gemm") is None, reason="needs DeepGEMM")
+def test_kernels_are_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that products of other processes' shares need: this one's finds them all."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
+    products = {
+        Product(DENSE, 0, 2112, 7168, 64, 0),
+        Product(MASKED, 4, 4096, 7168, 128, 16),
+        Product(CONTIGUOUS, 4, 7168, 2048, 512, 0),
+    }
+    device = torch.device("cuda", torch.cuda.current_device())
+    compile_ahead(products, device, num_processes=3)
+    assert len(list(tmp_path.glob("ahead-*"))) == 1
+    compiled = set(tmp_path.rglob("*.cubin"))
+    assert len(compiled) >= 3
+    command = (sys.executable, "-m", "kernels.deep_gemm_ahead", str(device), str(os.getpid()))
+    told = json.dumps([astuple(product) for product in products]).encode()
+    subprocess.run(command, input=told, check=True)
+    assert set(tmp_path.rglob("*.cubin")) == compiled
