@@ -23,10 +23,9 @@ from bench.rank_runs import measure_all, parser_of
 from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
 from bench.step_floor import decode_floor
-from engine.decode_graphs import Decode, DecodeGraphs
+from engine.decode_graphs import DecodeGraphs
 from engine.graph_capture import CudaCapture, RepeatedCall
 from engine.piece import Piece
-from engine.rank_model import compiled_up_to
 from model.batch import AttentionForm
 
 BENCH = "decode_rank"
@@ -44,11 +43,8 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
     device = rank.kv_cache.device
     on_gpu = device.type == "cuda"
     batches = sorted(set(arguments.batches))
-    decode: Decode = rank.model.decode
-    if arguments.torch_compile:
-        decode = compiled_up_to(batches[-1], decode)
     graphs = DecodeGraphs(
-        decode,
+        rank.model.decode,
         rank.kv_cache,
         sizes=batches,
         max_pages=arguments.context // PAGE_TOKENS + 1,
@@ -60,7 +56,6 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
     rate = copy_bytes_per_second() if on_gpu else CPU_BYTES_PER_SECOND
     num_layers = rank.model.config.num_layers
     where = f"{rank.weights}, {num_layers} layers, context {arguments.context}"
-    where += ", torch.compile" * arguments.torch_compile
     yield run.record(where, "time to record all steps", "s", time.monotonic() - began)
     for batch in batches:
         case = f"{where}, batch {batch}"
@@ -120,7 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 64, 128])
     parser.add_argument("--context", type=int, default=2048, help="tokens of a request")
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--torch-compile", action="store_true", help="as the worker's option does")
     parser.add_argument("--profile", type=int, nargs="*", default=[], help="batches to break down")
     arguments = parser.parse_args(argv)
     return measure_all(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.compile_ahead import LibraryBuilds, compile_products
-from engine.decode_graphs import Decode, DecodeGraphs, graph_sizes
+from engine.decode_graphs import DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
 from engine.graph_capture import CudaCapture
 from engine.kv_memory import make_kv_cache, rank_memory_bytes
@@ -27,11 +27,9 @@ from ep.expert_shard import ExpertShard
 from ep.group import EpGroup
 from ep.placement import Placement
 from ep.token_caps import decode_cap
-from kernels import w4a8_grouped_gemm_cuda
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.decode_batch import DecodeBatch
 from model.deepseek import DeepseekV3
 from model.weight_bytes import held_weights, planned_weights
 from model.weights import Weights
@@ -255,11 +253,8 @@ def record(
     """On all ranks at once; None where nothing is to be recorded."""
     if not sizes:
         return None
-    decode: Decode = model.decode
-    if settings.torch_compile:
-        decode = compiled_up_to(settings.torch_compile_max_batch, decode)
     graphs = DecodeGraphs(
-        decode,
+        model.decode,
         kv_cache,
         sizes=sizes,
         max_pages=-(-plan.kv.max_model_len // settings.page_tokens),
@@ -279,19 +274,3 @@ def record_passes(
     passes = PrefillGraphs(model, kv_cache, sizes=sizes, capture=CudaCapture(kv_cache.device))
     passes.capture_all()
     return passes
-
-
-def compiled_up_to(max_batch: int, decode: Decode) -> Decode:
-    """`decode`, through torch.compile for at most `max_batch` rows: each size is compiled by
-    itself."""
-    # It hands addresses of memory and of a stream to a library, which no compiler can read.
-    # Here, since the decorator itself takes seconds to import.
-    opaque = torch.compiler.disable(w4a8_grouped_gemm_cuda.launch)
-    setattr(w4a8_grouped_gemm_cuda, "launch", opaque)  # noqa: B010
-    compiled: Decode = torch.compile(decode, dynamic=False)
-
-    def choose(batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        way = compiled if len(batch.token_ids) <= max_batch else decode
-        return way(batch, kv_cache, out)
-
-    return choose

@@ -170,12 +170,6 @@ class WorkerSettings(ProcessSettings):
         description="Prefill, on cuda, of one rank: passes of up to so many tokens are recorded, "
         "0: none",
     )
-    torch_compile: bool = Field(
-        False, description="Decode, on cuda: torch.compile joins what recorded steps do by element"
-    )
-    torch_compile_max_batch: int = Field(
-        32, ge=1, le=4096, description="... in steps of at most so many requests"
-    )
 
     # ---- load
     overlap_schedule: bool | None = Field(

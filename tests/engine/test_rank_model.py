@@ -12,7 +12,7 @@ from engine.fingerprint import kv_fingerprint
 from engine.messages import Sampling
 from engine.model_loading import weights_revision
 from engine.piece import Piece
-from engine.rank_model import RankModel, compiled_up_to
+from engine.rank_model import RankModel
 from engine.runner import Runner
 from engine.sampler import SampleRow
 from engine.settings import WorkerSettings
@@ -21,7 +21,6 @@ from engine.warm_up import lengths_up_to, representatives, warm_up
 from ep.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
-from model.decode_batch import DecodeBatch
 from tests.model.test_dummy_checkpoint import FP8, config_folder
 
 
@@ -131,30 +130,6 @@ def test_every_length_and_every_kind_of_layer_is_warmed(folder: Path, group: EpG
         assert built.kv_cache.isfinite().all()
     assert list(lengths_up_to(20)) == [1, 2, 4, 8, 16, 20]
     assert list(lengths_up_to(1)) == [1]
-
-
-def test_small_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: list[str] = []
-
-    def decode(batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        ways.append("plain")
-        return out.copy_(batch.positions + len(kv_cache))
-
-    def fake_compile(function: object, *, dynamic: bool) -> object:
-        assert function is decode
-        assert not dynamic
-        return lambda batch, kv_cache, out: ways.append("compiled")
-
-    monkeypatch.setattr(torch, "compile", fake_compile)
-    chosen = compiled_up_to(2, decode)
-    for size in (1, 2, 3):
-        zeros = torch.zeros(size, dtype=torch.int64)
-        batch = DecodeBatch(
-            token_ids=zeros, positions=zeros, slots=zeros, kv_lengths=zeros.int(),
-            block_table=zeros.int()[:, None],
-        )  # fmt: skip
-        chosen(batch, zeros, zeros.clone())
-    assert ways == ["compiled", "compiled", "plain"]
 
 
 def test_terms_have_advice() -> None:
