@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import EpserveError
 from gateway.openai_error import on_epserve_error, on_http_exception
+from gateway.turns import Turns
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -24,6 +25,7 @@ class DirectRoutes:
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = None
@@ -32,9 +34,9 @@ class DirectRoutes:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
-        # What is under way needs less time to its next token than a new prompt: it goes first,
-        # here and around the tokenizer.
+        # What is under way needs less time to its next token than a new prompt: it goes first.
         await asyncio.sleep(0)
+        await self._turns.wait()
         request = Request(scope, receive)
         # Both kinds are raised before the first byte only.
         try:
