@@ -201,11 +201,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-// Passes on no writes.
+// Arrives without passing on writes.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
