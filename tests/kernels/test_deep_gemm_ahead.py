@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import kernels
 from kernels.deep_gemm_ahead import Product, compile_ahead, noted_products, shares
 from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
 from kernels.quantise import empty_scales
@@ -32,8 +33,10 @@ def deep_gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A library that cannot compute."""
     monkeypatch.setitem(sys.modules, "deep_gemm", ModuleType("deep_gemm"))
     monkeypatch.delitem(sys.modules, "kernels.fp8_gemm_deep_gemm", raising=False)
+    monkeypatch.delattr(kernels, "fp8_gemm_deep_gemm", raising=False)
     yield
     sys.modules.pop("kernels.fp8_gemm_deep_gemm", None)
+    vars(kernels).pop("fp8_gemm_deep_gemm", None)
 
 
 def operands(*rows: int, n: int, k: int, experts: int = 0) -> tuple[torch.Tensor, ...]:
