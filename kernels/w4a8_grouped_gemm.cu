@@ -17,6 +17,7 @@
 #include <cuda_runtime.h>
 
 #include "hopper_ptx.cuh"
+#include "hopper_tensor_map.cuh"
 
 namespace {
 
@@ -571,40 +572,12 @@ __global__ __launch_bounds__(kThreads, 1) void grouped_gemm(
   Kernel<kBlocks, kTokens>::run(boxes, problem);
 }
 
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                            const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-cudaError_t find_encode(Encode* encode) {
-  static void* found = nullptr;
-  if (!found) {
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess) return error;
-    if (result != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  }
-  *encode = reinterpret_cast<Encode>(found);
-  return cudaSuccess;
-}
-
 // Maps of activations [num_rows, 128 * num_groups].
 cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) {
-  Encode encode;
-  const cudaError_t error = find_encode(&encode);
-  if (error != cudaSuccess) return error;
-  const cuuint64_t k = static_cast<cuuint64_t>(p.num_groups) * kGroup;
-  const cuuint64_t sizes[2] = {k, static_cast<cuuint64_t>(p.num_rows)};
-  const cuuint64_t strides[1] = {k};
-  const cuuint32_t steps[2] = {1, 1};
   for (int i = 0; i < kNumBoxes; ++i) {
-    const cuuint32_t box[2] = {kGroup, 8u << i};
-    const CUresult result = encode(
-        &boxes->map[i], CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(activations), sizes,
-        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
+    const cudaError_t error = tensor_map::of_bytes(&boxes->map[i], activations, p.num_rows,
+                                                   p.num_groups * kGroup, 8 << i);
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
