@@ -15,7 +15,7 @@ from bench.step_floor import ATTENTION_KERNELS, DENSE_PRODUCTS, EXPERT_PRODUCTS
 PURPOSES: tuple[tuple[str, str], ...] = (
     (EXPERT_PRODUCTS, r"grouped|fused_moe|GemmType\)[1-9]|_aligned_gemm|masked_gemm"),
     ("quantise and activate", r"quantise|silu|rescale"),
-    (ATTENTION_KERNELS, r"mla|flash|splitkv|_attend|_merge_states|^_join$"),
+    (ATTENTION_KERNELS, r"mla|flash|splitkv|attend|_merge_states|^_join$"),
     ("norms and rotation", r"rms_norm|rope"),
     ("gate", r"_gate|router|count_experts|_rank$"),
     ("permute and combine", r"permute|_place$|_align$|_copy$|combine"),
