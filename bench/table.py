@@ -19,6 +19,7 @@ BEGIN = "<!-- bench.table: begin -->"
 END = "<!-- bench.table: end -->"
 FLOOR, ALONE = "floor", "alone"
 _PART = re.compile(r"(<!-- bench\.table: begin([\w ]*) -->\n).*?" + re.escape(END), re.DOTALL)
+_COUNT = re.compile(r"^\d+ x ")
 _HEADER = (
     "| case | metric | epserve | peer | ratio |",
     "|---|---|---:|---:|---:|",
@@ -28,10 +29,12 @@ _RATES = ("tokens/s", "requests/s", "GB/s", "TFLOP/s", "mean over max")
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
-    """The last record of each case, metric, peer and hardware, in order of first appearance."""
+    """The last record of each case, metric, peer and hardware, in order of first appearance.
+    How many GPUs a machine has does not tell: a case names its ranks."""
     latest: dict[tuple[str, ...], Record] = {}
     for record in records:
-        key = (record.bench, record.case, record.metric, record.gpu, record.peer or "")
+        model = _COUNT.sub("", record.gpu)
+        key = (record.bench, record.case, record.metric, model, record.peer or "")
         if key not in latest or record.date >= latest[key].date:
             latest[key] = record
     return list(latest.values())
