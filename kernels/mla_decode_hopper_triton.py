@@ -77,7 +77,7 @@ def _attend(
         mbarrier.init(barriers.index(each), count=1)
 
     num_lines = num_queries * num_heads
-    factor = gl.cast(scale, gl.float32)  # from torch.compile it comes as float64
+    factor = gl.cast(scale, gl.float32)  # a float of Python may come as float64
     part = gl.program_id(1)
     first_line = gl.program_id(0) * 64
     line = gl.arange(0, 64, line_layout)

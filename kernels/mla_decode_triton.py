@@ -65,7 +65,7 @@ def _attend(
 ):  # fmt: skip
     follow(dependent)
     num_lines = num_queries * num_heads
-    factor = tl.cast(scale, tl.float32)  # from torch.compile it comes as float64
+    factor = tl.cast(scale, tl.float32)  # a float of Python may come as float64
     # Blocks of the same part run at the same time and find each other's latents in the L2 cache.
     part = tl.program_id(1)
     first_line = tl.program_id(0) * lines
