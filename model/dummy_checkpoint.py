@@ -8,8 +8,10 @@ this `quantization_config` has, and are made on the device when they are read, e
 generator that its name seeds: the same on every rank of one kind of device.
 
 What is computed with them is like a trained model's where time depends on it. Matrices are normal
-with a variance of one over their inputs, so that hidden states neither vanish nor grow; FP8 and
-int4 values use the range of their type; gates are random too and their bias is zero, so that
+with a variance of one over their inputs, so that hidden states neither vanish nor grow. Their FP8
+and int4 values are spread as those of a quantised normal matrix, since the power that products
+take, and with it their speed, depends on the bits that change: the largest of a block or group is
+the largest of its type, most are near zero. Gates are random too and their bias is zero, so that
 tokens spread over all experts.
 """
 
@@ -23,6 +25,7 @@ import torch
 from kernels.block_dequantise import BLOCK
 from model.checkpoint import FP8_TYPE, Checkpoint, Stored
 from model.config import Fields, ModelConfig
+from model.quantize_int4 import LARGEST, pack_nibbles
 from model.tensor_names import EMBEDDING, SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 from model.w4afp8 import (
     GROUP,
@@ -34,11 +37,11 @@ from model.w4afp8 import (
 
 INT4_TYPE = "I8"
 ITEMSIZES = {"F32": 4, "BF16": 2, FP8_TYPE: 1, INT4_TYPE: 1}
-# Standard deviation of FP8 values: 448, the largest of the type, is seven of them.
-FP8_SPREAD = 64.0
 FP8_LARGEST = 448.0
-INT4_LARGEST = 7
-INT4_SPREAD = math.sqrt(((2 * INT4_LARGEST + 1) ** 2 - 1) / 12)
+# Standard deviation of FP8 values: the largest of 128 x 128 normal ones is 4.13 of them.
+FP8_SPREAD = FP8_LARGEST / 4.13
+# Of int4 values, each group of 128 rounded in steps of a seventh of its largest.
+INT4_SPREAD = 2.54
 # Of the inputs of a product with static scales: their largest value, some nine, is FP8's largest.
 INPUT_SCALE = 0.02
 
@@ -73,12 +76,9 @@ class DummyCheckpoint(Checkpoint):
             values = torch.randn(stored.shape, dtype=torch.bfloat16, **options).mul_(FP8_SPREAD)
             return values.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
         if stored.dtype == INT4_TYPE:
-            low, high = (
-                torch.randint(-INT4_LARGEST, INT4_LARGEST + 1, stored.shape, dtype=torch.int8,
-                              **options)
-                for _ in range(2)
-            )  # fmt: skip
-            return high.bitwise_left_shift_(4).bitwise_or_(low.bitwise_and_(15))
+            rows, columns = stored.shape[0], 2 * stored.shape[1]
+            groups = torch.randn(rows, columns // GROUP, GROUP, **options)
+            return pack_nibbles(rounded_by_largest(groups).flatten(1))
         if len(stored.shape) == 1:
             value = 1.0 if name.endswith("norm.weight") else 0.0
             dtype = torch.float32 if stored.dtype == "F32" else torch.bfloat16
@@ -86,6 +86,13 @@ class DummyCheckpoint(Checkpoint):
         values = torch.randn(stored.shape, dtype=torch.bfloat16, **options)
         is_embedding = name == EMBEDDING or name.endswith("embed_tokens.weight")
         return values if is_embedding else values.mul_(stored.shape[-1] ** -0.5)
+
+
+def rounded_by_largest(groups: torch.Tensor) -> torch.Tensor:
+    """Whole numbers of -7 to 7, float32 [..., 128] as `groups` and in their place: each group in
+    steps of a seventh of its largest."""
+    largest = torch.linalg.vector_norm(groups, ord=math.inf, dim=-1, keepdim=True)
+    return groups.mul_(LARGEST / largest).round_()
 
 
 def dummy_tensors(folder: Path) -> dict[str, Stored]:

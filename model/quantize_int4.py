@@ -35,7 +35,7 @@ def quantise_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         part = slice(start, start + _ROWS)
         groups = weight[part].float().unflatten(-1, (-1, GROUP))
         scales[part] = _best_scales(groups)
-        packed[part] = _pack(_rounded(groups, scales[part]).flatten(1))
+        packed[part] = pack_nibbles(_rounded(groups, scales[part]).flatten(1))
     return packed, scales
 
 
@@ -71,7 +71,7 @@ def _rounded(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (groups / divisors.unsqueeze(-1)).round_().clamp_(SMALLEST, LARGEST)
 
 
-def _pack(values: torch.Tensor) -> torch.Tensor:
+def pack_nibbles(values: torch.Tensor) -> torch.Tensor:
     """[N, K] whole numbers to [N, K / 2] int8, even columns in the low nibbles."""
     nibbles = values.to(torch.int8).unflatten(-1, (-1, 2))
     return (nibbles[..., 0] & 15) | (nibbles[..., 1] << 4)

@@ -94,6 +94,12 @@ def test_headers_are_those_of_a_checkpoint_that_was_written(tmp_path: Path, fp8:
     assert made == written
 
 
+def spread_of_fp8_blocks() -> float:
+    """Standard deviation of normal values in blocks of 128 x 128 whose largest becomes 448."""
+    blocks = torch.randn(100, 128 * 128)
+    return float((448 * blocks / blocks.abs().amax(dim=1, keepdim=True)).std())
+
+
 @pytest.mark.parametrize("quantization", [None, FP8])
 def test_matrices_keep_the_size_of_what_they_are_multiplied_with(
     tmp_path: Path, quantization: dict[str, Any] | None
@@ -104,9 +110,10 @@ def test_matrices_keep_the_size_of_what_they_are_multiplied_with(
         assert float(matrix.std()) * matrix.shape[1] ** 0.5 == pytest.approx(1, rel=0.1)
         assert abs(float(matrix.mean())) < 0.1 * float(matrix.std())
         if quantization is not None:
-            # Little of FP8's range is left unused, and little is cut off.
-            largest = dummy.raw(f"model.layers.0.{name}.weight").float().abs().max()
-            assert 180 < float(largest) <= 448
+            # As scales by each block's largest make it.
+            values = dummy.raw(f"model.layers.0.{name}.weight").float()
+            assert 300 < float(values.abs().max()) <= 448
+            assert float(values.std()) == pytest.approx(spread_of_fp8_blocks(), rel=0.05)
 
 
 def test_int4_matrices_do_too(tmp_path: Path) -> None:
@@ -115,8 +122,21 @@ def test_int4_matrices_do_too(tmp_path: Path) -> None:
     matrix = dequantise_int4(stored, scales)
     assert float(matrix.std()) * matrix.shape[1] ** 0.5 == pytest.approx(1, rel=0.1)
     assert abs(float(matrix.mean())) < 0.1 * float(matrix.std())
-    nibbles = torch.stack((stored.bitwise_left_shift(4) // 16, stored // 16))
-    assert set(nibbles.unique().tolist()) <= set(range(-8, 8))
+
+
+def test_int4_values_are_those_of_quantised_groups(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path, INT4, hidden_size=512)
+    stored, scales = DummyCheckpoint(folder).read_int4(
+        "model.layers.1.mlp.experts.3.gate_proj.weight"
+    )
+    values = dequantise_int4(stored, torch.ones_like(scales)).unflatten(1, (-1, 128))
+    assert (values.abs().amax(dim=-1) == 7).all()
+    matrix = torch.randn(4096, 128)
+    expected = (matrix / (matrix.abs().amax(dim=-1, keepdim=True) / 7)).round()
+    assert float(values.std()) == pytest.approx(float(expected.std()), rel=0.03)
+    for value in range(-7, 8):
+        share = float((expected == value).float().mean())
+        assert float((values == value).float().mean()) == pytest.approx(share, rel=0.1, abs=3e-3)
 
 
 @pytest.mark.parametrize("quantization", METHODS)
