@@ -11,24 +11,19 @@ The largest batch of all ranks decides the size, so that all ranks replay the sa
 with nothing to do replays it with padding only.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-from core.log import get_logger
 from engine.decode_buffers import DecodeBuffers, DecodeRow
-from engine.graph_capture import Capture, Step
+from engine.graph_capture import Capture, Step, capture_sizes
 from model.decode_batch import DecodeBatch
 
-log = get_logger("engine.decode_graphs")
-
 Decode = Callable[[DecodeBatch, torch.Tensor, torch.Tensor], torch.Tensor]
-OnGraph = Callable[[int, int], None]
 SMALL_SIZES = (1, 2, 4)
 STRIDE = 8
-GIB = 1 << 30
 
 
 class DecodeGraphs:
@@ -68,22 +63,13 @@ class DecodeGraphs:
         return self._buffers.num_bytes + self._logits.nbytes + self._capture.num_bytes()
 
     @torch.inference_mode()
-    def capture_all(self, on_graph: OnGraph | None = None) -> None:
-        """Records all sizes, the largest first: the others fit into its memory. To be called on
-        all ranks of the group at once. `on_graph(done, all)` behind each."""
-        began = time.monotonic()
-        for done, size in enumerate(reversed(self.sizes), start=1):
-            self._buffers.fill((), size)
-            self._replays[size] = self._capture(lambda size=size: self._step(size))
-            log.info(
-                "decode step recorded",
-                size=size,
-                done=f"{done}/{len(self.sizes)}",
-                seconds=round(time.monotonic() - began, 1),
-                gib=round(self._capture.num_bytes() / GIB, 3),
-            )
-            if on_graph is not None:
-                on_graph(done, len(self.sizes))
+    def capture_all(self) -> None:
+        """Records all sizes. To be called on all ranks of the group at once."""
+        capture_sizes("decode step", self.sizes, self._record, self._capture)
+
+    def _record(self, size: int) -> None:
+        self._buffers.fill((), size)
+        self._replays[size] = self._capture(partial(self._step, size))
 
     def padded_size(self, tokens_per_rank: Sequence[int]) -> int | None:
         """The smallest size that holds every rank's batch; None when there is none."""

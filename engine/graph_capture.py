@@ -1,19 +1,25 @@
 """How a decode step is recorded once and repeated: by a CUDA graph, or by calling it again.
 
-    capture = CudaCapture(device)
-    replay = capture(step)         # runs `step` to warm up, records it
-    replay()                       # the same kernels, with what is in their tensors by then
+capture = CudaCapture(device)
+replay = capture(step)         # runs `step` to warm up, records it
+replay()                       # the same kernels, with what is in their tensors by then
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+
+from core.log import get_logger
+
+log = get_logger("engine.graph_capture")
 
 Step = Callable[[], None]
 
 # The first call compiles and allocates; the second finds what the first has left behind.
 NUM_WARM_UPS = 2
+GIB = 1 << 30
 
 
 class Capture(Protocol):
@@ -91,6 +97,23 @@ class CudaCapture:
         """Of the device, held by anybody; what torch keeps for later comes and goes."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+
+
+def capture_sizes(
+    what: str, sizes: Sequence[int], record: Callable[[int], None], capture: Capture
+) -> None:
+    """`record` of each size, the largest first: the others fit into its memory. A line behind each
+    says what of `what` is recorded, how long all took so far, and what `capture` holds."""
+    began = time.monotonic()
+    for done, size in enumerate(reversed(sizes), start=1):
+        record(size)
+        log.info(
+            f"{what} recorded",
+            tokens=size,
+            done=f"{done}/{len(sizes)}",
+            seconds=round(time.monotonic() - began, 1),
+            gib=round(capture.num_bytes() / GIB, 3),
+        )
 
 
 class _Memory:

@@ -12,22 +12,17 @@ the next. The last layer is computed as ever, of the rows that are wanted. A pas
 next size with tokens that are neither written, nor attended, nor sent to an expert.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import torch
 
-from core.log import get_logger
-from engine.decode_graphs import GIB, OnGraph
-from engine.graph_capture import Capture, Step
+from engine.graph_capture import Capture, Step, capture_sizes
 from kernels.rms_norm import Update, combined
 from model.attention_plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 from model.moe import Moe
-
-log = get_logger("engine.prefill_graphs")
 
 SIZES = (64, 128, 256, 384, 512, 768, 1024)
 TOKEN_IDS, POSITIONS, SLOTS = range(3)
@@ -64,27 +59,19 @@ class PrefillGraphs:
         return self._inputs.nbytes + self._values.nbytes + self._capture.num_bytes()
 
     @torch.inference_mode()
-    def capture_all(self, on_graph: OnGraph | None = None) -> None:
-        """Records all sizes, the largest first: the others fit into its memory."""
-        began = time.monotonic()
-        for done, size in enumerate(reversed(self._sizes), start=1):
-            self._fill(None, size)
-            self._passes[size] = RecordedPass(
-                self._model,
-                self._kv_cache,
-                self._inputs[:, :size],
-                self._values[:size],
-                self._capture,
-            )
-            log.info(
-                "prefill pass recorded",
-                tokens=size,
-                done=f"{done}/{len(self._sizes)}",
-                seconds=round(time.monotonic() - began, 1),
-                gib=round(self._capture.num_bytes() / GIB, 3),
-            )
-            if on_graph is not None:
-                on_graph(done, len(self._sizes))
+    def capture_all(self) -> None:
+        """Records all sizes."""
+        capture_sizes("prefill pass", self._sizes, self._record, self._capture)
+
+    def _record(self, size: int) -> None:
+        self._fill(None, size)
+        self._passes[size] = RecordedPass(
+            self._model,
+            self._kv_cache,
+            self._inputs[:, :size],
+            self._values[:size],
+            self._capture,
+        )
 
     def fits(self, batch: ForwardBatch) -> bool:
         return (

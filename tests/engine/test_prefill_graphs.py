@@ -72,9 +72,7 @@ def test_equals_the_whole_pass(tmp_path: Path, device: str) -> None:
     on_gpu = device == "cuda"
     capture: Capture = CudaCapture(cache.device) if on_gpu else RepeatedCall()
     recorded = PrefillGraphs(model, caches[0], sizes=SIZES, capture=capture)
-    progress: list[tuple[int, int]] = []
-    recorded.capture_all(lambda done, of: progress.append((done, of)))
-    assert progress == [(1, 3), (2, 3), (3, 3)]
+    recorded.capture_all()
     assert recorded.num_bytes > 0
     assert not caches[0].any(), "recording writes nothing"
     assert not model.experts.counts.any(), "and counts nothing"
