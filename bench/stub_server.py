@@ -7,11 +7,19 @@ gRPC; whatever else they say ends their connection.
 import asyncio
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+)
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 _PREFIX = struct.Struct(">BI")
@@ -64,7 +72,16 @@ class StubServer(asyncio.Protocol):
         self._write_out()
 
     def data_received(self, data: bytes) -> None:
-        for event in self._http.receive_data(data):
+        try:
+            events = self._http.receive_data(data)
+        except ProtocolError:
+            # Also what was under way when a peer says farewell.
+            self._transport.close()
+            return
+        for event in events:
+            if isinstance(event, ConnectionTerminated):
+                self._transport.close()
+                return
             if isinstance(event, RequestReceived):
                 self._begin(event.stream_id, _path(event))
             elif isinstance(event, DataReceived) and event.stream_id in self._streams:
@@ -80,7 +97,8 @@ class StubServer(asyncio.Protocol):
     def _sender(self, stream: "_Stream") -> Send:
         def send(content: bytes) -> None:
             if not self._transport.is_closing():
-                stream.send(content)
+                with suppress(ProtocolError):  # of a stream that its peer has reset
+                    stream.send(content)
                 self._write_out()
 
         return send
