@@ -15,7 +15,16 @@ from functools import partial
 import torch
 
 from bench.emulated_rank import PAGE_TOKENS
-from bench.full_ranks import PEER, Asked, Times, measure_group, pages_of_rank, parser_of, timed
+from bench.full_ranks import (
+    Asked,
+    Begun,
+    PeerRate,
+    Times,
+    measure_group,
+    pages_of_rank,
+    parser_of,
+    rate,
+)
 from bench.records import Record, Run
 from engine.messages import Sampling
 from engine.piece import Piece
@@ -26,38 +35,24 @@ from ep.group import EpGroup
 from model.batch import AttentionForm
 
 BENCH = "decode_full"
-PEER_TOKENS_A_GPU = 2790.0
+PEER_RATE = PeerRate(length=128, tokens_a_gpu=2790.0)
 
 
-def measure(built: RankModel, group: EpGroup, asked: Asked) -> list[Times]:
-    device, graphs = built.kv_cache.device, built.graphs
+def begin(built: RankModel, group: EpGroup, asked: Asked, batch: int) -> Begun:
+    graphs = built.graphs
     runner = Runner(built.model, built.kv_cache, asked.form)
-    times = []
-    for batch in asked.lengths:
-        pieces = pieces_of(built, group.rank, batch, asked.context)
-        tokens_per_rank = (batch,) * group.size
+    pieces = pieces_of(built, group.rank, batch, asked.context)
+    tokens_per_rank = (batch,) * group.size
 
-        def step(
-            pieces: Sequence[Piece] = pieces,
-            batch: int = batch,
-            tokens_per_rank: tuple[int, ...] = tokens_per_rank,
-        ) -> torch.Tensor:
-            if graphs is None:
-                logits = runner.forward(pieces, tokens_per_rank)
-            else:
-                logits = graphs.run(pieces, batch)
-            best: torch.Tensor = logits.argmax(-1)
-            return best
+    def step() -> torch.Tensor:
+        if graphs is None:
+            logits = runner.forward(pieces, tokens_per_rank)
+        else:
+            logits = graphs.run(pieces, batch)
+        best: torch.Tensor = logits.argmax(-1)
+        return best
 
-        step()
-        group.exchange([0])
-        whole = timed(step, asked.steps, device)
-        group.exchange([0])
-        alone = whole
-        if graphs is not None:
-            alone = timed(partial(graphs.replay, batch), asked.steps, device)
-        times.append(Times(length=batch, device=alone, whole=whole))
-    return times
+    return Begun(step=step, replay=None if graphs is None else partial(graphs.replay, batch))
 
 
 def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[Piece]:
@@ -83,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = []
         for each in times:
             case = f"{where}, context {arguments.context}, batch {each.length}"
-            is_peer_case = each.length == 128 and not arguments.small and arguments.layers is None
             records += [
                 run.record(case, "step on the device", "ms", 1000 * each.device),
                 run.record(case, "step", "ms", 1000 * each.whole),
@@ -91,15 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     case, "device waits for the host", "share",
                     max(0.0, 1 - each.device / each.whole),
                 ),
-                run.record(
-                    case, "output tokens a second and GPU", "tokens/s", each.length / each.whole,
-                    peer=PEER if is_peer_case else None,
-                    peer_value=PEER_TOKENS_A_GPU if is_peer_case else None,
-                ),
+                rate(run, case, "output", each, PEER_RATE, arguments),
             ]  # fmt: skip
         return records
 
-    return measure_group(BENCH, AttentionForm.ABSORBED, measure, arguments, records_of)
+    return measure_group(BENCH, AttentionForm.ABSORBED, begin, arguments, records_of)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from bench.deepseek_v3_config import WeightFormat, write_config
 from bench.emulated_rank import PAGE_TOKENS
 from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say, say_record
-from bench.records import RESULTS, Record, append
+from bench.records import RESULTS, Record, Run, append
 from bench.small_config import SMALL
 from engine.rank_model import RankModel
 from engine.settings import WorkerSettings
@@ -26,6 +26,14 @@ from model.batch import AttentionForm
 from model.config import ModelConfig
 
 PEER = "SGLang on 96 H100"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRate:
+    """Of the whole model at one length: tokens a second and GPU."""
+
+    length: int
+    tokens_a_gpu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,17 @@ class Times:
     whole: float
 
 
-Measure = Callable[[RankModel, EpGroup, Asked], list[Times]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What a rank repeats of one length: `step` with all that the host does, `replay` what the
+    device alone does of it. None: the device waits for nobody."""
+
+    step: Callable[[], object]
+    replay: Callable[[], object] | None = None
+
+
+# On a rank of a group, of one length.
+Begin = Callable[[RankModel, EpGroup, Asked, int], Begun]
 
 
 def build_rank(group: EpGroup, device: torch.device, asked: Asked) -> RankModel:
@@ -86,14 +104,26 @@ def build_rank(group: EpGroup, device: torch.device, asked: Asked) -> RankModel:
 
 
 def measure_rank(
-    group: EpGroup, device: torch.device, measure: Measure, asked: Asked
+    group: EpGroup, device: torch.device, begin: Begin, asked: Asked
 ) -> tuple[str, int, list[Times]]:
     """On every rank at once; the dispatcher's name and the layers, and times."""
     built = build_rank(group, device, asked)
-    times = measure(built, group, asked)
+    times = [measured(built, group, asked, begin, length) for length in asked.lengths]
     group.exchange([0])
     built.dispatchers.close()
     return built.dispatchers.choice.name, built.model.config.num_layers, times
+
+
+def measured(built: RankModel, group: EpGroup, asked: Asked, begin: Begin, length: int) -> Times:
+    device = built.kv_cache.device
+    begun = begin(built, group, asked, length)
+    begun.step()
+    group.exchange([0])
+    whole = alone = timed(begun.step, asked.steps, device)
+    if begun.replay is not None:
+        group.exchange([0])
+        alone = timed(begun.replay, asked.steps, device)
+    return Times(length=length, device=alone, whole=whole)
 
 
 def slowest(times_by_rank: Sequence[Sequence[Times]]) -> list[Times]:
@@ -144,10 +174,31 @@ def parser_of(description: str, lengths: list[int], meaning: str) -> argparse.Ar
     return parser
 
 
+def rate(
+    run: Run,
+    case: str,
+    direction: str,
+    times: Times,
+    peer: PeerRate,
+    arguments: argparse.Namespace,
+) -> Record:
+    """Tokens a second and GPU; `direction` is input or output."""
+    is_whole = not arguments.small and arguments.layers is None
+    is_peer_case = is_whole and times.length == peer.length
+    return run.record(
+        case,
+        f"{direction} tokens a second and GPU",
+        "tokens/s",
+        times.length / times.whole,
+        peer=PEER if is_peer_case else None,
+        peer_value=peer.tokens_a_gpu if is_peer_case else None,
+    )
+
+
 def measure_group(
     bench: str,
     form: AttentionForm,
-    measure: Measure,
+    begin: Begin,
     arguments: argparse.Namespace,
     records_of: Callable[[str, list[Times]], list[Record]],
 ) -> int:
@@ -169,7 +220,7 @@ def measure_group(
             steps=arguments.steps,
             dispatcher=arguments.dispatcher,
         )
-        found = on_all_ranks(measure_rank, arguments.ranks, measure, asked)
+        found = on_all_ranks(measure_rank, arguments.ranks, begin, asked)
     dispatcher, num_layers, _ = found[0]
     where = f"{asked.weights}, {num_layers} layers, {arguments.ranks} ranks, {dispatcher}"
     records = records_of(where, slowest([times for _, _, times in found]))

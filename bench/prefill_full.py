@@ -7,11 +7,19 @@ tokens a second and GPU. SGLang's public figure of 96 H100 is the peer.
 
 import sys
 from collections.abc import Sequence
-
-import torch
+from functools import partial
 
 from bench.emulated_rank import PAGE_TOKENS
-from bench.full_ranks import PEER, Asked, Times, measure_group, pages_of_rank, parser_of, timed
+from bench.full_ranks import (
+    Asked,
+    Begun,
+    PeerRate,
+    Times,
+    measure_group,
+    pages_of_rank,
+    parser_of,
+    rate,
+)
 from bench.records import Record, Run
 from engine.messages import Sampling
 from engine.piece import Piece
@@ -22,24 +30,13 @@ from ep.group import EpGroup
 from model.batch import AttentionForm
 
 BENCH = "prefill_full"
-PEER_TOKENS_A_GPU = 6540.0
+PEER_RATE = PeerRate(length=4096, tokens_a_gpu=6540.0)
 
 
-def measure(built: RankModel, group: EpGroup, asked: Asked) -> list[Times]:
-    device = built.kv_cache.device
+def begin(built: RankModel, group: EpGroup, asked: Asked, num_tokens: int) -> Begun:
     runner = Runner(built.model, built.kv_cache, asked.form)
-    times = []
-    for num_tokens in asked.lengths:
-        piece = piece_of(built, group.rank, num_tokens)
-
-        def step(piece: Piece = piece, num_tokens: int = num_tokens) -> torch.Tensor:
-            return runner.forward([piece], (num_tokens,) * group.size)
-
-        step()
-        group.exchange([0])
-        seconds = timed(step, asked.steps, device)
-        times.append(Times(length=num_tokens, device=seconds, whole=seconds))
-    return times
+    pieces = [piece_of(built, group.rank, num_tokens)]
+    return Begun(step=partial(runner.forward, pieces, (num_tokens,) * group.size))
 
 
 def piece_of(built: RankModel, rank: int, num_tokens: int) -> Piece:
@@ -60,18 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = []
         for each in times:
             case = f"{where}, {each.length} tokens"
-            is_peer_case = each.length == 4096 and not arguments.small and arguments.layers is None
             records += [
                 run.record(case, "pass", "ms", 1000 * each.whole),
-                run.record(
-                    case, "input tokens a second and GPU", "tokens/s", each.length / each.whole,
-                    peer=PEER if is_peer_case else None,
-                    peer_value=PEER_TOKENS_A_GPU if is_peer_case else None,
-                ),
-            ]  # fmt: skip
+                rate(run, case, "input", each, PEER_RATE, arguments),
+            ]
         return records
 
-    return measure_group(BENCH, AttentionForm.PLAIN, measure, arguments, records_of)
+    return measure_group(BENCH, AttentionForm.PLAIN, begin, arguments, records_of)
 
 
 if __name__ == "__main__":
