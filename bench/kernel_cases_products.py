@@ -112,9 +112,11 @@ def _contiguous(make: Tensors) -> Iterator[Case]:
         expert_of = torch.arange(num_experts, device=make.device).int()
         expert_of = expert_of.repeat_interleave(CONTIGUOUS, output_size=num_experts * CONTIGUOUS)
         operands = (x, x_scale, weight, w_scale, expert_of)
+        ends = CONTIGUOUS * torch.arange(1, num_experts + 1, device=make.device).int()
         for path, call in (
-            ("triton ", fp8_gemm_triton.contiguous), ("", fp8_grouped_gemm_contiguous),
-        ):  # fmt: skip
+            ("triton ", fp8_gemm_triton.contiguous),
+            ("", partial(fp8_grouped_gemm_contiguous, ends=ends)),
+        ):
             yield Case(
                 bench="fp8_grouped_gemm", call=partial(call, *operands),
                 name=f"{path}contiguous e{num_experts} m{CONTIGUOUS} n{n} k{k}",

@@ -91,6 +91,7 @@ class CollectiveAlignedDispatcher:
             hidden=permuted.rows,
             scales=permuted.scales,
             counts=permuted.counts,
+            ends=permuted.ends,
             slot_of=permuted.expert_of,
             handle=CollectiveAlignedHandle(way=way, num_tokens=len(hidden)),
         )

@@ -137,6 +137,7 @@ class DeepEpDispatcher:
             hidden=permuted.rows,
             scales=permuted.scales,
             counts=permuted.counts,
+            ends=permuted.ends,
             slot_of=permuted.expert_of,
             handle=_normal_handle(received, permuted),
         )

@@ -66,6 +66,7 @@ class DispatchedAligned:
     hidden   [M, H], M at least what is there; float8_e4m3fn if the payload was FP8
     scales   [M, H / 128] float32, or None if the payload was plain
     counts   [slots_per_rank] int32, on the device, rows of each slot
+    ends     [slots_per_rank] int32, on the device, where they end in `hidden`
     slot_of  [M] int32, on the device, -1: padding, whose row means nothing
     handle   what `combine_aligned` of the same dispatcher needs
     """
@@ -73,6 +74,7 @@ class DispatchedAligned:
     hidden: torch.Tensor
     scales: torch.Tensor | None
     counts: torch.Tensor
+    ends: torch.Tensor
     slot_of: torch.Tensor
     handle: object
 

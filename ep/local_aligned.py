@@ -49,6 +49,7 @@ class LocalAlignedDispatcher:
             hidden=placed.rows,
             scales=placed.scales,
             counts=placed.counts,
+            ends=placed.ends,
             slot_of=placed.expert_of,
             handle=LocalAlignedHandle(row_of=placed.row_of, weights=topk_weights),
         )

@@ -65,8 +65,9 @@ class NotingLibrary:
         self._note(MASKED, weight[0], out, expected_rows)
 
     def m_grouped_fp8_gemm_nt_contiguous(
-        self, _: Pair, weight: Pair, out: torch.Tensor, __: torch.Tensor
+        self, _: Pair, weight: Pair, out: torch.Tensor, __: torch.Tensor, *, use_psum_layout: bool
     ) -> None:
+        assert use_psum_layout
         self._note(CONTIGUOUS, weight[0], out)
 
     def _note(
@@ -156,8 +157,8 @@ def compute(product: Product, device: torch.device) -> torch.Tensor:
     if product.layout == DENSE:
         return fp8_gemm_deep_gemm.dense(*operands)
     if product.layout == CONTIGUOUS:
-        expert_of = torch.zeros(product.rows, dtype=torch.int32, device=device)
-        return fp8_gemm_deep_gemm.contiguous(*operands, expert_of)
+        ends = torch.zeros(product.experts, dtype=torch.int32, device=device)
+        return fp8_gemm_deep_gemm.contiguous(*operands, ends)
     counts = torch.zeros(product.experts, dtype=torch.int32, device=device)
     return fp8_gemm_deep_gemm.masked(*operands, counts, product.expected_rows)
 

@@ -45,8 +45,12 @@ def contiguous(
     x_scale: torch.Tensor,
     weight: torch.Tensor,
     w_scale: torch.Tensor,
-    expert_of: torch.Tensor,
+    ends: torch.Tensor,
 ) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
-    library.m_grouped_fp8_gemm_nt_contiguous((x, x_scale), (weight, w_scale), out, expert_of)
+    # By `ends` it goes from expert to expert; by the expert of each row it would load the operands
+    # of blocks of padding, too.
+    library.m_grouped_fp8_gemm_nt_contiguous(
+        (x, x_scale), (weight, w_scale), out, ends, use_psum_layout=True
+    )
     return out

@@ -9,7 +9,8 @@ with e the expert of row i, summed in float32.
     weight     [E, N, K]  float8_e4m3fn, contiguous;  w_scale [E, N / 128, K / 128] float32
     counts     [E] int32, masked: rows of each expert; those behind are neither read nor written
     expert_of  [M] int32, contiguous: each expert's rows begin at a multiple of ALIGNMENT, as
-               `kernels.permute` leaves them; -1: padding, what is written there means nothing
+               `kernels.permute` leaves them; -1: padding, of whose results nothing is said
+    ends       [E] int32, contiguous: where each expert's rows end, as `kernels.permute` says it
     out        [E, C, N] or [M, N]  bfloat16
 
 K is a multiple of 128. DeepGEMM or Triton, whichever was measured to be faster for the shape;
@@ -66,6 +67,7 @@ def fp8_grouped_gemm_contiguous(
     weight: torch.Tensor,
     w_scale: torch.Tensor,
     expert_of: torch.Tensor,
+    ends: torch.Tensor,
 ) -> torch.Tensor:
     """Raises ValueError for arguments that do not fit."""
     check_operands(x, x_scale, weight, w_scale)
@@ -73,16 +75,18 @@ def fp8_grouped_gemm_contiguous(
         raise ValueError(f"x must be [M, K] with M a multiple of 128, is {tuple(x.shape)}")
     if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
         raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
+    if ends.shape != weight.shape[:1] or ends.dtype != torch.int32:
+        raise ValueError(f"ends must be [{weight.shape[0]}] int32, is {tuple(ends.shape)}")
     path = path_of("fp8_grouped_gemm", x.device)
     if path == "deep_gemm" and x.numel():
-        from kernels.fp8_gemm_deep_gemm import contiguous
+        from kernels import fp8_gemm_deep_gemm
 
-        return contiguous(x, x_scale, weight, w_scale, expert_of)
+        return fp8_gemm_deep_gemm.contiguous(x, x_scale, weight, w_scale, ends)
     if path == "triton":
         from kernels.fp8_gemm_triton import contiguous
 
         return contiguous(x, x_scale, weight, w_scale, expert_of)
-    return fp8_grouped_gemm_contiguous_reference(x, x_scale, weight, w_scale, expert_of)
+    return fp8_grouped_gemm_contiguous_reference(x, x_scale, weight, w_scale, expert_of, ends)
 
 
 def fp8_grouped_gemm_masked_reference(
@@ -105,6 +109,7 @@ def fp8_grouped_gemm_contiguous_reference(
     weight: torch.Tensor,
     w_scale: torch.Tensor,
     expert_of: torch.Tensor,
+    _: torch.Tensor,
 ) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
     for expert in range(weight.shape[0]):

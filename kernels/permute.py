@@ -12,6 +12,7 @@ contiguous grouped GEMM.
                             is known that no more choices are here
     row_of     [K, T]       int32
     counts     [E]          int32
+    ends       [E]          int32, start[e] + counts[e]
     expert_of  [M]          int32, -1: padding, whose row holds nothing of use
     scales     [M, H / 128] float32, rows contiguous (`kernels.quantise.empty_scales`), or None
 
@@ -34,6 +35,7 @@ class Permuted:
     scales: torch.Tensor | None
     row_of: torch.Tensor
     counts: torch.Tensor
+    ends: torch.Tensor
     expert_of: torch.Tensor
 
 
@@ -77,6 +79,7 @@ def permute_reference(
         token, choice = (topk_idx == expert).nonzero(as_tuple=True)
         stop = start + len(token)
         permuted.counts[expert] = len(token)
+        permuted.ends[expert] = stop
         permuted.rows[start:stop] = hidden[token]
         if scale is not None and permuted.scales is not None:
             permuted.scales[start:stop] = scale[token]
@@ -106,5 +109,6 @@ def empty_permuted(
         scales=None if scale is None else empty_scales(rows),
         row_of=torch.empty(num_choices, num_tokens, **integers),
         counts=torch.empty(num_experts, **integers),
+        ends=torch.empty(num_experts, **integers),
         expert_of=torch.empty(num_rows, **integers),
     )

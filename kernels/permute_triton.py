@@ -38,22 +38,24 @@ def _rank(topk_idx, rank_of, counts, num_entries, part_size, chunk: tl.constexpr
 
 @triton.jit
 def _name_rows(
-    counts, expert_of, first, num_rows, num_experts, alignment, experts: tl.constexpr,
+    counts, ends, expert_of, first, num_rows, num_experts, alignment, experts: tl.constexpr,
     named: tl.constexpr,
 ):  # fmt: skip
-    """expert_of[first : first + named]."""
+    """expert_of[first : first + named], and all `ends` if these are the first."""
     index = tl.arange(0, experts)
     count = tl.load(counts + index, mask=index < num_experts, other=0)
     padded = (count + alignment - 1) // alignment * alignment
+    start = tl.cumsum(padded, 0) - padded
+    tl.store(ends + index, start + count, mask=index < tl.where(first == 0, num_experts, 0))
     place = first + tl.arange(0, named)
-    past = place[:, None] - (tl.cumsum(padded, 0) - padded)[None, :]
+    past = place[:, None] - start[None, :]
     owner = tl.where((past >= 0) & (past < count[None, :]), index[None, :], -1)
     tl.store(expert_of + place, tl.max(owner, axis=1), mask=place < num_rows)
 
 
 @triton.jit
 def _place(
-    topk_idx, rank_of, counts, hidden, scale, rows, scales, row_of, expert_of, num_tokens,
+    topk_idx, rank_of, counts, hidden, scale, rows, scales, row_of, ends, expert_of, num_tokens,
     num_rows, width, num_groups, scale_row_stride, scale_group_stride, scales_group_stride,
     num_experts, alignment,
     num_choices: tl.constexpr, padded_choices: tl.constexpr, experts: tl.constexpr,
@@ -63,7 +65,9 @@ def _place(
     if token >= num_tokens:
         if part == 0:
             first = (token - num_tokens) * named
-            _name_rows(counts, expert_of, first, num_rows, num_experts, alignment, experts, named)
+            _name_rows(
+                counts, ends, expert_of, first, num_rows, num_experts, alignment, experts, named
+            )
         return
     slot = tl.arange(0, padded_choices)
     entry = token * num_choices + slot
@@ -148,12 +152,12 @@ def launch(
     block = min(block, triton.next_power_of_2(width))
     # Bytes are bytes: FP8 travels as what every Triton knows.
     view = torch.uint8 if hidden.element_size() == 1 else hidden.dtype
-    programs = num_tokens + triton.cdiv(num_rows, named)
-    if not programs:
-        return permuted
+    # Without tokens one is left, for `ends`.
+    programs = num_tokens + max(1, triton.cdiv(num_rows, named))
     _place[programs, triton.cdiv(width, block)](
         topk_idx, rank_of, counts, hidden.view(view), scale, permuted.rows.view(view),
-        permuted.scales, permuted.row_of, permuted.expert_of, num_tokens, num_rows, width,
+        permuted.scales, permuted.row_of, permuted.ends, permuted.expert_of, num_tokens, num_rows,
+        width,
         num_groups, *((0, 0) if scale is None else scale.stride()),
         0 if permuted.scales is None else permuted.scales.stride(1), num_experts, alignment,
         num_choices=num_choices, padded_choices=triton.next_power_of_2(num_choices),

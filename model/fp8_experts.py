@@ -95,13 +95,15 @@ class Fp8Experts:
         )  # fmt: skip
         assert aligned.scales is not None
         stacks = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
-        out = self._contiguous(aligned.rows, aligned.scales, aligned.expert_of, stacks)
+        where = aligned.expert_of, aligned.ends
+        out = self._contiguous(aligned.rows, aligned.scales, where, stacks)
         return out.index_select(0, aligned.row_of[0]).to(rows.dtype)
 
     def forward_aligned(self, sent: DispatchedAligned) -> torch.Tensor:
         """[M, H] -> [M, H]."""
         assert sent.scales is not None
-        out = self._contiguous(sent.hidden, sent.scales, sent.slot_of, self.slot_tensors)
+        where = sent.slot_of, sent.ends
+        out = self._contiguous(sent.hidden, sent.scales, where, self.slot_tensors)
         return out.to(self.dtype)
 
     def forward_masked(self, sent: DispatchedMasked) -> torch.Tensor:
@@ -137,14 +139,15 @@ class Fp8Experts:
         self,
         values: torch.Tensor,
         scales: torch.Tensor,
-        slot_of: torch.Tensor,
+        where: tuple[torch.Tensor, torch.Tensor],
         stacks: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        """Aligned rows [M, H] -> [M, H] bfloat16."""
+        """Aligned rows [M, H] -> [M, H] bfloat16; `where` are the slot of each row [M] and the end
+        of each slot's rows [S]."""
         up, up_scale, down, down_scale = stacks
-        both = fp8_grouped_gemm_contiguous(values, scales, up, up_scale, slot_of)
-        inner = silu_mul_quantise(both, slot_of)
-        return fp8_grouped_gemm_contiguous(*inner, down, down_scale, slot_of)
+        both = fp8_grouped_gemm_contiguous(values, scales, up, up_scale, *where)
+        inner = silu_mul_quantise(both, where[0])
+        return fp8_grouped_gemm_contiguous(*inner, down, down_scale, *where)
 
 
 def stay_fp8(weights: Weights, config: ModelConfig, prefix: str) -> bool:

@@ -184,6 +184,7 @@ def through_aligned(
     for slot, count in enumerate(sent.counts.tolist()):
         here = slice(start, start + count)
         assert sent.slot_of[here].eq(slot).all()
+        assert int(sent.ends[slot]) == here.stop
         out[here] = expert(first_slot + slot, rows[here])
         start += -(-count // alignment) * alignment
     assert int((sent.slot_of >= 0).sum()) == int(sent.counts.sum())

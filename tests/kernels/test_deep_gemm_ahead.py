@@ -54,9 +54,9 @@ def test_what_is_asked_for_is_noted_and_zero() -> None:
         dense = fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
         counts = torch.zeros(3, dtype=torch.int32)
         masked = fp8_gemm_deep_gemm.masked(*operands(3, 128, n=256, k=128, experts=3), counts, 7)
-        expert_of = torch.zeros(256, dtype=torch.int32)
+        ends = torch.zeros(4, dtype=torch.int32)
         rows = operands(256, n=128, k=128, experts=4)
-        contiguous = fp8_gemm_deep_gemm.contiguous(*rows, expert_of)
+        contiguous = fp8_gemm_deep_gemm.contiguous(*rows, ends)
         fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
     assert products == {
         Product(DENSE, 0, 192, 256, 5, 0),

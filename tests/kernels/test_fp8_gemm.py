@@ -150,17 +150,22 @@ def test_masked(rng: torch.Generator, device: str, expected_rows: int, capacity:
 @pytest.mark.parametrize("device", DEVICES)
 def test_contiguous(rng: torch.Generator, device: str) -> None:
     n, k = (128, 256) if INTERPRETED else (4096, 7168)
-    expert_of = torch.full((384,), -1, dtype=torch.int32)
-    expert_of[:5], expert_of[128:384] = 0, 2
+    # With room behind the last expert that has rows, and for more.
+    expert_of = torch.full((768,), -1, dtype=torch.int32)
+    expert_of[:5], expert_of[128:440] = 0, 2
     expert_of = expert_of.to(device)
+    ends = torch.tensor([5, 128, 440, 512], dtype=torch.int32, device=device)
     operands = (
-        *activations(rng, 384, k, device=device),
-        *weights(rng, 3, n, k, device=device),
+        *activations(rng, len(expert_of), k, device=device),
+        *weights(rng, 4, n, k, device=device),
         expert_of,
     )
-    want = fp8_grouped_gemm_contiguous_reference(*operands)
+    want = fp8_grouped_gemm_contiguous_reference(*operands, ends)
     live = expert_of >= 0
-    for out in (fp8_gemm_triton.contiguous(*operands), fp8_grouped_gemm_contiguous(*operands)):
+    for out in (
+        fp8_gemm_triton.contiguous(*operands),
+        fp8_grouped_gemm_contiguous(*operands, ends),
+    ):
         assert relative_error(out[live], want[live]) < BOUND
 
 
@@ -181,4 +186,10 @@ def test_what_does_not_fit_is_refused(rng: torch.Generator) -> None:
         fp8_grouped_gemm_masked(x, x_scale, weight, w_scale, counts)
     expert_of = torch.zeros(3, dtype=torch.int32)
     with pytest.raises(ValueError, match="M a multiple of 128"):
-        fp8_grouped_gemm_contiguous(x, x_scale, weight[None], w_scale[None], expert_of)
+        fp8_grouped_gemm_contiguous(
+            x, x_scale, weight[None], w_scale[None], expert_of, expert_of[:1]
+        )
+    with pytest.raises(ValueError, match="ends"):
+        fp8_grouped_gemm_contiguous(
+            x[:0], x_scale[:0], weight[None], w_scale[None], expert_of[:0], expert_of
+        )

@@ -280,7 +280,7 @@ def test_permute_and_combine(
     idx = idx.to(device)
     found = permute_triton.launch(hidden, idx, num_experts, alignment, scale)
     want = permute_reference(hidden, idx, num_experts, alignment=alignment, scale=scale)
-    for name in ("row_of", "counts", "expert_of"):
+    for name in ("row_of", "counts", "ends", "expert_of"):
         assert torch.equal(getattr(found, name), getattr(want, name)), name
     live = want.expert_of >= 0
     assert torch.equal(found.rows[live], want.rows[live])
