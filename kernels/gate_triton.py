@@ -11,6 +11,15 @@ import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
 
+FEW_TOKENS = 512  # of which less than four programs share a multiprocessor
+
+
+@triton.jit
+def _two_best(best, second, other, second_other):
+    """Of two sets of values, each with its best two."""
+    rest = tl.maximum(tl.minimum(best, other), tl.maximum(second, second_other))
+    return tl.maximum(best, other), rest
+
 
 @triton.jit
 def _gate(
@@ -19,7 +28,7 @@ def _gate(
     group_size: tl.constexpr, padded_groups: tl.constexpr, padded_size: tl.constexpr,
     groups_per_token: tl.constexpr, experts_per_token: tl.constexpr, padded_choices: tl.constexpr,
     norm_topk: tl.constexpr, drops_groups: tl.constexpr, places: tl.constexpr,
-    counted: tl.constexpr, padded: tl.constexpr, dependent: tl.constexpr,
+    few: tl.constexpr, counted: tl.constexpr, padded: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     follow(dependent)
     token = tl.program_id(0).to(tl.int64)
@@ -31,17 +40,18 @@ def _gate(
     score = 1.0 / (1.0 + tl.exp(-logit))
     choice = score + tl.load(bias + expert, mask=real, other=0.0)
     choice = tl.where(real, choice, float("-inf"))
-    if places:
+    if places and few:
         # All tables of replicas are looked at, while logits are waited for: those of the chosen
-        # are in the first-level cache when it is known who they are.
+        # are in the first-level cache when it is known who they are. Of many tokens instructions
+        # are what takes time, and other programs have brought them there.
         replicas = tl.load(num_replicas + expert, mask=real, other=1)
         first_slot = tl.load(physical + expert * max_replicas, mask=real, other=0)
         choice = tl.where((replicas >= 0) & (first_slot >= -1), choice, float("-inf"))  # always
     if drops_groups:
-        best = tl.max(choice, axis=1)
-        where = tl.argmax(choice, axis=1, tie_break_left=True)
-        rest = tl.where(member[None, :] == where[:, None], float("-inf"), choice)
-        second = tl.max(rest, axis=1) if group_size > 1 else tl.zeros_like(best)
+        nothing = tl.full([padded_groups, padded_size], float("-inf"), tl.float32)
+        best, second = tl.reduce((choice, nothing), 1, _two_best)
+        if group_size == 1:
+            second = tl.zeros_like(best)
         rating = tl.where(group < num_groups, best + second, float("-inf"))
         # A group's place: how many groups are rated higher, or as high and come before.
         other = tl.arange(0, padded_groups)
@@ -50,8 +60,8 @@ def _gate(
         kept = tl.sum(ahead.to(tl.int32), axis=1) < groups_per_token
         choice = tl.where(kept[:, None], choice, float("-inf"))
 
-    # As integers of the same order: their maximum over a warp is one instruction.
-    choice = tl.where(choice == 0.0, 0.0, choice)  # -0.0 equals 0.0
+    # As integers of the same order: their maximum over a warp is one instruction. None is -0.0,
+    # which is no sum with a score.
     bits = choice.to(tl.int32, bitcast=True)
     key = tl.reshape(bits ^ ((bits >> 31) & 0x7FFFFFFF), [padded_groups * padded_size])
     position = tl.arange(0, padded_groups * padded_size)
@@ -126,7 +136,7 @@ def launch(
             experts_per_token=experts_per_token,
             padded_choices=triton.next_power_of_2(experts_per_token), norm_topk=norm_topk,
             drops_groups=groups_per_token < num_groups, places=physical is not None,
-            counted=counts is not None, padded=is_row is not None,
+            few=num_tokens <= FEW_TOKENS, counted=counts is not None, padded=is_row is not None,
             dependent=is_dependent, num_warps=1, launch_pdl=is_dependent,
         )  # fmt: skip
     return topk_idx, topk_physical, topk_weights

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch_triton import dependent, follow
 from kernels.quantise_triton import GROUPS, row_programs, run, silu
 from kernels.silu_mul import empty_outputs
 
@@ -24,14 +25,18 @@ def silu_mul_row(x, out, row, columns, width):
 
 
 @triton.jit
-def _silu_mul(x, out, width, block: tl.constexpr):
+def _silu_mul(x, out, width, block: tl.constexpr, dependent: tl.constexpr):
+    follow(dependent)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     silu_mul_row(x, out, row, columns, width)
 
 
 @triton.jit
-def _silu_mul_masked(x, out, counts, capacity, width, block: tl.constexpr):
+def _silu_mul_masked(
+    x, out, counts, capacity, width, block: tl.constexpr, dependent: tl.constexpr
+):  # fmt: skip
+    follow(dependent)
     expert = tl.program_id(2).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
@@ -44,7 +49,11 @@ def launch(x: torch.Tensor, *, block: int = 2 * BLOCK, num_warps: int = 8) -> to
     out = x.new_empty(num_rows, width)
     if out.numel():
         grid = (num_rows, triton.cdiv(width, block))
-        _silu_mul[grid](x, out, width, block=block, num_warps=num_warps)
+        is_dependent = dependent(x)
+        _silu_mul[grid](
+            x, out, width, block=block, dependent=is_dependent, num_warps=num_warps,
+            launch_pdl=is_dependent,
+        )  # fmt: skip
     return out
 
 
@@ -56,7 +65,11 @@ def launch_masked(x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0)
     if out.numel():
         num_programs = row_programs(capacity, expected_rows)
         grid = (num_programs, triton.cdiv(width, BLOCK), num_experts)
-        _silu_mul_masked[grid](x, out, counts, capacity, width, block=BLOCK, num_warps=4)
+        is_dependent = dependent(x)
+        _silu_mul_masked[grid](
+            x, out, counts, capacity, width, block=BLOCK, dependent=is_dependent, num_warps=4,
+            launch_pdl=is_dependent,
+        )  # fmt: skip
     return out
 
 
