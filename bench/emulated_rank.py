@@ -19,12 +19,11 @@ from bench.deepseek_v3_config import WeightFormat, write_config
 from engine.messages import Sampling
 from engine.piece import Piece
 from engine.sampler import SampleRow
-from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload
+from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.expert_shard import ExpertShard
 from ep.local import LocalDispatcher
 from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
-from ep.masked_rows import Rows
 from ep.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatcher import DispatchedAligned, Payload
+from ep.dispatcher import DispatchedAligned, Payload, Rows
 from ep.gathered_tokens import gather_tokens
 from ep.group import EpGroup
 from ep.masked_rows import as_payload
@@ -49,7 +49,9 @@ class CollectiveAlignedDispatcher:
         payload: Payload,
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedAligned:
+        """`rows` are not used: what travels is packed from `hidden`, quantised on the way."""
         group, slots = self._group, self._slots_per_rank
         assert tokens_per_rank[group.rank] == len(hidden), (tokens_per_rank, len(hidden))
         longest = max(tokens_per_rank)

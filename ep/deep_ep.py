@@ -16,7 +16,7 @@ import torch
 
 from ep.deep_ep_buffer import DeepEpBuffer, Layout
 from ep.dispatch_needs import DispatchNeeds
-from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload
+from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from kernels.combine import combine
 from kernels.permute import Permuted, permute
 from kernels.quantise import quantise
@@ -121,10 +121,13 @@ class DeepEpDispatcher:
         payload: Payload,
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedAligned:
         """As `AlignedDispatcher.dispatch_aligned`; the number of tokens that come here is waited
         for on the host, their places are not."""
-        received = self._send(hidden, topk_idx, topk_weights, tokens_per_rank, payload, meanwhile)
+        received = self._send(
+            hidden, topk_idx, topk_weights, tokens_per_rank, payload, meanwhile, rows
+        )
         permuted = permute(
             received.hidden,
             received.topk_idx,
@@ -201,6 +204,7 @@ class DeepEpDispatcher:
         tokens_per_rank: tuple[int, ...],
         payload: Payload,
         meanwhile: Callable[[], None] | None,
+        rows: Rows | None = None,
     ) -> _Received:
         """`meanwhile` is enqueued in front of the wait for the counts, beside DeepEP's stream."""
         group, raw = self._buffer.group, self._buffer.raw
@@ -209,7 +213,9 @@ class DeepEpDispatcher:
         if hidden.shape[1] != self._hidden or hidden.dtype is not torch.bfloat16:
             raise self._unfit(hidden)
         hidden, topk_idx = hidden.contiguous(), topk_idx.contiguous()
-        sent = hidden if payload is Payload.PLAIN else quantise(hidden)
+        sent: object = hidden
+        if payload is Payload.FP8:
+            sent = rows or quantise(hidden)
         beside: dict[str, Any] = {"async_finish": True, "allocate_on_comm_stream": True}
         per_rank, per_node, per_expert, is_in_rank, laid_out = raw.get_dispatch_layout(
             topk_idx,
@@ -232,9 +238,9 @@ class DeepEpDispatcher:
             **beside,
         )
         arrived.current_stream_wait()
-        rows, scales = received if payload is Payload.FP8 else (received, None)
+        values, scales = received if payload is Payload.FP8 else (received, None)
         return _Received(
-            hidden=rows, scales=scales, topk_idx=slots, weights=weights, counts=counts, raw=handle
+            hidden=values, scales=scales, topk_idx=slots, weights=weights, counts=counts, raw=handle
         )
 
     def _unfit(self, hidden: torch.Tensor) -> ValueError:

@@ -50,6 +50,9 @@ class Dispatcher(Protocol):
         its K experts of weight times output, accumulated in FP32."""
 
 
+Rows = tuple[torch.Tensor, torch.Tensor | None]  # values [T, H], and scales [T, H / 128] or None
+
+
 class Payload(Enum):
     """What travels, as the expert layer wants it: hidden states in their own type, or FP8 e4m3
     with a float32 scale for each 128 of them."""
@@ -91,8 +94,10 @@ class AlignedDispatcher(Protocol):
         payload: Payload,
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
     ) -> DispatchedAligned:
-        """Arguments as in `Dispatcher.dispatch`."""
+        """Arguments as in `Dispatcher.dispatch`; `rows` are `hidden` as its payload, where that has
+        been made already."""
 
     def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
         """[M, H] in the layout of `DispatchedAligned.hidden` -> [T, H], as `Dispatcher.combine`."""

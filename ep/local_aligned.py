@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatcher import DispatchedAligned, Payload
-from ep.masked_rows import Rows, as_payload
+from ep.dispatcher import DispatchedAligned, Payload, Rows
+from ep.masked_rows import as_payload
 from kernels.combine import Combination
 from kernels.permute import permute
 
@@ -39,7 +39,6 @@ class LocalAlignedDispatcher:
         meanwhile: Callable[[], None] | None = None,
         rows: Rows | None = None,
     ) -> DispatchedAligned:
-        """`rows` are `hidden` as its payload, where that has been made already."""
         if meanwhile is not None:
             meanwhile()
         assert tokens_per_rank == (len(hidden),), (tokens_per_rank, len(hidden))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatcher import DispatchedMasked, Payload
-from ep.masked_rows import Rows, blocks_of, check_tokens, mean_rows
+from ep.dispatcher import DispatchedMasked, Payload, Rows
+from ep.masked_rows import blocks_of, check_tokens, mean_rows
 from kernels.combine import Combination
 
 

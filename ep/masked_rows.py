@@ -2,12 +2,10 @@
 
 import torch
 
-from ep.dispatcher import Payload
+from ep.dispatcher import Payload, Rows
 from kernels.fp8_grouped_gemm import ALIGNMENT
 from kernels.permute_masked import MaskedRows, permute_masked
 from kernels.quantise import quantise
-
-Rows = tuple[torch.Tensor, torch.Tensor | None]  # values [T, H], and scales [T, H / 128] or None
 
 
 def as_payload(hidden: torch.Tensor, payload: Payload) -> Rows:

@@ -105,8 +105,8 @@ class Moe:
     ) -> Update:
         """The same, where it can be still to be combined. `rows` are x in FP8, for what
         `shares_rows`."""
+        assert is_row is None or self.waits_for_nobody, "other dispatchers take no padding"
         if is_row is not None or rows is not None:
-            assert self.waits_for_nobody, "other dispatchers take no padding"
             return self._forward(x, tokens_per_rank, is_row, rows)
 
         def through(part: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
@@ -218,12 +218,11 @@ class Moe:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the shared expert and the dispatch of a single rank want the same of a token,
-        beside what the gate wants."""
+        """Whether the shared expert and the dispatch of all tokens want the same of one, beside
+        what the gate wants."""
         shares = self.shared is not None and self.shared.gate_up.is_fp8
-        is_local = isinstance(self.aligned, LocalAlignedDispatcher) and not self.fused
-        is_whole = not self.step_tokens
-        return shares and is_local and is_whole and self.experts.payload is Payload.FP8
+        is_whole = self.aligned is not None and not self.fused and not self.step_tokens
+        return shares and is_whole and self.experts.payload is Payload.FP8
 
     def _aligned(
         self,
@@ -245,14 +244,13 @@ class Moe:
             self.experts.payload,
             self.experts.alignment,
             meanwhile,
+            rows,
         )
-        if isinstance(self.aligned, LocalAlignedDispatcher):
-            sent = self.aligned.dispatch_aligned(*told, rows=rows)
-            computed = self.experts.forward_aligned(sent)
-            base = beside[0] if beside else None
-            return self.aligned.combination_of(computed, sent.handle, base=base)
         sent = self.aligned.dispatch_aligned(*told)
         computed = self.experts.forward_aligned(sent)
+        if isinstance(self.aligned, LocalAlignedDispatcher):
+            base = beside[0] if beside else None
+            return self.aligned.combination_of(computed, sent.handle, base=base)
         routed = self.aligned.combine_aligned(computed, sent.handle)
         return routed + beside[0] if beside else routed
 

@@ -13,6 +13,8 @@ from ep.dispatchers import with_deep_ep
 from ep.expert_shard import ExpertShard
 from ep.group import EpGroup
 from ep.placement import Placement
+from kernels.quantise import quantise
+from kernels.rms_norm import combined
 from tests.ep import fake_deep_ep_low_latency
 from tests.ep.fake_deep_ep import fake_deep_ep
 from tests.ep.thread_ranks import Meeting, on_all_ranks
@@ -68,6 +70,9 @@ def test_one_layer_on_two_ranks(folders: dict[str, Path], kind: str) -> None:
         moe = load_moe(folders[kind], shard=shard, dtype=torch.bfloat16)
         x, want = rows[group.rank], wanted[group.rank]
         forward = moe.forward(x, TOKENS)
+        assert moe.shares_rows == (kind == "fp8")
+        if moe.shares_rows:
+            assert torch.equal(combined(moe.forward_parts(x, TOKENS, None, quantise(x))), forward)
         contiguous = replace(moe, aligned=None).forward(x, TOKENS)
         decoded = moe.decode(*padded(x, ROWS))[: len(x)]
         made.close()
