@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+
+from kernels.triton_ahead import deferred_launches
 
 TARGET = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90
@@ -87,26 +89,19 @@ class _NoDriver:
 @contextmanager
 def _offline(seen: _Seen) -> Iterator[None]:
     """Launches compile, and `seen` gets name, kernel and grid of each."""
-    run = JITFunction.run
 
-    def compile_only(
-        self: JITFunction, *args: object, grid: tuple[int, ...], warmup: bool, **options: object
-    ) -> _Kernel:
-        del warmup
-        kernel: _Kernel = run(self, *args, grid=grid, warmup=True, **options)
+    def see(function: JITFunction[Any], kernel: object, grid: object) -> None:
         # Triton may compile in the background.
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
         assert isinstance(grid, tuple), grid
-        seen.append((self.fn.__name__, kernel, grid))
-        return kernel
+        seen.append((function.fn.__name__, cast("_Kernel", kernel), grid))
 
     before = driver._active
     driver.set_active(_NoDriver())
-    JITFunction.run = compile_only
     try:
-        yield
+        with deferred_launches(see):
+            yield
     finally:
-        JITFunction.run = run
         driver.set_active(before)
 
 

@@ -1,17 +1,21 @@
-"""Compiles what a rank needs by many processes: CUDA libraries while weights are loaded, DeepGEMM's
-kernels behind that, while most of the memory is free. What a start before has compiled is there.
+"""Compiles what a rank needs by many processes and threads: CUDA libraries while weights are
+loaded, Triton's and DeepGEMM's kernels behind that, while most of the memory is free. What a start
+before has compiled is there.
 
     libraries = LibraryBuilds(settings, rank, device)
     ...load...
     libraries.wait()
-    compile_products(model, form, settings, group, lengths, sizes)
+    compile_kernels(model, form, settings, group, Passes(lengths=..., sizes=..., max_pages=...))
 
-Passes through a short model tell which products there will be, and compile all Triton kernels.
+Passes through a short model, which compute next to nothing, tell what there will be to compile.
 """
 
 import os
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 
@@ -28,6 +32,10 @@ from model.deepseek import DeepseekV3
 
 # Each holds a context on the device, half a GB, and the operands of a product.
 MOST_PROCESSES = 16
+
+# Computed also where nothing else is: other ranks' memory and the host are addressed by what it
+# gives.
+COMPUTED = ("kernels.gate_triton",)
 
 log = get_logger("engine.compile_ahead")
 
@@ -51,55 +59,78 @@ class LibraryBuilds:
         self._threads.shutdown()
 
 
-def compile_products(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """`lengths` are tokens of passes, `sizes` rows of decode steps that will be recorded, with
+    block tables of `max_pages`."""
+
+    lengths: Sequence[int]
+    sizes: Sequence[int]
+    max_pages: int
+
+
+def compile_kernels(
     model: DeepseekV3,
     form: AttentionForm,
     settings: WorkerSettings,
     group: EpGroup,
-    lengths: Sequence[int],
-    sizes: Sequence[int],
+    passes: Passes,
 ) -> None:
-    """On all ranks at once; those of a machine share the work. `lengths` are tokens of passes,
-    `sizes` of decode steps that will be recorded."""
+    """On all ranks at once; those of a machine share DeepGEMM's products."""
     device = model.embedding.device
-    if path_of("fp8_gemm", device) != "deep_gemm":
+    if path_of("rms_norm", device) != "triton":
         return
+    from kernels.triton_ahead import compiled_ahead
+
     group.exchange([0])  # libraries are there
-    products = noted(model, form, lengths, sizes, settings.page_tokens, group.size)
-    parts = shares(products, settings.ranks)
-    local_rank = group.rank % settings.ranks
+    began = time.monotonic()
     cores = len(os.sched_getaffinity(0))
-    compile_ahead(
-        parts[local_rank] if local_rank < len(parts) else [],
-        device,
-        num_processes=max(1, min(MOST_PROCESSES, cores // settings.ranks)),
-    )
+    at_once = max(1, min(MOST_PROCESSES, cores // settings.ranks))
+    with compiled_ahead(device, num_threads=at_once, launched=COMPUTED) as compilers:
+        products = asked_for(model, form, passes, settings.page_tokens, group.size)
+        seconds = round(time.monotonic() - began, 1)
+        log.info("kernels asked for", kernels=len(compilers.names), seconds=seconds)
+        compilers.begin()
+        parts = shares(products, settings.ranks)
+        local_rank = group.rank % settings.ranks
+        compile_ahead(
+            parts[local_rank] if local_rank < len(parts) else [], device, num_processes=at_once
+        )
+    seconds = round(time.monotonic() - began, 1)
+    log.info("kernels compiled ahead", threads=at_once, seconds=seconds)
     group.exchange([0])  # nobody needs what another still compiles
 
 
 @torch.inference_mode()
-def noted(
-    model: DeepseekV3,
-    form: AttentionForm,
-    lengths: Sequence[int],
-    sizes: Sequence[int],
-    page_tokens: int,
-    num_ranks: int,
+def asked_for(
+    model: DeepseekV3, form: AttentionForm, passes: Passes, page_tokens: int, num_ranks: int
 ) -> Collection[Product]:
-    """What DeepGEMM will be asked for."""
+    """Runs them; gives what DeepGEMM will be asked for."""
     short = short_model(model)
     config, device = model.config, model.embedding.device
-    num_pages = 1 + -(-max(lengths) // page_tokens)
+    num_pages = 1 + -(-max(passes.lengths) // page_tokens)
     shape = (len(short.layers), num_pages, page_tokens, config.kv_dim)
     kv_cache = torch.zeros(shape, dtype=model.embedding.dtype, device=device)
-    with noted_products() as products:
-        pass_lengths(short, kv_cache, form, lengths, num_ranks)
-        if sizes:
-            buffers = DecodeBuffers(
-                max_rows=max(sizes), max_pages=1, page_tokens=page_tokens, device=device
-            )
-            for size in sizes:
-                buffers.fill((), size)
-                short.decode(buffers.batch(size), kv_cache)
+    is_noted = path_of("fp8_gemm", device) == "deep_gemm"
+    products: set[Product] = set()
+    with noted_products() if is_noted else nullcontext(products) as products:
+        pass_lengths(short, kv_cache, form, passes.lengths, num_ranks)
+        if passes.sizes:
+            decode_sizes(short, kv_cache, passes)
     torch.cuda.empty_cache()
     return products
+
+
+def decode_sizes(short: DeepseekV3, kv_cache: torch.Tensor, passes: Passes) -> None:
+    """As `engine.decode_graphs` does it."""
+    buffers = DecodeBuffers(
+        max_rows=max(passes.sizes),
+        max_pages=passes.max_pages,
+        page_tokens=kv_cache.shape[2],
+        device=kv_cache.device,
+    )
+    shape = (max(passes.sizes), short.config.vocab_size)
+    logits = torch.zeros(shape, dtype=torch.float32, device=kv_cache.device)
+    for size in passes.sizes:
+        buffers.fill((), size)
+        short.decode(buffers.batch(size), kv_cache, logits[:size])

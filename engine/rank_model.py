@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compile_ahead import LibraryBuilds, compile_products
+from engine.compile_ahead import LibraryBuilds, Passes, compile_kernels
 from engine.decode_graphs import DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
 from engine.graph_capture import CudaCapture
@@ -79,7 +79,7 @@ class RankModel:
         )
         clock.note("load")
         libraries.wait()
-        compile_products(model, form, settings, group, prepared.lengths, prepared.sizes)
+        compile_kernels(model, form, settings, group, prepared.passes(settings.page_tokens))
         clock.note("compile")
         kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
         clock.note("memory")
@@ -87,7 +87,7 @@ class RankModel:
         used[KV] = kv_cache.nbytes
         used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         clock.note("warm_up")
-        graphs = record(settings, model, kv_cache, plan, prepared.sizes)
+        graphs = record(model, kv_cache, prepared.sizes, prepared.max_pages(settings.page_tokens))
         passes = record_passes(model, kv_cache, prepared.pass_sizes)
         clock.note("graphs")
         experts.counts.zero_()
@@ -119,10 +119,17 @@ class Prepared:
     source: Checkpoint
     plan: MemoryPlan
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of passes that stand for all lengths."""
-        return sorted({*lengths_up_to(self.needs.step_tokens), *self.pass_sizes})
+    def max_pages(self, page_tokens: int) -> int:
+        """Of the longest request there can be."""
+        return -(-self.plan.kv.max_model_len // page_tokens)
+
+    def passes(self, page_tokens: int) -> Passes:
+        """Those that stand for all there will be."""
+        return Passes(
+            lengths=sorted({*lengths_up_to(self.needs.step_tokens), *self.pass_sizes}),
+            sizes=self.sizes,
+            max_pages=self.max_pages(page_tokens),
+        )
 
     @classmethod
     def agree(
@@ -244,11 +251,7 @@ def dispatch_needs(
 
 
 def record(
-    settings: WorkerSettings,
-    model: DeepseekV3,
-    kv_cache: torch.Tensor,
-    plan: MemoryPlan,
-    sizes: Sequence[int],
+    model: DeepseekV3, kv_cache: torch.Tensor, sizes: Sequence[int], max_pages: int
 ) -> DecodeGraphs | None:
     """On all ranks at once; None where nothing is to be recorded."""
     if not sizes:
@@ -257,7 +260,7 @@ def record(
         model.decode,
         kv_cache,
         sizes=sizes,
-        max_pages=-(-plan.kv.max_model_len // settings.page_tokens),
+        max_pages=max_pages,
         vocab_size=model.config.vocab_size,
         capture=CudaCapture(kv_cache.device),
     )

@@ -1,6 +1,8 @@
-"""Products of all passes are noted, and shared among the ranks of a machine."""
+"""What all passes ask for is compiled ahead; products are shared among the ranks of a machine."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -9,12 +11,13 @@ import torch
 
 import kernels
 from engine import compile_ahead
-from engine.compile_ahead import LibraryBuilds, compile_products, noted
+from engine.compile_ahead import LibraryBuilds, Passes, asked_for, compile_kernels
 from engine.settings import WorkerSettings
 from kernels import cuda_build
 from kernels.deep_gemm_ahead import Product
 from kernels.fp8_gemm_blocks import DENSE
 from model.batch import AttentionForm
+from model.decode_batch import DecodeBatch
 from model.deepseek import DeepseekV3
 from model.dummy_checkpoint import DummyCheckpoint
 from tests.model.test_dummy_checkpoint import FP8, config_folder
@@ -39,9 +42,12 @@ def test_all_passes_and_steps_are_run(
     passed: list[int] = []
     decode, forward = DeepseekV3.decode, compile_ahead.pass_lengths
 
-    def counted(self: DeepseekV3, *arguments: object, **named: object) -> object:
-        passed.append(-1)
-        return decode(self, *arguments, **named)  # type: ignore[arg-type]
+    def counted(
+        self: DeepseekV3, batch: DecodeBatch, kv_cache: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        passed.append(-len(batch.token_ids))
+        assert batch.block_table.shape[1] == 5
+        return decode(self, batch, kv_cache, out)
 
     def spied(short: DeepseekV3, *arguments: object) -> None:
         assert len(short.layers) == 2
@@ -50,10 +56,15 @@ def test_all_passes_and_steps_are_run(
 
     monkeypatch.setattr(DeepseekV3, "decode", counted)
     monkeypatch.setattr(compile_ahead, "pass_lengths", spied)
-    assert noted(model, form, [1, 3, 40], [1, 8], 16, 1) == set()
-    assert passed == [1, 3, 40, -1, -1]
+    passes = Passes(lengths=[1, 3, 40], sizes=[1, 8], max_pages=5)
+    monkeypatch.setattr(compile_ahead, "path_of", lambda *_: "deep_gemm")
+    assert asked_for(model, form, passes, 16, 1) == set()
+    assert passed == [1, 3, 40, -1, -8]
     sys.modules.pop("kernels.fp8_gemm_deep_gemm", None)
     vars(kernels).pop("fp8_gemm_deep_gemm", None)
+
+
+PASSES = Passes(lengths=[1], sizes=[], max_pages=1)
 
 
 def test_ranks_of_a_machine_share_the_work(
@@ -61,14 +72,32 @@ def test_ranks_of_a_machine_share_the_work(
 ) -> None:
     products = {Product(DENSE, 0, 128, 256, rows, 0) for rows in range(1, 8)}
     told: list[list[Product]] = []
-    monkeypatch.setattr(compile_ahead, "path_of", lambda *_: "deep_gemm")
-    monkeypatch.setattr(compile_ahead, "noted", lambda *_: products)
+    under_way: list[bool] = []
+    begun: list[bool] = []
+
+    @contextmanager
+    def compiled_ahead(*_: object, launched: tuple[str, ...], **__: object) -> Iterator[object]:
+        assert launched == ("kernels.gate_triton",)
+        under_way.append(True)
+        yield SimpleNamespace(names={"a"}, begin=lambda: begun.append(True))
+        assert begun.pop()
+        under_way.pop()
+
+    def passes(*_: object) -> set[Product]:
+        assert under_way, "what passes launch would be compiled one by one"
+        return products
+
+    stand_in = ModuleType("kernels.triton_ahead")
+    stand_in.compiled_ahead = compiled_ahead  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kernels.triton_ahead", stand_in)
+    monkeypatch.setattr(compile_ahead, "path_of", lambda *_: "triton")
+    monkeypatch.setattr(compile_ahead, "asked_for", passes)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda part, *_, **__: told.append(part))
     settings = WorkerSettings(model=tmp_path / "model", ranks=2, nodes=2, rendezvous="a:1")
     met: list[int] = []
     for rank in range(4):
         group = SimpleNamespace(rank=rank, size=4, exchange=met.extend)
-        compile_products(model, AttentionForm.PLAIN, settings, group, [1], [])  # type: ignore[arg-type]
+        compile_kernels(model, AttentionForm.PLAIN, settings, group, PASSES)  # type: ignore[arg-type]
     assert told[:2] == told[2:], "the other machine has a cache of its own"
     assert sorted(told[0] + told[1]) == sorted(products)
     assert len(met) == 8, "nobody begins or goes on before all are there"
@@ -96,10 +125,10 @@ def test_one_rank_of_a_machine_builds_all_libraries(
     assert "w4a8_grouped_gemm.cu" in built
 
 
-def test_without_deep_gemm_nothing_is_done(
+def test_a_cpu_compiles_nothing(
     model: DeepseekV3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_ahead, "noted", lambda *_: pytest.fail("passes were run"))
+    monkeypatch.setattr(compile_ahead, "asked_for", lambda *_: pytest.fail("passes were run"))
     settings = WorkerSettings(model=tmp_path / "model")
     group = SimpleNamespace(rank=0, size=1)
-    compile_products(model, AttentionForm.PLAIN, settings, group, [1], [])  # type: ignore[arg-type]
+    compile_kernels(model, AttentionForm.PLAIN, settings, group, PASSES)  # type: ignore[arg-type]
