@@ -31,7 +31,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "rescale": ("triton",),
     "rms_norm": ("triton",),
     "rope_write": ("triton",),
-    "router_gemm": ("triton",),
+    "router_gemm": ("cuda", "triton"),
     "sample": ("triton",),
     "silu_mul": ("triton",),
     "w4a8_grouped_gemm": ("cuda",),

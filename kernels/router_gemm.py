@@ -6,9 +6,13 @@
     weight  [E, K]  same dtype, contiguous
     out     [T, E]  float32, summed in float32
 
-The Triton path cuts K into splits, which the program that ends last adds up in their order: one
-launch, the same bits each time. Many tokens go through torch's library. Within TOLERANCE of the
-float64 result, relative by norm.
+Few tokens: each expert's weights are read once, all at once, and tokens one by one (Triton). Some:
+a CUDA kernel, whose thread blocks share sums in clusters, or Triton's, where the program of a sum
+that ends last adds up its parts. Both add in the same order each time. Many tokens go through
+torch's library. Within TOLERANCE of the float64 result, relative by norm.
+
+NOTE: weights are read before the kernels in front have ended. They must not be written by a kernel
+that lets the next one begin earlier (`kernels.dependent_launch_triton`).
 """
 
 import torch
@@ -17,6 +21,7 @@ from kernels.linear import linear
 from kernels.paths import path_of
 
 TOLERANCE = 1e-5
+FEW_ROWS = 2  # up to which Triton is faster than the CUDA kernel
 MANY_ROWS = 512  # from which on the library is faster
 
 
@@ -26,13 +31,19 @@ def router_gemm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(weight.shape)}")
     if hidden.dtype != weight.dtype:
         raise ValueError(f"hidden is {hidden.dtype}, weight {weight.dtype}")
-    if path_of("router_gemm", hidden.device) == "triton" and hidden.dtype == torch.bfloat16:
-        if len(hidden) >= MANY_ROWS:
-            return torch.mm(hidden, weight.t(), torch.float32)
-        from kernels.router_gemm_triton import launch
+    path = path_of("router_gemm", hidden.device)
+    if path == "reference" or hidden.dtype != torch.bfloat16:
+        return router_gemm_reference(hidden, weight)
+    if len(hidden) >= MANY_ROWS:
+        return torch.mm(hidden, weight.t(), torch.float32)
+    if path == "cuda" and len(hidden) > FEW_ROWS:
+        from kernels import router_gemm_cuda
 
-        return launch(hidden, weight)
-    return router_gemm_reference(hidden, weight)
+        if router_gemm_cuda.is_possible(hidden, weight):
+            return router_gemm_cuda.launch(hidden, weight)
+    from kernels.router_gemm_triton import launch
+
+    return launch(hidden, weight)
 
 
 def router_gemm_reference(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
