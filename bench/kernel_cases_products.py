@@ -25,7 +25,7 @@ from bench.kernel_case import (
 )
 from bench.kernels_floor import FP8_FLOPS
 from kernels import fp8_gemm_triton, mla_decode_triton, mla_prefill_cuda
-from kernels.fp8_gemm import fp8_gemm
+from kernels.fp8_gemm import fp8_gemm, fp8_gemm_own
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.fused_moe import Experts, fused_moe
 from kernels.head_linear import head_linear
@@ -59,7 +59,7 @@ def _dense(make: Tensors, tokens: int) -> Iterator[Case]:
         x_scale = empty_scales(x).fill_(0.01)
         w_scale = make.random(-(-n // 128), k // 128)
         operands = (x, x_scale, weight, w_scale)
-        for path, call in (("triton ", fp8_gemm_triton.dense), ("", fp8_gemm)):
+        for path, call in (("own ", fp8_gemm_own), ("", fp8_gemm)):
             yield Case(
                 bench="fp8_gemm", name=f"{path}dense m{tokens} n{n} k{k}",
                 call=partial(call, *operands),

@@ -3,16 +3,16 @@ it there: `python -m bench.tune_fp8_clusters`, behind `bench.tune_fp8_gemm`, wit
 
 Measures each cut of `kernels.fp8_gemm_clusters` for the dense projections of DeepSeek-V3 beside
 DeepGEMM, where it is installed, and Triton's best cut, each call with weights that no cache holds.
-Prints the times; the cut is written into kernels/tuned/DEVICE.json where it wins, and removed where
-it does not.
+Prints the times; writes into kernels/tuned/DEVICE.json which of the three won, and the best cut
+where it beats Triton's.
 """
 
 import argparse
 import importlib
+import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 
 import torch
@@ -22,53 +22,71 @@ from bench.tune_fp8_gemm import (
     MARGIN,
     ROTATED_BYTES,
     SHAPES,
+    Job,
     Operands,
+    compile_one,
     deep_gemm_product,
     operands_of,
     product_of,
     taking_turns,
     weights_of,
 )
-from bench.tuning import Tuner
+from bench.tuning import Tuner, precompile
 from kernels import fp8_gemm_cuda
-from kernels.fp8_gemm_blocks import DENSE, Fp8Choice, default_fp8_blocks, shape_key
-from kernels.fp8_gemm_clusters import HEIGHTS, ClusterBlocks, candidates
+from kernels.deep_gemm_ahead import Product, compile_ahead
+from kernels.fp8_gemm_blocks import DENSE, Fp8Blocks, Fp8Choice, default_fp8_blocks, shape_key
+from kernels.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks, candidates
 from kernels.tuned import fp8_table, table_path, write_section
 
 ROWS = (1, *HEIGHTS)
 SECONDS = 60.0
+PROCESSES = 16  # that compile DeepGEMM's kernels
 
 
 def tune_shape(
     tuner: Tuner[ClusterBlocks], n: int, k: int, known: Mapping[int, Fp8Choice]
 ) -> dict[int, Fp8Choice]:
-    """What is `known` of a shape, by rows, with the CUDA kernel's best cut where that is faster."""
+    """What is `known` of a shape, by rows, with the CUDA kernel's best cuts beside it."""
     deep_gemm = _deep_gemm()
     weights = [weights_of(DENSE, n, k, "cuda") for _ in range(max(1, round(ROTATED_BYTES / n / k)))]
     calls = max(3, len(weights))
     found = dict(known)
-    for rows in ROWS:
+    for rows in rows_of(known):
         sets = [operands_of(DENSE, rows, *each) for each in weights]
 
         def call_of(blocks: ClusterBlocks, sets: Sequence[Operands] = sets) -> Call:
             return taking_turns(lambda given: fp8_gemm_cuda.dense(*given, blocks=blocks), sets)
 
         times = tuner.times(candidates(rows, n, k), call_of, calls)
-        chosen = min(times, key=lambda blocks: times[blocks])
-        choice = _nearest(known, rows, n, k)
-        triton = product_of(DENSE, rows, choice.blocks, "cuda")
-        peers = {"Triton": microseconds(taking_turns(triton, sets), calls)}
+        clusters = min(times, key=lambda blocks: times[blocks])
+        blocks = _nearest(known, rows, n, k).blocks
+        triton = product_of(DENSE, rows, blocks, "cuda")
+        paths = {"cuda": times[clusters], "triton": microseconds(taking_turns(triton, sets), calls)}
         if deep_gemm:
             product = deep_gemm_product(deep_gemm, DENSE, sets[0])
-            peers["DeepGEMM"] = microseconds(taking_turns(product, sets), calls)
-        wins = times[chosen] < MARGIN * min(peers.values())
-        line = f"{shape_key(DENSE, n, k):26} rows {rows:4}: {times[chosen]:8.1f} us"
-        line += "".join(f", {name} {peer:8.1f} us" for name, peer in peers.items())
-        values = " ".join(str(value) for value in chosen.record().values())
-        sys.stdout.write(f"{line}  {'cuda' if wins else '':4} {values}\n")
+            paths["deep_gemm"] = microseconds(taking_turns(product, sets), calls)
+        found[rows] = choice_of(paths, blocks, clusters)
+        line = f"{shape_key(DENSE, n, k):26} rows {rows:4}:"
+        line += "".join(f" {path} {time:8.1f} us" for path, time in paths.items())
+        values = " ".join(str(value) for value in clusters.record().values())
+        sys.stdout.write(f"{line}  {found[rows].path:9} {values}\n")
         sys.stdout.flush()
-        found[rows] = replace(choice, clusters=chosen if wins else None)
     return found
+
+
+def rows_of(known: Collection[int]) -> list[int]:
+    """Those that the kernel differs in, and others that have an entry, which would be in front."""
+    return sorted({*ROWS, *(rows for rows in known if rows <= MAX_ROWS)})
+
+
+def choice_of(paths: Mapping[str, float], blocks: Fp8Blocks, clusters: ClusterBlocks) -> Fp8Choice:
+    """By the microseconds of each path, of which "deep_gemm" may be missing; best cuts look a
+    little better than they are."""
+    is_faster = paths["cuda"] < MARGIN * paths["triton"]
+    path = "cuda" if is_faster else "triton"
+    if MARGIN * paths.get("deep_gemm", math.inf) <= paths[path]:
+        path = "deep_gemm"
+    return Fp8Choice(path=path, blocks=blocks, clusters=clusters if is_faster else None)
 
 
 def _deep_gemm() -> ModuleType | None:
@@ -76,6 +94,24 @@ def _deep_gemm() -> ModuleType | None:
         return importlib.import_module("deep_gemm")
     except ImportError:
         return None
+
+
+def _compile_ahead(shapes: Sequence[tuple[int, int]], device: torch.device) -> None:
+    """What is compared with: DeepGEMM's kernels one behind the other would take minutes."""
+    products: list[Product] = []
+    jobs: list[Job] = []
+    for n, k in shapes:
+        known = _known(device, n, k)
+        for rows in rows_of(known):
+            products.append(Product(DENSE, experts=0, n=n, k=k, rows=rows, expected_rows=0))
+            jobs.append((DENSE, n, k, rows, _nearest(known, rows, n, k).blocks))
+    if _deep_gemm():
+        compile_ahead(products, device, num_processes=PROCESSES)
+    precompile(compile_one, jobs)
+
+
+def _known(device: torch.device, n: int, k: int) -> Mapping[int, Fp8Choice]:
+    return fp8_table(device).get(shape_key(DENSE, n, k), {})
 
 
 def _nearest(known: Mapping[int, Fp8Choice], rows: int, n: int, k: int) -> Fp8Choice:
@@ -92,12 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("needs a CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
     path = table_path(torch.cuda.get_device_name())
+    shapes = [(n, k) for layout, n, k in SHAPES if layout == DENSE]
+    _compile_ahead(shapes, device)
     tuner = Tuner[ClusterBlocks](SECONDS, time.monotonic)
-    for layout, n, k in SHAPES:
-        if layout != DENSE:
-            continue
-        known = fp8_table(device).get(shape_key(DENSE, n, k), {})
-        choices = tune_shape(tuner, n, k, known)
+    for n, k in shapes:
+        choices = tune_shape(tuner, n, k, _known(device, n, k))
         if not options.no_write:
             table = {str(rows): choice.record() for rows, choice in choices.items()}
             write_section(path, "fp8_gemm", {shape_key(DENSE, n, k): table})

@@ -9,8 +9,8 @@
     out       [T, N]            bfloat16, summed in float32
 
 K is a multiple of 128. A CUDA kernel for up to 128 tokens, DeepGEMM or Triton, whichever was
-measured to be fastest for the shape; Triton where DeepGEMM is not installed. All are within
-TOLERANCE of the reference, relative by norm, most of which is rounding to bfloat16.
+measured to be fastest for the shape; of the first and the last where DeepGEMM is not installed. All
+are within TOLERANCE of the reference, relative by norm, most of which is rounding to bfloat16.
 
 NOTE: the CUDA kernel reads weights before the kernels in front of it have ended. They must not be
 written by a kernel that lets the next one begin earlier (`kernels.dependent_launch_triton`).
@@ -33,18 +33,25 @@ def fp8_gemm(
     path = path_of("fp8_gemm", x.device)
     if path == "reference":
         return fp8_gemm_reference(x, x_scale, weight, w_scale)
+    if path == "deep_gemm" and len(x):
+        path = faster_path(x.device, DENSE, len(x), *weight.shape)
+    if path == "deep_gemm" and len(x):
+        from kernels.fp8_gemm_deep_gemm import dense
+
+        return dense(x, x_scale, weight, w_scale)
+    return fp8_gemm_own(x, x_scale, weight, w_scale)
+
+
+def fp8_gemm_own(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    """By the kernels of this project: what runs where DeepGEMM is not installed."""
     clusters = cluster_blocks(x.device, len(x), *weight.shape)
     if clusters and len(x):
         from kernels import fp8_gemm_cuda
 
         if fp8_gemm_cuda.is_possible(x, x_scale, weight):
             return fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=clusters)
-    if path == "deep_gemm":
-        path = faster_path(x.device, DENSE, len(x), *weight.shape)
-    if path == "deep_gemm" and len(x):
-        from kernels.fp8_gemm_deep_gemm import dense
-
-        return dense(x, x_scale, weight, w_scale)
     from kernels.fp8_gemm_triton import dense
 
     return dense(x, x_scale, weight, w_scale)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels.fp8_gemm_clusters import MULTIPROCESSORS, ClusterBlocks
+from kernels.fp8_gemm_clusters import MAX_ROWS, MULTIPROCESSORS, ClusterBlocks
 
 DENSE, MASKED, CONTIGUOUS, ALIGNED = 0, 1, 2, 3
 LAYOUTS = ("dense", "masked", "contiguous", "aligned")
@@ -46,17 +46,19 @@ class Fp8Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Choice:
-    """What was measured for a shape: which of DeepGEMM and Triton won, and Triton's best cut, which
-    counts where DeepGEMM is not installed or does not suit; and the CUDA kernel's best cut where
-    that was faster than both."""
+    """What was measured for a shape: which of DeepGEMM, the CUDA kernel and Triton won, and what
+    counts where DeepGEMM is not installed: Triton's best cut, and the CUDA kernel's where that was
+    faster than Triton."""
 
     path: str
     blocks: Fp8Blocks
     clusters: ClusterBlocks | None = None
 
     def __post_init__(self) -> None:
-        if self.path not in ("deep_gemm", "triton"):
+        if self.path not in ("cuda", "deep_gemm", "triton"):
             raise ValueError(f"no path of FP8 products: {self.path!r}")
+        if self.path == "cuda" and self.clusters is None:
+            raise ValueError("the CUDA kernel won without a cut")
 
     def record(self) -> dict[str, Any]:
         record = {"path": self.path} | self.blocks.record()
@@ -156,26 +158,30 @@ def fp8_blocks(device: torch.device, layout: int, rows: int, n: int, k: int) -> 
 
 
 def faster_path(device: torch.device, layout: int, rows: int, n: int, k: int) -> str:
-    """Where both are installed; DeepGEMM for shapes that nobody has measured."""
+    """Where all are installed; DeepGEMM for shapes that nobody has measured."""
     choice = _measured(device, layout, rows, n, k)
     return choice.path if choice else "deep_gemm"
 
 
 def cluster_blocks(device: torch.device, rows: int, n: int, k: int) -> ClusterBlocks | None:
-    """None unless the CUDA path was measured to be the fastest for the dense product: of the next
-    number of rows that was measured, since time goes in steps of the tokens that it has room for.
-    """
-    tuned = _table(device, DENSE, n, k)
-    measured = min((each for each in tuned if each >= rows), default=None)
-    return None if measured is None else tuned[measured].clusters
+    """None unless the CUDA path was measured to be faster than Triton for the dense product, with
+    room for so many tokens."""
+    if rows > min(MAX_ROWS, max(_table(device, DENSE, n, k), default=0)):
+        return None
+    choice = _measured(device, DENSE, rows, n, k)
+    return choice.clusters if choice else None
 
 
 def _measured(device: torch.device, layout: int, rows: int, n: int, k: int) -> Fp8Choice | None:
-    """Of the nearest number of rows."""
+    """Of the nearest number of rows; of few rows of a dense product of the next one, since time
+    goes in steps of the tokens that there is room for."""
     tuned = _table(device, layout, n, k)
     if not tuned:
         return None
-    return tuned[min(tuned, key=lambda measured: (abs(measured - rows), measured))]
+    measured = sorted(tuned)
+    if layout == DENSE and rows <= MAX_ROWS:
+        measured = [each for each in measured if each >= rows] or measured
+    return tuned[min(measured, key=lambda each: abs(each - rows))]
 
 
 def _table(device: torch.device, layout: int, n: int, k: int) -> Mapping[int, Fp8Choice]:

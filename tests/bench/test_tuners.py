@@ -8,7 +8,9 @@ import torch
 
 from bench import tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
+from bench.tune_fp8_clusters import choice_of, rows_of
 from bench.tune_fused_moe import best_pair, candidates
+from kernels import fp8_gemm_blocks
 from kernels.fp8_gemm_blocks import Fp8Blocks, Fp8Choice
 from kernels.fp8_gemm_clusters import ClusterBlocks
 from kernels.tuned import Blocks, default_blocks, read_table, write_section
@@ -60,7 +62,7 @@ def test_sections_are_kept_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kernels import fp8_gemm_blocks, tuned
+    from kernels import tuned
 
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
@@ -80,11 +82,11 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert fp8_gemm_blocks.fp8_blocks(device, 0, 4096, 4096, 7168) == default
     assert fp8_gemm_blocks.cluster_blocks(device, 1, 4096, 7168) is None
     paths = [fp8_gemm_blocks.faster_path(device, 0, rows, 4096, 7168) for rows in (1, 96, 97, 999)]
-    assert paths == ["deep_gemm", "deep_gemm", "triton", "triton"]
+    assert paths == ["deep_gemm", "triton", "triton", "triton"]
 
 
 def test_clusters_have_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kernels import fp8_gemm_blocks, tuned
+    from kernels import tuned
 
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
@@ -103,3 +105,21 @@ def test_clusters_have_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch, tmp_
         fp8_gemm_blocks.cluster_blocks(device, rows, 7168, 16384) for rows in (1, 8, 9, 32, 33, 65)
     ]
     assert found == [few, few, more, more, None, None]
+
+
+def test_the_cuda_kernel_is_kept_for_where_deep_gemm_is_missing() -> None:
+    blocks = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    clusters = ClusterBlocks(warpgroups=2, across=1, splits=4, per_multiprocessor=1)
+
+    def choice(**paths: float) -> tuple[str, bool]:
+        found = choice_of(paths, blocks, clusters)
+        return found.path, found.clusters is not None
+
+    assert choice(cuda=5.0, triton=9.0, deep_gemm=7.0) == ("cuda", True)
+    assert choice(cuda=8.0, triton=9.0, deep_gemm=7.0) == ("deep_gemm", True)
+    assert choice(cuda=9.0, triton=8.0, deep_gemm=7.0) == ("deep_gemm", False)
+    assert choice(cuda=9.0, triton=6.0, deep_gemm=7.0) == ("triton", False)
+    assert choice(cuda=5.0, triton=9.0) == ("cuda", True)
+    # The best of many cuts is hardly better than DeepGEMM's only one.
+    assert choice(cuda=6.95, triton=9.0, deep_gemm=7.0) == ("deep_gemm", True)
+    assert rows_of([48, 64, 256]) == [1, 8, 16, 32, 48, 64, 96, 128]
