@@ -24,7 +24,9 @@ _STEP = 128  # of the sum
 def absorb_values(
     latents: torch.Tensor, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale); `nope_dim` is D. `follows`: it may be launched while the kernel in front ends.
+    """(out, scale); `nope_dim` is D. The kernel behind it may begin before it ends.
+
+    `follows`: it may be launched while the kernel in front ends.
     Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
     is nothing to join it does not wait for the first."""
     value_dim = kv_b.shape[1] - nope_dim

@@ -21,7 +21,7 @@ from kernels.paths import path_of
 from kernels.rope_write import rope_write
 
 TOLERANCE = 5e-3
-MAX_TOKENS = 32  # of one launch; more are faster in parts
+MAX_TOKENS = 128  # of one launch
 
 
 def absorb_query(

@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 def shape_for(num_tokens: int) -> Shape:
     if num_tokens <= 32:
         return Shape(max(16, triton.next_power_of_2(num_tokens)), 128, 4)
-    return Shape(64 if num_tokens <= 64 else 128, 128, 8)
+    return Shape(64, 128, 4 if num_tokens <= 64 else 8)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch_triton import dependent, follow
+from kernels.dependent_launch_triton import dependent
 from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 
@@ -21,10 +21,10 @@ class Shape(NamedTuple):
 
 
 def shape_for(num_tokens: int) -> Shape:
-    if num_tokens <= 16:
-        return Shape(16, 128, 4, 3)
+    if num_tokens <= 32:
+        return Shape(max(16, triton.next_power_of_2(num_tokens)), 128, 4, 3)
     if num_tokens <= 64:
-        return Shape(triton.next_power_of_2(num_tokens), 64, 4, 4)
+        return Shape(64, 64, 4, 4)
     return Shape(128, 64, 8, 4)
 
 
@@ -32,9 +32,12 @@ def shape_for(num_tokens: int) -> Shape:
 def _absorb_values(
     latents, weight, out, scale, num_tokens, num_heads, weight_head_stride, scale_stride,
     latent_dim: tl.constexpr, group: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
-    tokens: tl.constexpr, block_k: tl.constexpr, dependent: tl.constexpr,
+    tokens: tl.constexpr, block_k: tl.constexpr, leads: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
-    follow(dependent)
+    if leads:
+        tl.extra.cuda.gdc_launch_dependents()
+    if dependent:
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     is_token = token < num_tokens
@@ -75,7 +78,8 @@ def launch(
     _absorb_values[num_heads, triton.cdiv(num_tokens, shape.tokens)](
         latents, weight, out, scale, num_tokens, num_heads, weight.stride(0), scale.stride(1),
         latent_dim=latent_dim, group=GROUP, largest=LARGEST, smallest=SMALLEST,
-        tokens=shape.tokens, block_k=shape.block_k, dependent=is_dependent,
+        tokens=shape.tokens, block_k=shape.block_k, leads=dependent(latents),
+        dependent=is_dependent,
         num_warps=shape.num_warps, num_stages=shape.num_stages, launch_pdl=is_dependent,
     )  # fmt: skip
     return out, scale

@@ -279,7 +279,7 @@ def shared_begins(num_tokens: int) -> Literal["first", "routed", "placed"]:
     """In front of or behind what of a decode step the shared expert begins, on a stream of its own:
     its products take all multiprocessors, for which the gate then waits. As it was fastest on an
     H200 with DeepSeek-V3's sizes; the results are the same."""
-    if num_tokens <= 16:
+    if num_tokens <= 32:
         return "first"
     return "placed" if num_tokens <= 64 else "routed"
 
