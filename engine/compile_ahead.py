@@ -33,9 +33,9 @@ from model.deepseek import DeepseekV3
 # Each holds a context on the device, half a GB, and the operands of a product.
 MOST_PROCESSES = 16
 
-# Computed also where nothing else is: other ranks' memory and the host are addressed by what it
-# gives.
-COMPUTED = ("kernels.gate_triton",)
+# Computed also where nothing else is: the host and other ranks' memory are addressed by the experts
+# that they give and send.
+COMPUTED = ("kernels.gate_triton", "kernels.pack_tokens_triton")
 
 log = get_logger("engine.compile_ahead")
 

@@ -77,7 +77,7 @@ def test_ranks_of_a_machine_share_the_work(
 
     @contextmanager
     def compiled_ahead(*_: object, launched: tuple[str, ...], **__: object) -> Iterator[object]:
-        assert launched == ("kernels.gate_triton",)
+        assert "kernels.gate_triton" in launched
         under_way.append(True)
         yield SimpleNamespace(names={"a"}, begin=lambda: begun.append(True))
         assert begun.pop()
