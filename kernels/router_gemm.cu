@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kExperts = 64;
 constexpr int kThreads = 128;
-constexpr int kGroup = 64;                  // of K: a line of a tile
+constexpr int kGroup = 64;  // of K: a line of a tile
 constexpr int kLineBytes = 2 * kGroup;
 constexpr int kMaxSharedBytes = 227 * 1024;
 
@@ -37,7 +37,7 @@ struct Kernel {
   // Of eight tokens, which are the columns that a lane has four sums of, in each of two rows.
   static constexpr int kOctets = kTokens / 8;
   static constexpr int kOctetBytes = kThreads * 16;
-  // Parts of sums are received where the operands were, unless those are small.
+  // Parts of sums are received where the operands were, if there is no room behind them.
   static constexpr bool kReuses = kTokens >= 64;
 
   static __host__ __device__ int num_steps(const Problem& p) {
@@ -162,10 +162,6 @@ cudaError_t launch(Problem& p, const void* hidden, const void* weight, int k, cu
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  if (p.splits > 8) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) return error;
-  }
   error = tensor_map::of_bytes(&p.tokens, hidden, p.num_tokens, 2 * k, kTokens);
   if (error != cudaSuccess) return error;
   error = tensor_map::of_bytes(&p.weights, weight, p.n, 2 * k, kExperts);
