@@ -49,7 +49,8 @@ def test_a_short_run(tmp_path: Path) -> None:
     )
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), "--streams", "20", "--seconds", "1",
-         "--ramp-seconds", "0.5", "--request-rate", "10", "--warm-up-requests", "25", "--port", str(port), "--record"],
+         "--ramp-seconds", "0.5", "--request-rate", "10", "--warm-up-requests", "25",
+         "--port", str(port), "--record"],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=200,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
