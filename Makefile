@@ -12,6 +12,8 @@ UP_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 PIP_ARGS ?=
+# What pip would do on one core. Some packages carry files that do not compile.
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # Asked by running it: a name on PATH may be a shim without an interpreter behind it.
 PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   if $$name -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
@@ -97,10 +99,12 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing what epserve needs to run into $(VENV) (the first time takes minutes)"
-	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e .
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "installing what epserve needs to run and to be tested into $(VENV)"
-	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e ".[dev]"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[dev]"
+	@$(COMPILE)
 	@touch $(VENV)/.installed $@
