@@ -121,6 +121,9 @@ def candidates(layout: int, rows: int, n: int, k: int) -> Iterator[Fp8Blocks]:
         cuts += [(few, 128, 1, True), (few, 64, 1, True), (128, 128, 1, True)]
     if 64 < rows <= 192:
         cuts += [(64, 128, 1, True), (128, 64, 1, True)]
+    if layout == DENSE and rows > 192:
+        # Small blocks, of which two run beside each other, are cut off less where N ends.
+        cuts.append((128, 64, 1, False))
     if layout == CONTIGUOUS:
         cuts = cuts[:2]
     shared = layout == DENSE and rows <= 512
