@@ -3,7 +3,8 @@
     python -m bench.attention_form [--heads 128]
 
 Prints both times and, for each prefix, from how many new tokens on the plain form wins: the table
-that `model.attention_form` keeps. What both have in common is left out.
+that `model.attention_form` keeps. What both have in common is left out. The plain form expands by
+kv_b in FP8, the absorbed one fills its tokens up to a power of two, as in a model.
 """
 
 import argparse
@@ -15,14 +16,16 @@ import torch
 
 from bench.gpu_timing import microseconds
 from bench.kernel_case import LATENT, NOPE, ROPE, Tensors
+from kernels.block_dequantise import BLOCK, block_dequantise
 from kernels.head_linear import head_linear
-from kernels.mla_decode import mla_decode_paged
+from kernels.mla_decode import mla_decode_paged, mla_decode_schedule
 from kernels.mla_prefill import mla_prefill_grouped
 from kernels.mla_prefill_plan import max_keys, plan_groups
 from kernels.paged_rows import split_rows
 
 PREFIXES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-NEW_TOKENS = (1, 4, 16, 32, 64, 96, 128, 160, 192, 256)
+# Powers of two, to which the absorbed form fills up, and one more.
+NEW_TOKENS = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256)
 PAGE_TOKENS, CALLS, SCALE = 64, 5, 192**-0.5
 
 
@@ -34,22 +37,33 @@ def ways(
     num_pages = -(-length // PAGE_TOKENS)
     query = make.rows(new, heads, NOPE + ROPE)
     cache = make.rows(num_pages, PAGE_TOKENS, LATENT + ROPE)
-    kv_b = make.rows(heads, 2 * NOPE, LATENT)
+    stored = make.fp8(heads * 2 * NOPE, LATENT)
+    # So that keys are of the size of queries.
+    kv_b_scale = make.random(len(stored) // BLOCK, LATENT // BLOCK) / 600
+    kv_b = block_dequantise(stored, kv_b_scale, query.dtype).view(heads, 2 * NOPE, LATENT)
     starts = torch.tensor([0, new], dtype=torch.int32)
     lengths = torch.tensor([length], dtype=torch.int32)
     table = torch.arange(num_pages, dtype=torch.int32)[None]
     rows = split_rows(starts, lengths, table, PAGE_TOKENS)
     most = max_keys(heads, 2 * NOPE, query.itemsize)
     groups = plan_groups(rows, PAGE_TOKENS, most, query.device)
-    plain = partial(mla_prefill_grouped, query, cache, kv_b, groups, scale=SCALE)
+    plain = partial(
+        mla_prefill_grouped, query, cache, stored.view(kv_b.shape), groups, scale=SCALE,
+        kv_b_scale=kv_b_scale,
+    )  # fmt: skip
     on_device = (table.to(query.device), lengths.to(query.device))
+    filling = min((1 << (new - 1).bit_length()) - new, prefix)
+    filled_up = torch.cat((query[:1].expand(filling, -1, -1), query))
+    schedule = mla_decode_schedule(on_device[1], num_queries=len(filled_up), num_heads=heads)
 
     def absorbed() -> torch.Tensor:
-        both = query.new_empty(new, heads, LATENT + ROPE)
-        both[..., LATENT:] = query[..., NOPE:]
-        head_linear(query[..., :NOPE], kv_b[:, :NOPE].transpose(1, 2), out=both[..., :LATENT])
-        latents = mla_decode_paged(both, cache, *on_device, value_dim=LATENT, scale=SCALE)
-        return head_linear(latents, kv_b[:, NOPE:])
+        nope, rotated = filled_up.split((NOPE, ROPE), dim=-1)
+        folded = head_linear(nope, kv_b[:, :NOPE].transpose(1, 2))
+        both = torch.cat((folded, rotated), dim=-1)
+        latents = mla_decode_paged(
+            both, cache, *on_device, value_dim=LATENT, scale=SCALE, schedule=schedule
+        )
+        return head_linear(latents, kv_b[:, NOPE:])[filling:]
 
     return plain, absorbed
 

@@ -8,15 +8,16 @@ sizes, Q new tokens behind P cached ones take fewer FLOP in plain form when
 
     P * C (D + V)  <  Q * (P + Q / 2) * (2 C - D - V)
 
-Time differs from that: the absorbed form's products of few rows wait for memory, its attention is
-the faster kernel.
+Time differs from that: the absorbed form's products of few rows wait for memory, and its new tokens
+are filled up to a power of two. From 1,024 cached tokens on it is the faster one up to 64 new ones,
+however long the prefix is.
 """
 
 from model.batch import AttentionForm
 
 # From so many cached tokens on, plain form wins with so many new ones: what
 # `python -m bench.attention_form` measured on an H200.
-PLAIN_FROM = ((0, 1), (512, 96), (1024, 128), (2048, 256))
+PLAIN_FROM = ((0, 1), (128, 5), (256, 9), (512, 17), (1024, 65))
 
 
 def attention_form(prefix_tokens: int, new_tokens: int) -> AttentionForm:

@@ -41,8 +41,8 @@ def test_no_such_row(prefix: int, new: int) -> None:
 
 
 def test_what_is_measured_is_the_same_thing() -> None:
-    """Both ways of the benchmark, at a small size on the CPU."""
+    """Both ways of the benchmark, at a small size on the CPU; only one quantises latents."""
     plain, absorbed = ways(Tensors("cpu"), 2, 70, 9)
     want, got = plain().float(), absorbed().float()  # type: ignore[attr-defined]
     assert want.shape == got.shape == (9, 2, 128)
-    assert float((got - want).norm() / want.norm()) < 0.03
+    assert float((got - want).norm() / want.norm()) < 0.05
