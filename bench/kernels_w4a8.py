@@ -1,9 +1,10 @@
 """The W4A8 grouped GEMM against DeepGEMM's FP8 one: `python -m bench.kernels_w4a8`.
 
 Masked: 32 experts with the same number of rows each; contiguous: 8 experts x 4,096 rows; for the
-two projections of a DeepSeek-V3 expert. A time is the median over replays of a CUDA graph of
-several calls, divided by their number; weights exceed the L2 cache several times over. Without
-DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
+two projections of a DeepSeek-V3 expert. Weights are those of quantised normal matrices; cases that
+say so have a -8 among them, which takes another code. A time is the median over replays of a CUDA
+graph of several calls, divided by their number; weights exceed the L2 cache several times over.
+Without DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
 """
 
 import argparse
@@ -19,7 +20,9 @@ from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
 from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, Record, Run, append
 from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
-from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, DATA_BYTES, GROUP, PackedWeights
+from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, pack_weights
+from model.dummy_checkpoint import rounded_by_largest
+from model.quantize_int4 import SMALLEST, pack_nibbles
 
 BENCH = "w4a8_grouped_gemm"
 RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
@@ -27,6 +30,7 @@ _SHAPES = ((4096, 7168), (7168, 2048))
 _NUM_EXPERTS = 32
 _ROWS = (1, 4, 16, 32, 64, 128, 256)
 _MIN_CAPACITY = 64
+_ROWS_WITH_SMALLEST = (64, 128)
 _CONTIGUOUS = (8, 4096)
 
 
@@ -40,6 +44,7 @@ class Case:
     n: int
     k: int
     capacity: int
+    with_smallest: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -53,14 +58,17 @@ class Case:
 
 def cases() -> Iterator[Case]:
     for n, k in _SHAPES:
-        for rows in _ROWS:
+        every = [(rows, False) for rows in _ROWS] + [(rows, True) for rows in _ROWS_WITH_SMALLEST]
+        for rows, with_smallest in every:
+            suffix = f" with {SMALLEST}" if with_smallest else ""
             yield Case(
-                name=f"masked e{_NUM_EXPERTS} m{rows} n{n} k{k}",
+                name=f"masked e{_NUM_EXPERTS} m{rows} n{n} k{k}{suffix}",
                 num_experts=_NUM_EXPERTS,
                 rows=rows,
                 n=n,
                 k=k,
                 capacity=max(rows, _MIN_CAPACITY),
+                with_smallest=with_smallest,
             )
         num_experts, rows = _CONTIGUOUS
         yield Case(
@@ -82,11 +90,17 @@ def _fp8(*shape: int) -> torch.Tensor:
 
 
 def _packed(case: Case) -> PackedWeights:
-    shape = (case.num_experts, case.n // 128, case.k // GROUP)
-    blocks = torch.randint(0, 256, (*shape, BLOCK_BYTES), dtype=torch.uint8, device="cuda")
-    scales = torch.rand(*shape, 128, device="cuda") + 0.5
-    blocks[..., DATA_BYTES:] = scales.view(torch.uint8)
-    return PackedWeights(blocks)
+    """Of quantised normal matrices: the power that products take depends on the bits that change,
+    and their speed on that."""
+    weights, scales = [], []
+    for _ in range(case.num_experts):
+        groups = torch.randn(case.n, case.k // GROUP, GROUP, device="cuda")
+        values = rounded_by_largest(groups).flatten(1)
+        if case.with_smallest:
+            values[:, 0] = SMALLEST
+        weights.append(pack_nibbles(values))
+        scales.append(torch.rand(case.n, case.k // GROUP, device="cuda") + 0.5)
+    return pack_weights(weights, scales)
 
 
 def _ours(case: Case, weights: PackedWeights) -> Call:

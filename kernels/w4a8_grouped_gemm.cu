@@ -8,10 +8,11 @@
 // engine, one warp copies activation scales, two warpgroups compute.
 //
 // Weights come in blocks of 128 rows x 128 columns: 8192 bytes in the order in which the threads
-// of two warpgroups hold the A operand, then 128 float scales. A nibble is the zigzag code of its
-// value: 2v for v >= 0, -2v - 1 otherwise. In e4m3 the bytes 0..16 are the multiples of 2^-9, so
-// sign and magnitude become a byte by one multiply-add; the factor 2^-8 is taken out of the scales
-// when they are packed.
+// of two warpgroups hold the A operand, then 128 float scales, whose sign says which of two codes
+// the weights have (w4a8_grouped_gemm_packing.py). In e4m3 the bytes 0..16 are the multiples of
+// 2^-9, so a signed word becomes bytes by a mask, or a rotation and a mask, and sign and magnitude
+// of zigzag codes by one multiply-add; the factor -2^-9 or 2^-8 is taken out of the scales when
+// they are packed.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -136,11 +137,17 @@ struct Places {
   }
 };
 
-// Eight codes to two registers of e4m3: low nibbles to the first, high ones to the second.
+// Eight codes to two registers of e4m3.
+template <bool kSigned>
 __device__ __forceinline__ void decode(uint32_t codes, uint32_t& low, uint32_t& high) {
-  const uint32_t shifted = codes >> 4;
-  low = (codes & 0x01010101u) * 0x82u + (codes & 0x0E0E0E0Eu);
-  high = (shifted & 0x01010101u) * 0x82u + (shifted & 0x0E0E0E0Eu);
+  if constexpr (kSigned) {
+    low = codes & 0x87878787u;
+    high = __funnelshift_l(codes, codes, 4) & 0x87878787u;
+  } else {
+    const uint32_t shifted = codes >> 4;
+    low = (codes & 0x01010101u) * 0x82u + (codes & 0x0E0E0E0Eu);
+    high = (shifted & 0x01010101u) * 0x82u + (shifted & 0x0E0E0E0Eu);
+  }
 }
 
 // This thread's codes of 64 rows x 128 columns.
@@ -153,15 +160,18 @@ __device__ __forceinline__ Codes load_codes(uint32_t from) {
 }
 
 // The same as the A operands of four wgmma.
+template <bool kSigned>
 __device__ __forceinline__ void decode(const Codes& codes, uint32_t (&a)[16]) {
-  decode(codes.first.x, a[0], a[1]);
-  decode(codes.first.y, a[2], a[3]);
-  decode(codes.first.z, a[4], a[5]);
-  decode(codes.first.w, a[6], a[7]);
-  decode(codes.second.x, a[8], a[9]);
-  decode(codes.second.y, a[10], a[11]);
-  decode(codes.second.z, a[12], a[13]);
-  decode(codes.second.w, a[14], a[15]);
+  decode<kSigned>(codes.first.x, a[0], a[1]);
+  decode<kSigned>(codes.first.y, a[2], a[3]);
+  decode<kSigned>(codes.first.z, a[4], a[5]);
+  decode<kSigned>(codes.first.w, a[6], a[7]);
+  decode<kSigned>(codes.second.x, a[8], a[9]);
+  decode<kSigned>(codes.second.y, a[10], a[11]);
+  decode<kSigned>(codes.second.z, a[12], a[13]);
+  decode<kSigned>(codes.second.w, a[14], a[15]);
+#pragma unroll
+  for (uint32_t& operand : a) ptx::keep(operand);  // in front of the fence that wgmma needs
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -299,7 +309,7 @@ struct Kernel {
   // One group of columns, two weight halves. At entry `a` holds the operands of the first, `codes`
   // the codes of the second, `scales` what both need; where `more`, those of the next group are
   // left there.
-  template <int kWidth>
+  template <int kWidth, bool kSigned>
   static __device__ __forceinline__ void step_halves(
       S& s, Ring& ring, const Place& at, float (&sum)[2][kWidth / 2], uint32_t (&a)[16],
       uint32_t (&b)[16], Codes& codes, Scales<kWidth>& scales, bool more) {
@@ -310,7 +320,7 @@ struct Kernel {
     const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
 
     issue<kWidth>(even, a, tokens);
-    decode(codes, b);
+    decode<kSigned>(codes, b);
     issue<kWidth>(odd, b, tokens);
     if (more) {
       wait_full(s, ring);
@@ -319,7 +329,7 @@ struct Kernel {
     ptx::wgmma_wait<1>();
     add_scaled<kWidth>(sum[0], even, scales.token, scales.upper[0], scales.lower[0]);
     if (more) {
-      decode(codes, a);
+      decode<kSigned>(codes, a);
       codes = load_codes(half + kHalfBytes);
     }
     ptx::wgmma_wait<0>();
@@ -331,7 +341,7 @@ struct Kernel {
   // One group of columns, one weight half. At entry `a` holds its operands, `upper` and `lower` the
   // scales of this thread's rows; where `more`, those of the next group are left in `next` and
   // them. `next` is `a` where kSame.
-  template <int kWidth, bool kSame>
+  template <int kWidth, bool kSigned, bool kSame>
   static __device__ __forceinline__ void step_tokens(
       S& s, Ring& ring, const Place& at, typename Pieces<1, kWidth>::Sums& sum,
       uint32_t (&a)[16], uint32_t (&next)[16], float& upper, float& lower, bool more) {
@@ -359,10 +369,10 @@ struct Kernel {
       if (last && more) {
         wait_full(s, ring);
         codes = load_codes(half);
-        if constexpr (!kSame) decode(codes, next);
+        if constexpr (!kSame) decode<kSigned>(codes, next);
       }
       ptx::wgmma_wait<0>();
-      if (kSame && last && more) decode(codes, next);
+      if (kSame && last && more) decode<kSigned>(codes, next);
       ptx::pin(part);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
@@ -427,43 +437,58 @@ struct Kernel {
     }
   }
 
+  // Sums of a tile, once its first group of columns is there.
+  template <int kWidth, bool kSigned>
+  static __device__ __forceinline__ void add_groups(
+      S& s, int num_groups, Ring& ring, typename Pieces<kBlocks, kWidth>::Sums& sum,
+      const Place& at) {
+    uint32_t a[16], b[16];
+    const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+    Codes codes = load_codes(half);
+    decode<kSigned>(codes, a);
+    if constexpr (kBlocks == 2) {
+      Scales<kWidth> scales;
+      scales.load(ring.stage, at);
+      codes = load_codes(half + kHalfBytes);
+      for (int g = 1; g <= num_groups; ++g) {
+        step_halves<kWidth, kSigned>(s, ring, at, sum, a, b, codes, scales, g < num_groups);
+      }
+    } else {
+      float upper, lower;
+      load_rows(ring.stage, at, 0, upper, lower);
+      if constexpr (kWidth == 256) {
+        for (int g = 1; g <= num_groups; ++g) {
+          step_tokens<kWidth, kSigned, true>(
+              s, ring, at, sum, a, a, upper, lower, g < num_groups);
+        }
+      } else {
+        for (int g = 1; g <= num_groups; g += 2) {
+          step_tokens<kWidth, kSigned, false>(
+              s, ring, at, sum, a, b, upper, lower, g < num_groups);
+          if (g == num_groups) break;
+          step_tokens<kWidth, kSigned, false>(
+              s, ring, at, sum, b, a, upper, lower, g + 1 < num_groups);
+        }
+      }
+    }
+  }
+
   template <int kWidth>
   static __device__ __forceinline__ void compute(
-      S& s, const Problem& p, const Tile& t, Ring& ring, int first_column, const Place& at) {
+      S& s, const Problem& p, const Tile& t, Ring& ring, const Place& at) {
     typename Pieces<kBlocks, kWidth>::Sums sum;
 #pragma unroll
     for (auto& piece : sum) {
 #pragma unroll
       for (float& value : piece) value = 0.0f;
     }
-    uint32_t a[16], b[16];
-    const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+    float upper, lower;
     wait_full(s, ring);
-    Codes codes = load_codes(half);
-    decode(codes, a);
-    if constexpr (kBlocks == 2) {
-      Scales<kWidth> scales;
-      scales.load(ring.stage, at);
-      codes = load_codes(half + kHalfBytes);
-      for (int g = 1; g <= p.num_groups; ++g) {
-        step_halves<kWidth>(s, ring, at, sum, a, b, codes, scales, g < p.num_groups);
-      }
-    } else {
-      float upper, lower;
-      load_rows(ring.stage, at, 0, upper, lower);
-      if constexpr (kWidth == 256) {
-        for (int g = 1; g <= p.num_groups; ++g) {
-          step_tokens<kWidth, true>(s, ring, at, sum, a, a, upper, lower, g < p.num_groups);
-        }
-      } else {
-        for (int g = 1; g <= p.num_groups; g += 2) {
-          step_tokens<kWidth, false>(s, ring, at, sum, a, b, upper, lower, g < p.num_groups);
-          if (g == p.num_groups) break;
-          step_tokens<kWidth, false>(s, ring, at, sum, b, a, upper, lower, g + 1 < p.num_groups);
-        }
-      }
-    }
-    store<kWidth>(s, p, t, sum, first_column, at);
+    load_rows(ring.stage, at, 0, upper, lower);
+    // All rows of a warpgroup have one code.
+    if (__any_sync(~0u, signbit(upper))) add_groups<kWidth, true>(s, p.num_groups, ring, sum, at);
+    else add_groups<kWidth, false>(s, p.num_groups, ring, sum, at);
+    store<kWidth>(s, p, t, sum, t.across * kRows, at);
   }
 
   static __device__ __forceinline__ void copy(
@@ -554,13 +579,11 @@ struct Kernel {
       const Place at = place(s);
       if (kBlocks == 1 && at.warpgroup == 1) pass_turn(at);  // the first turn is the other's
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
-        const int first_column = t.across * kRows;
-        if (t.width == kLeast) compute<kLeast>(s, p, t, ring, first_column, at);
-        else if (t.width == 2 * kLeast) compute<2 * kLeast>(s, p, t, ring, first_column, at);
-        else if (t.width == 4 * kLeast) compute<4 * kLeast>(s, p, t, ring, first_column, at);
-        else if (kTokens != 256 || t.width == 128)
-          compute<8 * kLeast>(s, p, t, ring, first_column, at);
-        else compute<kTokens>(s, p, t, ring, first_column, at);
+        if (t.width == kLeast) compute<kLeast>(s, p, t, ring, at);
+        else if (t.width == 2 * kLeast) compute<2 * kLeast>(s, p, t, ring, at);
+        else if (t.width == 4 * kLeast) compute<4 * kLeast>(s, p, t, ring, at);
+        else if (kTokens != 256 || t.width == 128) compute<8 * kLeast>(s, p, t, ring, at);
+        else compute<kTokens>(s, p, t, ring, at);
       });
     }
   }

@@ -6,10 +6,20 @@ Checkpoint, per expert and projection:
     weight_scale_inv  [N, K / 128]  float32 or bfloat16: w[n, k] = value * scale[n, k / 128]
 
 Packed: blocks of 128 rows x 128 columns, [E, N / 128, K / 128, BLOCK_BYTES] uint8. A block holds
-two halves of 64 rows, then the 128 scales of its rows as float32, times 256. A half is what the
-128 threads of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes a
-thread, four bytes a pair of registers, rows 0..7 of the operand's 16 in the low nibbles, rows 8..15
-in the high ones. A nibble is the zigzag code of its value: 2v for v >= 0, otherwise -2v - 1.
+two halves of 64 rows, then the 128 scales of its rows as float32. A half is what the 128 threads
+of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes a thread, four
+bytes, a word, for a pair of registers. Byte i of a word is that of both registers: of one of rows
+0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
+
+There are two codes; 128 rows have one of them, and the sign of their scales, never negative in
+themselves, says which:
+
+    signed    scales times -512. Of the negated values byte i has the low one's sign in bit 7 and
+              magnitude in bits 0..2, the high one's sign in bit 3 and its magnitude in bits 4..6 of
+              byte i - 1 (of byte 3 for i = 0): a mask, or a rotation by four and the same mask,
+              make e4m3 of them.
+    zigzag    scales times 256, where there is a -8, which the other lacks. 2v for v >= 0, otherwise
+              -2v - 1: the low value in the low nibble, the high one in the high nibble.
 """
 
 from collections.abc import Sequence
@@ -23,8 +33,9 @@ GROUP = 128
 BLOCK_ROWS = 128
 DATA_BYTES = 8192
 BLOCK_BYTES = DATA_BYTES + 4 * BLOCK_ROWS
-# The kernel reads a value v as v * 2^-8.
-SCALE_FACTOR = 256.0
+# The kernel reads a value v as -v * 2^-9 where it is signed, as v * 2^-8 in zigzag.
+SIGNED_FACTOR = -512.0
+ZIGZAG_FACTOR = 256.0
 
 # Rows of a block are (half, warp, high, row), columns (step pair, step, column half, quad, byte).
 _ROWS = (2, 4, 2, 8)
@@ -65,7 +76,8 @@ def pack_weights(
     weight_scale_inv  E of [N, K / 128] float32 or bfloat16, or [E, N, K / 128]
     device            of the result; where the weights are, when None
 
-    Raises ValueError for anything else, and where N or K is no multiple of 128.
+    Raises ValueError for anything else, where N or K is no multiple of 128, and for a -8 with a
+    negative scale.
     """
     if not len(weights) or len(weights) != len(weight_scale_inv):
         raise ValueError(f"{len(weights)} experts' weights, {len(weight_scale_inv)} of scales")
@@ -86,40 +98,68 @@ def pack_weights(
 
 
 def unpack_weights(packed: PackedWeights) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [E, N, K] int8 and their scales [E, N, K / 128] float32."""
+    """Values [E, N, K] int8 and their scales [E, N, K / 128] float32, none negative."""
     num_experts, tall, wide, _ = packed.blocks.shape
-    data = packed.blocks[..., :DATA_BYTES]
-    codes = torch.stack((data & 15, data >> 4), dim=-1)
-    shape = (num_experts, tall, *_ROWS, wide, *_COLUMNS)
-    codes = codes.view([shape[axis] for axis in _ORDER]).permute(_INVERSE)
-    codes = codes.reshape(num_experts, tall * BLOCK_ROWS, wide * GROUP)
-    magnitudes = (codes >> 1).to(torch.int8)
-    values = torch.where(codes & 1 == 1, ~magnitudes, magnitudes)
-    scales = packed.blocks[..., DATA_BYTES:].contiguous().view(torch.float32) / SCALE_FACTOR
-    return values, scales.transpose(2, 3).reshape(num_experts, tall * BLOCK_ROWS, wide)
+    table, order = _tables(packed.blocks.device)
+    values = F.embedding(_table_rows(packed.blocks), table).view(-1, 2 * DATA_BYTES)
+    values = values.index_select(-1, order).to(torch.int8)
+    values = values.view(num_experts, tall, wide, BLOCK_ROWS, GROUP).transpose(2, 3)
+    shape = (num_experts, tall * BLOCK_ROWS, -1)
+    return values.reshape(shape), _scales(packed.blocks).transpose(2, 3).reshape(shape)
 
 
 def dequantise_weights(packed: PackedWeights) -> torch.Tensor:
-    """[E, N, K] float32: values times scales, in half the time that `unpack_weights` takes."""
+    """[E, N, K] float32: values times scales."""
     num_experts, tall, wide, _ = packed.blocks.shape
-    values, order = _tables(packed.blocks.device)
-    pairs = F.embedding(packed.blocks[..., :DATA_BYTES].int(), values)
+    table, order = _tables(packed.blocks.device)
+    pairs = F.embedding(_table_rows(packed.blocks), table)
     blocks = pairs.view(-1, 2 * DATA_BYTES).index_select(-1, order)
     blocks = blocks.view(num_experts, tall, wide, BLOCK_ROWS, GROUP)
-    scales = packed.blocks[..., DATA_BYTES:].contiguous().view(torch.float32) / SCALE_FACTOR
-    matrices = blocks.mul_(scales.unsqueeze(-1)).transpose(2, 3)
+    matrices = blocks.mul_(_scales(packed.blocks).unsqueeze(-1)).transpose(2, 3)
     return matrices.reshape(num_experts, tall * BLOCK_ROWS, wide * GROUP)
+
+
+def _stored_scales(blocks: torch.Tensor) -> torch.Tensor:
+    """[E, N / 128, K / 128, 128] float32."""
+    return blocks[..., DATA_BYTES:].contiguous().view(torch.float32)
+
+
+def _scales(blocks: torch.Tensor) -> torch.Tensor:
+    """As they were, [E, N / 128, K / 128, 128]."""
+    stored = _stored_scales(blocks)
+    return stored / torch.where(stored.signbit(), SIGNED_FACTOR, ZIGZAG_FACTOR)
+
+
+def _table_rows(blocks: torch.Tensor) -> torch.Tensor:
+    """Which pair of values of `_tables` each byte of data has, [E, N / 128, K / 128, DATA_BYTES]
+    int32."""
+    data = blocks[..., :DATA_BYTES].contiguous()
+    signed = _stored_scales(blocks)[..., :1].signbit()
+    rows = torch.where(signed, _turned(data, 1), data).int()
+    return rows.add_(signed, alpha=256)
+
+
+def _turned(data: torch.Tensor, places: int) -> torch.Tensor:
+    """Contiguous bytes [..., bytes] with bits 4..6 of each moved by 1 or -1 bytes of its word."""
+    words = data.view(torch.int32)
+    moved = words & 0x70707070
+    shift = 8 * places % 32
+    return (words ^ moved | moved << shift | moved >> 32 - shift).view(torch.uint8)
 
 
 @cache
 def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two values of a byte [256, 2], and where in a block's nibbles each of its weights is
-    [rows * columns]."""
+    """The low and the high value of a byte [512, 2], in zigzag and then signed with what `_turned`
+    has brought back, and where in a block's pairs each of its weights is [rows * columns]."""
     byte = torch.arange(256)
     codes = torch.stack((byte & 15, byte >> 4), dim=-1)
-    values = torch.where(codes & 1 == 1, ~(codes >> 1), codes >> 1).float()
+    zigzag = torch.where(codes & 1 == 1, ~(codes >> 1), codes >> 1)
+    magnitudes = torch.stack((byte & 7, byte >> 4 & 7), dim=-1)
+    negated = torch.stack((byte & 0x80, byte & 8), dim=-1) == 0
+    signed = torch.where(negated, -magnitudes, magnitudes)
     shape = (1, 1, *_ROWS, 1, *_COLUMNS)
     places = torch.arange(2 * DATA_BYTES).view([shape[axis] for axis in _ORDER])
+    values = torch.cat((zigzag, signed)).float()
     return values.to(device), places.permute(_INVERSE).reshape(-1).to(device)
 
 
@@ -143,10 +183,25 @@ def _pack_expert(blocks: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
     """blocks [N / 128, K / 128, BLOCK_BYTES] of one expert, written."""
     tall, wide, _ = blocks.shape
     nibbles = weight.contiguous().view(torch.int8)
-    values = torch.stack(((nibbles << 4) >> 4, nibbles >> 4), dim=-1)
-    codes = ((values << 1) ^ (values >> 7)).view(torch.uint8)
-    codes = codes.view(1, tall, *_ROWS, wide, *_COLUMNS).permute(_ORDER)
-    codes = codes.reshape(tall, wide, DATA_BYTES, 2)
-    blocks[..., :DATA_BYTES] = codes[..., 0] | (codes[..., 1] << 4)
-    scales = (scale.float() * SCALE_FACTOR).view(tall, BLOCK_ROWS, wide).transpose(1, 2)
-    blocks[..., DATA_BYTES:] = scales.contiguous().view(torch.uint8)
+    values = torch.stack(((nibbles << 4) >> 4, nibbles >> 4), dim=-1).view(tall, -1, wide, GROUP)
+    scales = scale.float().view(tall, BLOCK_ROWS, wide)
+    values = torch.where(scales.unsqueeze(-1) < 0, -values, values)
+    if bool((values > 7).any()):
+        raise ValueError("int4 weights of -8 with a negative scale")
+    signed = (values != -8).flatten(1).all(dim=1)[:, None, None]
+    values = values.view(1, tall, *_ROWS, wide, *_COLUMNS).permute(_ORDER)
+    low, high = values.reshape(tall, wide, DATA_BYTES, 2).unbind(-1)
+    blocks[..., :DATA_BYTES] = torch.where(signed, _signed(low, high), _zigzag(low, high))
+    scales = scales.abs() * torch.where(signed, SIGNED_FACTOR, ZIGZAG_FACTOR)
+    blocks[..., DATA_BYTES:] = scales.transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _signed(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Bytes of pairs of values -7 .. 7, int8; the same shape."""
+    signs = (low > 0).byte() << 7 | (high > 0).byte() << 3
+    return _turned(signs | low.abs().byte() | high.abs().byte() << 4, -1)
+
+
+def _zigzag(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """The same of values -8 .. 7."""
+    return ((low << 1) ^ (low >> 7)).byte() | ((high << 1) ^ (high >> 7)).byte() << 4

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,19 +12,39 @@ from kernels.w4a8_grouped_gemm import (
 )
 from kernels.w4a8_grouped_gemm_packing import (
     DATA_BYTES,
+    SIGNED_FACTOR,
+    ZIGZAG_FACTOR,
     PackedWeights,
+    dequantise_weights,
     pack_weights,
     unpack_weights,
 )
 from tests.kernels.tensors import generator
 
 Experts = tuple[torch.Tensor, torch.Tensor]
+Make = Callable[[torch.Generator, int, int, int], Experts]
 
 
 def experts(rng: torch.Generator, num: int, n: int, k: int) -> Experts:
     """As a checkpoint holds them: every nibble occurs, -8 too."""
     weight = torch.randint(-128, 128, (num, n, k // 2), generator=rng, dtype=torch.int8)
     scale = torch.rand(num, n, k // 128, generator=rng) * 0.01 + 0.001
+    return weight, scale
+
+
+def symmetric(rng: torch.Generator, num: int, n: int, k: int) -> Experts:
+    """Without a -8."""
+    weight, scale = experts(rng, num, n, k)
+    for smallest, one in ((0x08, 0x01), (0x80, 0x10)):
+        weight ^= (weight.view(torch.uint8) & 15 * one == smallest).to(torch.int8) * one
+    return weight, scale
+
+
+def mixed(rng: torch.Generator, num: int, n: int, k: int) -> Experts:
+    """Every third 128 rows have every nibble, the rest no -8."""
+    weight, scale = symmetric(rng, num, n, k)
+    other = weight.view(-1, 128, k // 2)[::3]
+    other.copy_(torch.randint(-128, 128, other.shape, generator=rng, dtype=torch.int8))
     return weight, scale
 
 
@@ -55,16 +77,44 @@ def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
     return float((out.double() - want.double()).norm() / want.double().norm())
 
 
-def test_unpack_is_the_inverse_of_pack(request: pytest.FixtureRequest) -> None:
-    weight, scale = experts(generator(request.node.nodeid), 3, 256, 384)
-    values, scales = unpack_weights(pack_weights(weight, scale))
+@pytest.mark.parametrize("make", [experts, symmetric, mixed])
+def test_unpack_is_the_inverse_of_pack(request: pytest.FixtureRequest, make: Make) -> None:
+    weight, scale = make(generator(request.node.nodeid), 3, 256, 384)
+    packed = pack_weights(weight, scale)
+    values, scales = unpack_weights(packed)
     assert torch.equal(values, plain(weight))
     assert torch.equal(scales, scale)
+    want = plain(weight).float() * scale.repeat_interleave(128, dim=-1)
+    assert torch.equal(dequantise_weights(packed), want)
+    # A block says itself how to read it: what one expert's say does not hang on the others.
+    assert torch.equal(dequantise_weights(PackedWeights(packed.blocks[1:2])), want[1:2])
 
 
-def test_blocks_hold_the_operands_of_wgmma(request: pytest.FixtureRequest) -> None:
-    """Follows the kernel: thread, word, nibble, byte of e4m3 to row and column."""
-    weight, scale = experts(generator(request.node.nodeid), 1, 128, 256)
+def test_negative_scales(request: pytest.FixtureRequest) -> None:
+    weight, scale = symmetric(generator(request.node.nodeid), 1, 128, 256)
+    scale[:, ::2] *= -1
+    want = plain(weight).float() * scale.repeat_interleave(128, dim=-1)
+    assert torch.equal(dequantise_weights(pack_weights(weight, scale)), want)
+    weight[0, 4, 5] = -128
+    with pytest.raises(ValueError, match="-8 with a negative scale"):
+        pack_weights(weight, scale)
+
+
+def e4m3(word: list[int], high: int, byte: int, signed: bool) -> int:
+    """A byte of one of the two registers that the kernel makes of four bytes."""
+    if signed:
+        whole = int.from_bytes(bytes(word), "little")
+        turned = (whole << 4 | whole >> 28) if high else whole
+        return turned >> 8 * byte & 0x87
+    nibble = word[byte] >> 4 * high & 15
+    return (nibble & 1) * 0x82 + (nibble & 14)
+
+
+@pytest.mark.parametrize("make", [experts, symmetric])
+def test_blocks_hold_the_operands_of_wgmma(request: pytest.FixtureRequest, make: Make) -> None:
+    """Follows the kernel: thread, word, register, byte of e4m3 to row and column."""
+    weight, scale = make(generator(request.node.nodeid), 1, 128, 256)
+    signed = make is symmetric
     data = pack_weights(weight, scale).blocks[0, 0, :, :DATA_BYTES].view(2, 2, 2, 128, 4, 4)
     values = plain(weight[0])
     for group, half, pair, thread, word, byte in torch.randint(
@@ -73,15 +123,15 @@ def test_blocks_hold_the_operands_of_wgmma(request: pytest.FixtureRequest) -> No
         group, half, pair, thread, word, byte = (
             group % 2, half % 2, pair % 2, thread % 128, word % 4, byte % 4,
         )  # fmt: skip
-        code = int(data[group, half, pair, thread, word, byte])
+        codes = data[group, half, pair, thread, word].tolist()
         for high in (0, 1):
-            nibble = code >> 4 * high & 15
-            e4m3 = torch.tensor([(nibble & 1) * 0x82 + (nibble & 14)], dtype=torch.uint8)
+            made = torch.tensor([e4m3(codes, high, byte, signed)], dtype=torch.uint8)
             warp, lane = divmod(thread, 32)
             row = half * 64 + warp * 16 + high * 8 + lane // 4
             step = 2 * pair + word // 2
             column = group * 128 + step * 32 + word % 2 * 16 + lane % 4 * 4 + byte
-            assert e4m3.view(torch.float8_e4m3fn).float() * 256 == values[row, column]
+            factor = SIGNED_FACTOR if signed else ZIGZAG_FACTOR
+            assert made.view(torch.float8_e4m3fn).float() * factor == values[row, column]
 
 
 @pytest.mark.parametrize("counts", [[5, 0, 8, 1], [0, 0, 0, 0]])
@@ -187,7 +237,7 @@ def test_kernel(
 ) -> None:
     rng = generator(request.node.nodeid)
     given = torch.tensor(COUNTS[counts], dtype=torch.int32, device="cuda")
-    weights = pack_weights(*experts(rng, len(given), n, k), device="cuda")
+    weights = pack_weights(*mixed(rng, len(given), n, k), device="cuda")
     capacity = max(8, int(given.max()))
     x, scales = (each.cuda() for each in rows(rng, len(given), capacity, k))
     # What lies behind the rows of an expert must not matter.
