@@ -56,8 +56,8 @@ def launch(
 
 def _variant(expected_rows: int, num_blocks: int) -> int:
     """The tile for this many rows an expert and this many blocks of 128 outputs: 0 is 256 outputs
-    x up to 64 rows, 1 is 128 x 256. Of exactly 128 rows the latter takes 0.9 of the former's time,
-    but counts around that mean need its widest tile as often as not."""
+    x up to 64 rows, 1 is 128 x 256. Of exactly 128 rows they take as long, but counts around that
+    mean need the latter's widest tile as often as not."""
     return 0 if expected_rows <= 192 and num_blocks % 2 == 0 else 1
 
 
