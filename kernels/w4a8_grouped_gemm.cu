@@ -5,7 +5,7 @@
 // with e the expert of row i. Weights are the A operand of wgmma, turned from four bits to e4m3
 // in registers; tokens are its N, so that few tokens cost few columns. A persistent grid walks over
 // tiles (expert, tokens, weight rows); one warp copies weights and activations by the bulk copy
-// engine, one warp copies activation scales, two warpgroups compute.
+// engine, one or three copy activation scales, two warpgroups compute.
 //
 // Weights come in blocks of 128 rows x 128 columns: 8192 bytes in the order in which the threads
 // of two warpgroups hold the A operand, then 128 float scales, whose sign says which of two codes
@@ -28,6 +28,7 @@ constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and the
 constexpr int kScaleOffset = 8192;  // of the scales in a block
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
+constexpr int kGroupsAPass = 2;     // of the loop over groups of columns of 256 tokens
 constexpr int kNumBoxes = 6;        // tensor maps with boxes of 8, 16, 32, 64, 128, 256 rows
 // Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
 constexpr int kCopyRegisters = 40;
@@ -180,10 +181,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 
 // A piece is what one accumulator holds: 64 weight rows x kColumns tokens. Beside the sums of 256
-// tokens registers have room for an accumulator of 64.
+// tokens registers have room for two accumulators of 32.
 template <int kBlocks, int kWidth>
 struct Pieces {
-  static constexpr int kColumns = kBlocks == 1 && kWidth == 256 ? 64 : kWidth;
+  static constexpr int kColumns = kBlocks == 1 && kWidth == 256 ? 32 : kWidth;
   static constexpr int kNumber = kBlocks * kWidth / kColumns;
   using Sums = float[kNumber][kColumns / 2];
 };
@@ -194,6 +195,8 @@ struct Kernel {
   using Ring = Places<S::kStages>;
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
   static constexpr int kLeast = kBlocks == 2 ? 8 : 16;  // least width of a tile in tokens
+  // Warps that copy scales, in different quarters of the multiprocessor.
+  static constexpr int kScaleWarps = kTokens == 256 ? 3 : 1;
 
   // What does not change from tile to tile: this thread, and where it reads in the first stage.
   struct Place {
@@ -279,13 +282,21 @@ struct Kernel {
     ptx::wgmma_commit();
   }
 
-  // sum += part, scaled by row and token: eight tokens, two of them this lane's.
+  // sum += part, scaled by row and token: eight tokens, two of them this lane's. With one block a
+  // tile first by token: `part` is free for the next matrix instruction before the sums are there.
   static __device__ __forceinline__ void add_scaled(
       float* sum, const float* part, float upper, float lower, float left, float right) {
-    sum[0] += part[0] * (upper * left);
-    sum[1] += part[1] * (upper * right);
-    sum[2] += part[2] * (lower * left);
-    sum[3] += part[3] * (lower * right);
+    if constexpr (kBlocks == 1) {
+      sum[0] += part[0] * left * upper;
+      sum[1] += part[1] * right * upper;
+      sum[2] += part[2] * left * lower;
+      sum[3] += part[3] * right * lower;
+    } else {
+      sum[0] += part[0] * (upper * left);
+      sum[1] += part[1] * (upper * right);
+      sum[2] += part[2] * (lower * left);
+      sum[3] += part[3] * (lower * right);
+    }
   }
 
   template <int kColumns, int kVectors>
@@ -340,52 +351,122 @@ struct Kernel {
 
   // One group of columns, one weight half. At entry `a` holds its operands, `upper` and `lower` the
   // scales of this thread's rows; where `more`, those of the next group are left in `next` and
-  // them. `next` is `a` where kSame.
-  template <int kWidth, bool kSigned, bool kSame>
+  // them.
+  template <int kWidth, bool kSigned>
   static __device__ __forceinline__ void step_tokens(
-      S& s, Ring& ring, const Place& at, typename Pieces<1, kWidth>::Sums& sum,
-      uint32_t (&a)[16], uint32_t (&next)[16], float& upper, float& lower, bool more) {
-    constexpr int kColumns = Pieces<1, kWidth>::kColumns, kNumber = Pieces<1, kWidth>::kNumber;
-    constexpr uint64_t kStride = kColumns * kGroup >> 4;  // of a piece's tokens in descriptors
-    constexpr int kVectors = kColumns / 16;
+      S& s, Ring& ring, const Place& at, float (&sum)[kWidth / 2], uint32_t (&a)[16],
+      uint32_t (&next)[16], float& upper, float& lower, bool more) {
+    constexpr int kVectors = kWidth / 16;
     constexpr int kAhead = kVectors < 2 ? kVectors : 2;  // scales of tokens loaded before use
     const int stage = ring.stage;
     const uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[stage]));
     const uint32_t from = at.tokens + stage * (S::kScalePitch * 16);
     ring.advance();
     const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+    float part[kWidth / 2];
+    float4 token[kAhead];
+    take_turn(at);
+    issue<kWidth>(part, a, tokens);
+    pass_turn(at);
 #pragma unroll
-    for (int i = 0; i < kNumber; ++i) {
-      const bool last = i + 1 == kNumber;
-      const uint32_t of_piece = from + i * kColumns;
-      float part[kColumns / 2];
-      float4 token[kAhead];
-      Codes codes;
-      take_turn(at);
-      issue<kColumns>(part, a, tokens + i * kStride);
-      pass_turn(at);
+    for (int j = 0; j < kAhead; ++j) token[j] = ptx::load_float4(from + j * 16);
+    if (more) {
+      wait_full(s, ring);
+      decode<kSigned>(load_codes(half), next);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin(part);
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) token[j] = ptx::load_float4(of_piece + j * 16);
-      if (last && more) {
-        wait_full(s, ring);
-        codes = load_codes(half);
-        if constexpr (!kSame) decode<kSigned>(codes, next);
-      }
-      ptx::wgmma_wait<0>();
-      if (kSame && last && more) decode<kSigned>(codes, next);
-      ptx::pin(part);
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        const float4 four = token[j % kAhead];
-        if (j + kAhead < kVectors) {
-          token[j % kAhead] = ptx::load_float4(of_piece + (j + kAhead) * 16);
-        }
-        add_scaled(sum[i] + 8 * j, part + 8 * j, upper, lower, four.x, four.y);
-        add_scaled(sum[i] + 8 * j + 4, part + 8 * j + 4, upper, lower, four.z, four.w);
-      }
+    for (int j = 0; j < kVectors; ++j) {
+      const float4 four = token[j % kAhead];
+      if (j + kAhead < kVectors) token[j % kAhead] = ptx::load_float4(from + (j + kAhead) * 16);
+      add_scaled(sum + 8 * j, part + 8 * j, upper, lower, four.x, four.y);
+      add_scaled(sum + 8 * j + 4, part + 8 * j + 4, upper, lower, four.z, four.w);
     }
     release(ptx::shared_address(&s.empty[stage]), at);
     if (more) load_rows(ring.stage, at, 0, upper, lower);
+  }
+
+  // kGroups groups of columns of 256 tokens, two pieces in flight. At entry `a` holds the operands
+  // of the first group, `upper` and `lower` the scales of this thread's rows; where `more`, those of
+  // the group behind are left there.
+  // NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
+  // by one; so a pass has several groups.
+  template <bool kSigned, int kGroups>
+  static __device__ __forceinline__ void steps(
+      S& s, Ring& ring, const Place& at, typename Pieces<1, 256>::Sums& sum, uint32_t (&a)[16],
+      float& upper, float& lower, bool more) {
+    constexpr int kColumns = Pieces<1, 256>::kColumns, kNumber = Pieces<1, 256>::kNumber;
+    constexpr int kPieces = kGroups * kNumber;
+    constexpr int kVectors = kColumns / 16;  // of a lane's scales of a piece's tokens
+    constexpr uint64_t kStride = kColumns * kGroup >> 4;  // of a piece's tokens in descriptors
+    float part[2][kColumns / 2];
+    float4 token[kVectors];
+    int stage = ring.stage;
+    uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[stage]));
+    uint32_t from = scales_of_tokens(stage, at), next_from = from;
+    float next_upper, next_lower;
+    issue<kColumns>(part[0], a, tokens);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) token[j] = ptx::load_float4(from + j * 16);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int next = (i + 1) % kNumber;
+      if (i + 1 < kPieces) {
+        if (next == 0) {
+          advance<kSigned>(s, ring, at, a, next_upper, next_lower);
+          tokens = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
+          next_from = scales_of_tokens(ring.stage, at);
+        }
+        issue<kColumns>(part[(i + 1) % 2], a, tokens + next * kStride);
+        ptx::wgmma_wait<1>();
+      } else if (more) {
+        advance<kSigned>(s, ring, at, a, next_upper, next_lower);
+      } else {
+        ptx::wgmma_wait<0>();
+        ring.advance();
+      }
+      float (&own)[kColumns / 2] = part[i % 2];
+      ptx::pin(own);
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const float4 four = token[j];
+        if (i + 1 < kPieces) {
+          token[j] = ptx::load_float4((next ? from : next_from) + next * kColumns + j * 16);
+        }
+        float* to = sum[i % kNumber] + 8 * j;
+        add_scaled(to, own + 8 * j, upper, lower, four.x, four.y);
+        add_scaled(to + 4, own + 8 * j + 4, upper, lower, four.z, four.w);
+      }
+      if (next == 0) {
+        release(ptx::shared_address(&s.empty[stage]), at);
+        stage = ring.stage;
+        from = next_from;
+        if (i + 1 < kPieces || more) upper = next_upper, lower = next_lower;
+      }
+    }
+  }
+
+  // Where the scales of this lane's tokens are, in a register of their own: else each address that
+  // is a constant apart would be.
+  static __device__ __forceinline__ uint32_t scales_of_tokens(int stage, const Place& at) {
+    uint32_t from = at.tokens + stage * (S::kScalePitch * 16);
+    ptx::keep(from);
+    return from;
+  }
+
+  // To the next group of columns: its operands and scales of rows, once those in `a` are used.
+  template <bool kSigned>
+  static __device__ __forceinline__ void advance(
+      S& s, Ring& ring, const Place& at, uint32_t (&a)[16], float& upper, float& lower) {
+    ring.advance();
+    wait_full(s, ring);
+    uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+    ptx::keep(half);
+    const Codes codes = load_codes(half);
+    load_rows(ring.stage, at, 0, upper, lower);
+    ptx::wgmma_wait<0>();
+    decode<kSigned>(codes, a);
   }
 
   // One piece to the staged rows of its tokens, turned over: tokens become rows.
@@ -457,17 +538,18 @@ struct Kernel {
       float upper, lower;
       load_rows(ring.stage, at, 0, upper, lower);
       if constexpr (kWidth == 256) {
-        for (int g = 1; g <= num_groups; ++g) {
-          step_tokens<kWidth, kSigned, true>(
-              s, ring, at, sum, a, a, upper, lower, g < num_groups);
+        int left = num_groups;
+        for (; left >= kGroupsAPass; left -= kGroupsAPass) {
+          steps<kSigned, kGroupsAPass>(s, ring, at, sum, a, upper, lower, left > kGroupsAPass);
         }
+        for (; left; --left) steps<kSigned, 1>(s, ring, at, sum, a, upper, lower, left > 1);
       } else {
         for (int g = 1; g <= num_groups; g += 2) {
-          step_tokens<kWidth, kSigned, false>(
-              s, ring, at, sum, a, b, upper, lower, g < num_groups);
+          step_tokens<kWidth, kSigned>(
+              s, ring, at, sum[0], a, b, upper, lower, g < num_groups);
           if (g == num_groups) break;
-          step_tokens<kWidth, kSigned, false>(
-              s, ring, at, sum, b, a, upper, lower, g + 1 < num_groups);
+          step_tokens<kWidth, kSigned>(
+              s, ring, at, sum[0], b, a, upper, lower, g + 1 < num_groups);
         }
       }
     }
@@ -517,20 +599,30 @@ struct Kernel {
 
   static __device__ __forceinline__ void copy_scales(
       S& s, const Problem& p, const Tile& t, Ring& ring) {
-    const int lane = threadIdx.x % 32;
-    const float* from =
+    constexpr int kLanes = 32 * kScaleWarps, kRows = (kTokens + kLanes - 1) / kLanes;
+    const int first = threadIdx.x - 9 * 32;
+    const float* start =
         p.scales + (p.capacity ? t.expert * p.scale_stride_expert +
                                      t.first_token * p.scale_stride_row
                                : t.first_row * p.scale_stride_row);
+    const float* from[kRows];  // of this lane's rows, kLanes apart
+    bool valid[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = first + i * kLanes;
+      valid[i] = row < t.num_tokens;
+      from[i] = start + (valid[i] ? row * p.scale_stride_row : 0);
+    }
+    const int place = first % 8 / 2 * S::kScalePitch + first / 8 * 2 + first % 2;
 #pragma unroll 1
-    for (int g = 0; g < p.num_groups; ++g, ring.advance(), from += p.scale_stride_group) {
+    for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
       ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
-      const uint32_t to = ptx::shared_address(s.scales[ring.stage]);
-#pragma unroll 1
-      for (int row = lane; row < t.width; row += 32) {
-        const bool valid = row < t.num_tokens;
-        const int place = row % 8 / 2 * S::kScalePitch + row / 8 * 2 + row % 2;
-        ptx::copy_word(to + place * 4, from + (valid ? row * p.scale_stride_row : 0), valid);
+      const uint32_t to = ptx::shared_address(s.scales[ring.stage]) + place * 4;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        // Rows that are 8 apart have places that are 2 floats apart.
+        if (first + i * kLanes < t.width) ptx::copy_word(to + i * kLanes, from[i], valid[i]);
+        from[i] += p.scale_stride_group;
       }
       ptx::copy_word_arrive(ptx::shared_address(&s.full[ring.stage]));
     }
@@ -557,7 +649,7 @@ struct Kernel {
     if (threadIdx.x == 32) {
       for (int i = 0; i < S::kStages; ++i) {
         // full: the copying thread, and each lane that copies scales
-        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + 32);
+        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + 32 * kScaleWarps);
         // empty: each computing warp
         ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8);
       }
@@ -570,7 +662,7 @@ struct Kernel {
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
         if (warp == 8) {
           if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring);
-        } else if (warp == 9) {
+        } else if (warp <= 8 + kScaleWarps) {
           copy_scales(s, p, t, ring);
         }
       });

@@ -39,7 +39,8 @@ def w4a8_grouped_gemm_masked(
     expected_rows: int | None = None,
 ) -> torch.Tensor:
     """Masked layout. `expected_rows`, the rows that an expert is likely to have (default: C),
-    picks among paths of equal results. Raises ValueError for arguments that do not fit."""
+    picks among tiles, whose results differ by rounding. Raises ValueError for arguments that do not
+    fit."""
     if activations.dim() != 3:
         raise ValueError(f"activations are [E, C, K], not {tuple(activations.shape)}")
     out = _checked(activations, activation_scales, weights, counts, out)
