@@ -24,6 +24,7 @@ from tests.model.reference import (
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 NUM_CONTINUED = 32
+NUM_IN_SHORT = 10  # each switch both ways, each variant of YaRN
 
 Prompts = dict[int, list[int]]
 Prefill = Callable[[PagedRunner, Prompts, AttentionForm, random.Random], dict[int, torch.Tensor]]
@@ -71,7 +72,13 @@ def prefixed(
     return logits
 
 
-@pytest.mark.parametrize("index", range(NUM_CONFIGS))
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, marks=[pytest.mark.slow] if index >= NUM_IN_SHORT else [])
+        for index in range(NUM_CONFIGS)
+    ],
+)
 def test_logits_and_greedy_tokens(tmp_path: Path, index: int) -> None:
     rng = random.Random(index)
     fields = random_config(index)
