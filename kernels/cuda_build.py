@@ -4,7 +4,9 @@ A library is cached under the hash of its source and of the headers beside it, i
 else XDG_CACHE_HOME/epserve or ~/.cache/epserve.
 """
 
+import functools
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ _FLAGS = (
     "-shared",
     "-Xcompiler=-fPIC",
 )
+_log = logging.getLogger(__name__)
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
@@ -43,6 +46,18 @@ def build(source: Path) -> Path:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
         built.replace(target)  # whoever else is building it replaces it by the same
     return target
+
+
+@functools.cache
+def is_built(source: Path, otherwise: str) -> bool:
+    """Whether `build` gives a library. Where not, a warning says, once, what happens `otherwise`
+    and why."""
+    try:
+        build(source)
+    except RuntimeError as error:
+        _log.warning("%s: %s", otherwise, error)
+        return False
+    return True
 
 
 def _with_headers(source: Path) -> list[Path]:

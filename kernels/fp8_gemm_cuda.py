@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import logging
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from kernels import cuda_build
 from kernels.fp8_gemm_clusters import MAX_ROWS, ClusterBlocks, height_of
 
 _SOURCE = Path(__file__).with_name("fp8_gemm.cu")
-_log = logging.getLogger(__name__)
+_OTHERWISE = "FP8 products of few tokens take their slower paths"
 
 
 def is_possible(x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -26,7 +25,7 @@ def is_possible(x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor) ->
         and scales_fit
         and group_stride >= num_tokens
         and all(each.data_ptr() % 16 == 0 for each in (x, x_scale, weight))
-        and _is_built()
+        and cuda_build.is_built(_SOURCE, _OTHERWISE)
     )
 
 
@@ -62,16 +61,6 @@ def dense(
     if message:
         raise RuntimeError(f"FP8 product of {num_tokens} x {n} x {k}, {blocks}: {message.decode()}")
     return out
-
-
-@functools.cache
-def _is_built() -> bool:
-    try:
-        build()
-    except RuntimeError as error:
-        _log.warning("FP8 products of few tokens take their slower paths: %s", error)
-        return False
-    return True
 
 
 @functools.cache

@@ -6,7 +6,6 @@ tokens and 128 heads it takes 0.7 of the Triton path's time.
 
 import ctypes
 import functools
-import logging
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from kernels import cuda_build
 from kernels.mla_prefill_plan import KeyGroup
 
-_log = logging.getLogger(__name__)
+_OTHERWISE = "attention at prefill takes its slower path"
 _SOURCE = Path(__file__).with_name("mla_prefill.cu")
 NOPE_DIM, ROPE_DIM, VALUE_DIM = 128, 64, 128
 _ALIGNMENT = 8  # elements: the copy engine wants addresses and strides of 16 bytes
@@ -24,7 +23,7 @@ _SECTION_BYTES = 16 << 20
 
 def takes(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
     """Whether there is a kernel for these arguments of `kernels.mla_prefill`, and nvcc for it."""
-    return fits(query, cache, kv_b) and _is_built()
+    return fits(query, cache, kv_b) and cuda_build.is_built(_SOURCE, _OTHERWISE)
 
 
 def fits(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
@@ -95,16 +94,6 @@ def launch(
         )
     if message:
         raise RuntimeError(f"MLA prefill: {message.decode()}")
-
-
-@functools.cache
-def _is_built() -> bool:
-    try:
-        build()
-    except RuntimeError as error:
-        _log.warning("attention at prefill takes its slower path: %s", error)
-        return False
-    return True
 
 
 def build() -> Path:

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ EXPERTS = 64  # of a thread block
 GROUP = 64  # of K
 MAX_SHARED_BYTES = 227 * 1024
 _SOURCE = Path(__file__).with_name("router_gemm.cu")
-_log = logging.getLogger(__name__)
+_OTHERWISE = "logits of the gate take their slower path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def is_possible(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
         and groups >= shape.splits
         and shared_bytes(shape, groups) <= MAX_SHARED_BYTES
         and all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (hidden, weight))
-        and _is_built()
+        and cuda_build.is_built(_SOURCE, _OTHERWISE)
     )
 
 
@@ -81,16 +80,6 @@ def launch(
     if message:
         raise RuntimeError(f"logits of {num_rows} x {n} x {k}, {shape}: {message.decode()}")
     return out
-
-
-@functools.cache
-def _is_built() -> bool:
-    try:
-        build()
-    except RuntimeError as error:
-        _log.warning("logits of the gate take their slower path: %s", error)
-        return False
-    return True
 
 
 @functools.cache
