@@ -166,6 +166,10 @@ def parser_of(description: str, lengths: list[int], meaning: str) -> argparse.Ar
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help=meaning)
     parser.add_argument("--context", type=int, default=2048, help="tokens of a request")
     parser.add_argument("--layers", type=int, help="fewer of them, for a quick look")
+    parser.add_argument(
+        "--experts", type=int,
+        help="fewer of them: with 128 a rank of two holds, and is sent, what one of four is",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dispatcher", default="auto", choices=["auto", "collective", "deep_ep"])
     parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
@@ -183,7 +187,7 @@ def rate(
     arguments: argparse.Namespace,
 ) -> Record:
     """Tokens a second and GPU; `direction` is input or output."""
-    is_whole = not arguments.small and arguments.layers is None
+    is_whole = not arguments.small and arguments.layers is None and arguments.experts is None
     is_peer_case = is_whole and times.length == peer.length
     return run.record(
         case,
@@ -206,7 +210,9 @@ def measure_group(
     if not arguments.small and torch.cuda.device_count() < max(2, arguments.ranks):
         say(f"{bench} needs {max(2, arguments.ranks)} GPUs: left out")
         return 0
-    sizes: dict[str, Any] | None = SMALL if arguments.small else None
+    sizes: dict[str, Any] = dict(SMALL) if arguments.small else {}
+    if arguments.experts is not None:
+        sizes["n_routed_experts"] = arguments.experts
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(
             Path(name), weights=arguments.weights, num_layers=arguments.layers, sizes=sizes
@@ -222,7 +228,10 @@ def measure_group(
         )
         found = on_all_ranks(measure_rank, arguments.ranks, begin, asked)
     dispatcher, num_layers, _ = found[0]
-    where = f"{asked.weights}, {num_layers} layers, {arguments.ranks} ranks, {dispatcher}"
+    layers = f"{num_layers} layers"
+    if arguments.experts is not None:
+        layers += f" of {arguments.experts} experts"
+    where = f"{asked.weights}, {layers}, {arguments.ranks} ranks, {dispatcher}"
     records = records_of(where, slowest([times for _, _, times in found]))
     for record in records:
         say_record(record)

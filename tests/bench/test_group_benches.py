@@ -19,9 +19,10 @@ FLAGS = ["--small", "--layers", "2", "--steps", "1", "--record", "--context", "7
 
 @pytest.mark.slow
 def test_decode_steps_over_ranks(tmp_path: Path) -> None:
-    assert decode_full.main([*FLAGS, "--lengths", "2", "--results", str(tmp_path)]) == 0
+    flags = [*FLAGS, "--experts", "32", "--lengths", "2", "--results", str(tmp_path)]
+    assert decode_full.main(flags) == 0
     metrics = {record.metric: record for record in read(tmp_path / "decode_full.jsonl")}
-    case = "w4afp8, 2 layers, 2 ranks, collective, context 70, batch 2"
+    case = "w4afp8, 2 layers of 32 experts, 2 ranks, collective, context 70, batch 2"
     assert {record.case for record in metrics.values()} == {case}
     assert metrics["step"].value > 0
     tokens = metrics["output tokens a second and GPU"]
