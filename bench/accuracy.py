@@ -3,7 +3,8 @@
 The held-out questions of `demo_model` over HTTP, to a cluster for each format of the weights, with
 and without recorded steps and with and without planning ahead; on several GPUs also with two decode
 ranks, by NCCL and by DeepEP. What comes out is held against a cluster in FP32 on the CPU, asked the
-same in the same run. Exit status 1 where a case loses more than it may, or does not run.
+same in the same run, or before: `--reference FILE` keeps its answers. Exit status 1 where a case
+loses more than it may, or does not run to its end.
 
 DeepEP's low-latency kernels do not know the 256 values that a token of the demo model has: in
 recorded steps over DeepEP they are filled up with zeros (`bench.wide_checkpoint`).
@@ -25,12 +26,13 @@ from pathlib import Path
 
 import torch
 
+from bench.kept_score import Subject, read_score, write_score
 from bench.local_cluster import ClusterError, local_cluster
 from bench.plain_checkpoint import write_plain
 from bench.rank_runs import say
 from bench.records import RESULTS, Record, Run, append
 from bench.wide_checkpoint import write_wide
-from demo_model.corpus import chatter_set, evaluation_set, long_set
+from demo_model.corpus import Conversation, chatter_set, evaluation_set, long_set
 from demo_model.evaluate import Score, first_model, score, server_answerer
 from demo_model.settings import CHECKPOINT_PATH
 
@@ -40,6 +42,7 @@ FORMATS = ("bf16", "fp8", "w4afp8")
 # In points of a hundred.
 MOST_LOST = {"bf16": 1.0, "fp8": 1.0, "w4afp8": 2.0}
 READY_SECONDS = 400.0  # on a machine that has compiled nothing yet
+CASE_SECONDS = 1200.0
 LONG_TOKENS = 3600
 CORES_A_CLUSTER = 3
 AT_ONCE = 64  # requests
@@ -162,16 +165,20 @@ def quantize(model: Path, output: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def ask(case: Case, folders: Mapping[str, Path], arguments: argparse.Namespace) -> Asked:
-    options = ["--model", str(folders[case.model]), "--kv-pages", str(arguments.kv_pages)]
-    conversations = [
+def conversations_of(arguments: argparse.Namespace) -> list[Conversation]:
+    return [
         *evaluation_set(arguments.questions),
         *chatter_set(arguments.chatter),
         *long_set(arguments.long, LONG_TOKENS),
     ]
+
+
+def ask(case: Case, folders: Mapping[str, Path], arguments: argparse.Namespace) -> Asked:
+    options = ["--model", str(folders[case.model]), "--kv-pages", str(arguments.kv_pages)]
+    conversations = conversations_of(arguments)
     began = time.monotonic()
     try:
-        with local_cluster([*options, *case.options], READY_SECONDS) as url:
+        with local_cluster([*options, *case.options], READY_SECONDS, arguments.case_seconds) as url:
             ready = time.monotonic()
             answer = server_answerer(url, first_model(url), concurrency=AT_ONCE)
             found = score(conversations, answer)
@@ -242,10 +249,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         deep_ep=find_spec("deep_ep") is not None,
     )
     wanted = [case for case in offered if case.num_ranks in arguments.ranks]
+    kept = arguments.reference
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
         models = {case.model for case in (REFERENCE, *wanted)}
         folders = write_folders(models, Path(name))
-        reference, *found = ask_all([REFERENCE, *wanted], folders, arguments)
+        subject = Subject.of(
+            folders[REFERENCE.model], conversations_of(arguments), REFERENCE.options
+        )
+        known = read_score(kept, subject) if kept else None
+        first = [] if known else [REFERENCE]
+        found = ask_all([*first, *wanted], folders, arguments)
+    reference = Asked(case=REFERENCE, score=known) if known else found.pop(0)
+    if kept and reference.score is not None and known is None:
+        write_score(kept, subject, reference.score)
     if reference.score is None:
         return 1
     say(f"{'case':52} {'right':>8} {PEER:>12}")
@@ -273,6 +289,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv-pages", type=int, default=4096, help="of a rank")
     parser.add_argument("--at-once", type=int, default=max(1, num_cores // CORES_A_CLUSTER),
                         help="clusters that run beside each other")  # fmt: skip
+    parser.add_argument("--case-seconds", type=float, default=CASE_SECONDS,
+                        help="a cluster that needs longer is killed and told of")  # fmt: skip
+    parser.add_argument("--reference", type=Path, metavar="FILE",
+                        help=f"answers of {PEER}: read, or written if missing")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     return parser.parse_args(argv)

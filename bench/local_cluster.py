@@ -6,14 +6,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.process_tree import ask_for_stacks
+
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_STACKS_SECONDS = 2.0  # until all have written where they are
 _ASK_AGAIN_SECONDS = 0.1
 _LOG_LINES = 12
 _FIRST_PORT, _LAST_PORT = 21000, 31000
@@ -23,16 +27,20 @@ _given_ports = itertools.cycle(range(_FIRST_PORT, _LAST_PORT, _PORTS_A_CLUSTER))
 
 
 class ClusterError(Exception):
-    """The cluster could not be started; the message has what it said."""
+    """The cluster could not be started, or has not come to an end in time; the message has what it
+    said."""
 
 
 @contextmanager
 def local_cluster(
-    options: Sequence[str] = (), ready_seconds: float = _READY_SECONDS
+    options: Sequence[str] = (),
+    ready_seconds: float = _READY_SECONDS,
+    most_seconds: float | None = None,
 ) -> Iterator[str]:
     """Base URL of a cluster that takes requests; `options` are those of `ctl up`.
 
-    Raises ClusterError when it does not come up.
+    Raises ClusterError when it does not come up, or is not left within `most_seconds` of its start:
+    it is killed then, and where its threads were is in the message.
     """
     port = _free_port_pair()
     url = f"http://127.0.0.1:{port}"
@@ -42,8 +50,9 @@ def local_cluster(
         with output.open("wb") as stream:
             process = subprocess.Popen([*command, *options], stdout=stream, stderr=stream)
         try:
-            _wait_until_ready(url, process, output, ready_seconds)
-            yield url
+            with _killed_behind(most_seconds, process, output):
+                _wait_until_ready(url, process, output, ready_seconds)
+                yield url
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -53,23 +62,60 @@ def local_cluster(
                 process.wait()
 
 
+@contextmanager
+def _killed_behind(
+    seconds: float | None, process: "subprocess.Popen[bytes]", output: Path
+) -> Iterator[None]:
+    """Whatever the block was waiting for fails then, and becomes a ClusterError."""
+    said = []
+
+    def give_up() -> None:
+        before = {log: log.stat().st_size for log in _logs(output)}
+        if ask_for_stacks(process.pid):
+            time.sleep(_STACKS_SECONDS)
+        said.append(f"not over after {seconds:g} s: {_said(output, before)}")
+        process.kill()
+
+    watch = threading.Timer(seconds, give_up) if seconds is not None else None
+    if watch is not None:
+        watch.start()
+    try:
+        yield
+    except Exception as error:
+        if watch is not None and said:
+            raise ClusterError(said[0]) from error
+        raise
+    finally:
+        if watch is not None:
+            watch.cancel()
+            watch.join()
+
+
 def _wait_until_ready(
     url: str, process: "subprocess.Popen[bytes]", output: Path, ready_seconds: float
 ) -> None:
     deadline = time.monotonic() + ready_seconds
     while not _is_healthy(url):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise ClusterError(f"ctl up failed: {_said(output)}")
+            raise ClusterError(f"ctl up failed: {_said(output, {})}")
         time.sleep(_ASK_AGAIN_SECONDS)
 
 
-def _said(output: Path) -> str:
-    """What a cluster printed, and the end of its processes' logs beside it."""
+def _said(output: Path, sizes: Mapping[Path, int]) -> str:
+    """What a cluster printed, and beside it the end of its processes' logs: the last lines, and
+    all behind so many bytes of one."""
     parts = [output.read_text(errors="replace")]
-    for log in sorted(output.parent.rglob("*.log")):
-        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        parts.append("\n".join([f"--- {log.name}", *lines]))
+    for log in _logs(output):
+        text = log.read_bytes()
+        known = sizes.get(log, len(text))
+        tail = text[:known].decode(errors="replace").splitlines()[-_LOG_LINES:]
+        rest = text[known:].decode(errors="replace").splitlines()
+        parts.append("\n".join([f"--- {log.name}", *tail, *rest]))
     return "\n".join(parts)
+
+
+def _logs(output: Path) -> list[Path]:
+    return sorted(output.parent.rglob("*.log"))
 
 
 def _is_healthy(url: str) -> bool:

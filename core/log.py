@@ -7,8 +7,10 @@ The request id travels in a context variable: set it with `request_context` (rpc
 so by themselves) and every line logged beneath carries it, also from libraries.
 """
 
+import faulthandler
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
 LogFormat = Literal["json", "console"]
 LEVELS = ("debug", "info", "warning", "error")
+STACKS_SIGNAL = signal.SIGUSR1
 
 
 @contextmanager
@@ -45,7 +48,8 @@ def request_context(request_id: str) -> Iterator[None]:
 
 
 def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "console") -> None:
-    """Sends structlog and the standard library's logging to stderr, one format for both.
+    """Sends structlog and the standard library's logging to stderr, one format for both, and on
+    STACKS_SIGNAL where each thread is.
 
     `role` and `name` are on every line. Raises ValueError for an unknown level.
     """
@@ -92,6 +96,8 @@ def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "conso
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
+    # Written without the interpreter's help: a process that hangs in a library tells, too.
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
 
 
 def set_level(level: str) -> str:

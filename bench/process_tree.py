@@ -1,0 +1,53 @@
+"""What a tree of processes is doing: where each thread of each process is.
+
+They write it themselves, on the signal that `core.log` listens to, into their logs.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from core.log import STACKS_SIGNAL
+
+_PROC = Path("/proc")
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of the children of `pid`, of theirs, and so on; empty without /proc."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+def ask_for_stacks(pid: int) -> list[int]:
+    """Of all descendants that listen; gives their process ids."""
+    asked = [child for child in descendants(pid) if _listens(child)]
+    for child in asked:
+        with suppress(ProcessLookupError):
+            os.kill(child, STACKS_SIGNAL)
+    return asked
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """(process, its parent) of all there are."""
+    for folder in _PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            # The name of the program, in brackets, may hold anything.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            yield int(folder.name), int(fields[1])
+
+
+def _listens(pid: int) -> bool:
+    """Whether the signal would not end it."""
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(value, 16) >> (signal.Signals(STACKS_SIGNAL) - 1) & 1)
+    return False
