@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 _ASK_SECONDS = 20.0
@@ -39,3 +40,13 @@ def assign_devices(num_ranks: Sequence[int], num_gpus: int) -> list[str]:
         devices.append(f"cuda:{following}")
         following = (following + count) % num_gpus
     return devices
+
+
+def ranks_per_gpu(num_ranks: Sequence[int], devices: Sequence[str]) -> list[int]:
+    """Of the fullest GPU of each worker of `assign_devices`: ranks that share it."""
+    used = [
+        [int(device.partition(":")[2]) + rank for rank in range(count)]
+        for count, device in zip(num_ranks, devices, strict=True)
+    ]
+    shared = Counter(gpu for gpus in used for gpu in gpus)
+    return [max(shared[gpu] for gpu in gpus) for gpus in used]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from ctl.gpus import assign_devices
+from ctl.gpus import assign_devices, ranks_per_gpu
 from ctl.ports import LOOPBACK
 from ctl.process_spec import ProcessSpec, Role
 
@@ -80,7 +80,12 @@ def cluster(
     workers = _workers(options, machine, worker_ports)
     router_address = f"{LOOPBACK}:{options.router_port}"
     router = _spec(
-        options, "router", "router", "router", router_address, f"{LOOPBACK}:{next(worker_ports)}",
+        options,
+        "router",
+        "router",
+        "router",
+        router_address,
+        f"{LOOPBACK}:{next(worker_ports)}",
         {
             role: ",".join(worker.address for worker in workers if worker.role == role)
             for role in WORKER_ROLES
@@ -88,7 +93,12 @@ def cluster(
     )
     gateway_address = f"{LOOPBACK}:{options.port}"
     gateway = _spec(
-        options, "gateway", "gateway", "gateway", gateway_address, "",
+        options,
+        "gateway",
+        "gateway",
+        "gateway",
+        gateway_address,
+        "",
         {
             "router": router_address,
             "workers": str(options.gateway_workers),
@@ -98,15 +108,14 @@ def cluster(
     return [gateway, router, *workers]
 
 
-def _workers(
-    options: ClusterOptions, machine: Machine, ports: Iterator[int]
-) -> list[ProcessSpec]:
+def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) -> list[ProcessSpec]:
     ranks = [options.prefill_ranks] * options.prefill_workers
     ranks += [options.decode_ranks] * options.decode_workers
     if options.device == "cuda":
         devices = assign_devices(ranks, machine.num_gpus)
+        sharers = ranks_per_gpu(ranks, devices)
     else:
-        devices = [options.device] * len(ranks)
+        devices, sharers = [options.device] * len(ranks), [1] * len(ranks)
     flags = {**_model_flags(options), "dtype": options.dtype}
     for name in ("kv_pages", "chunk_tokens", "max_model_len", "max_running"):
         if value := getattr(options, name):
@@ -122,9 +131,9 @@ def _workers(
             "device": device,
             "threads": str(threads_per_rank(options, machine, role)),
         }
-        workers.append(
-            _spec(options, role, name, f"{role}_worker", address, metrics, flags | own)
-        )
+        if sharers[index] > 1:
+            own["gpu-memory-share"] = f"{1 / sharers[index]:.3f}"
+        workers.append(_spec(options, role, name, f"{role}_worker", address, metrics, flags | own))
     return workers
 
 

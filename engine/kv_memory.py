@@ -1,8 +1,6 @@
 """How many KV pages a rank gets, and where they lie."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +11,6 @@ from model.config import ModelConfig
 LEAST_PAGES = 256
 # A host serves other things too: more than this is only taken when it is asked for.
 HOST_KV_BYTES = 1 << 30
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +55,6 @@ def plan_kv(
     )
 
 
-def rank_memory_bytes(settings: WorkerSettings, device: torch.device) -> int:
-    """Memory of the rank's own GPU, or its part of the host's (of the container's, if limited).
-
-    Totals, not what is free just now: all ranks must come to the same result.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(host_bytes, _container_limit_bytes(host_bytes)) // settings.ranks
-
-
 def make_kv_cache(
     settings: WorkerSettings,
     config: ModelConfig,
@@ -83,11 +69,3 @@ def make_kv_cache(
         return torch.zeros(shape, dtype=dtype, device=device)
     untouched = np.zeros(plan.num_pages * plan.page_bytes, dtype=np.uint8)
     return torch.from_numpy(untouched).view(dtype).view(shape)
-
-
-def _container_limit_bytes(default: int) -> int:
-    try:
-        text = CONTAINER_LIMIT.read_text().strip()
-    except OSError:
-        return default
-    return int(text) if text.isdigit() else default  # "max": no limit

@@ -45,11 +45,13 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`terms` with the KV pages last; `memory_bytes` is what the rank may count on."""
+    """`terms` with the KV pages last; `memory_bytes` is what the rank may count on, where other
+    processes hold `others_bytes` of the device."""
 
     terms: tuple[MemoryTerm, ...]
     memory_bytes: int
     kv: KvPlan
+    others_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -71,6 +73,7 @@ class MemoryPlan:
             "memory of the device",
             rank=rank,
             gib=_gib(self.memory_bytes),
+            others_gib=_gib(self.others_bytes),
             kv_pages=self.kv.num_pages,
             max_model_len=self.kv.max_model_len,
         )
@@ -101,6 +104,7 @@ def plan_memory(
     num_slots: int,
     itemsize: int,
     memory_bytes: int,
+    others_bytes: int = 0,
 ) -> MemoryPlan:
     """ValueError, with the largest terms and what to change, when it does not fit, or when what
     is left cannot hold one request.
@@ -109,6 +113,7 @@ def plan_memory(
     pass_sizes   tokens of recorded prefill passes, likewise
     num_slots    experts of a layer on this rank
     itemsize     of an activation
+    memory_bytes, others_bytes  what the rank may count on, and what others hold of the device
     """
     terms = [*weights, *dispatch]
     if graph_sizes:
@@ -124,15 +129,17 @@ def plan_memory(
         terms.append(MemoryTerm(name=LIBRARIES, num_bytes=LIBRARY_BYTES))
     left = memory_bytes - sum(term.num_bytes for term in terms)
     if left <= 0:
-        raise ValueError(_refusal(terms, memory_bytes, ""))
+        raise ValueError(_refusal(terms, memory_bytes, others_bytes, ""))
     try:
         kv = plan_kv(settings, config, itemsize=itemsize, memory_bytes=left)
     except ValueError as error:
-        raise ValueError(_refusal(terms, memory_bytes, str(error))) from error
+        raise ValueError(_refusal(terms, memory_bytes, others_bytes, str(error))) from error
     terms.append(MemoryTerm(name=KV, num_bytes=kv.num_pages * kv.page_bytes))
-    plan = MemoryPlan(terms=tuple(terms), memory_bytes=memory_bytes, kv=kv)
+    plan = MemoryPlan(
+        terms=tuple(terms), memory_bytes=memory_bytes, kv=kv, others_bytes=others_bytes
+    )
     if plan.total_bytes > memory_bytes:
-        raise ValueError(_refusal(terms, memory_bytes, ""))
+        raise ValueError(_refusal(terms, memory_bytes, others_bytes, ""))
     return plan
 
 
@@ -186,12 +193,14 @@ def activation_bytes(
     return layer * itemsize + logits
 
 
-def _refusal(terms: Sequence[MemoryTerm], memory_bytes: int, reason: str) -> str:
+def _refusal(terms: Sequence[MemoryTerm], memory_bytes: int, others_bytes: int, reason: str) -> str:
     largest = sorted(terms, key=lambda term: -term.num_bytes)[:NUM_NAMED]
     named = ", ".join(f"{term.name} {_gib(term.num_bytes)} GiB" for term in largest)
     advice = dict.fromkeys(ADVICE[term.name.partition(":")[0]] for term in largest)
     total = _gib(sum(term.num_bytes for term in terms))
     text = f"needs {total} GiB of the {_gib(memory_bytes)} GiB of memory that a rank has; "
+    if others_bytes:
+        text += f"other processes hold {_gib(others_bytes)} GiB of its device; "
     text += f"the largest: {named}. What helps: {'; '.join(advice)}"
     return f"{reason}; the rest {text}" if reason else f"the plan {text}"
 

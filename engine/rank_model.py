@@ -13,10 +13,11 @@ from engine.compile_ahead import LibraryBuilds, Passes, compile_kernels
 from engine.decode_graphs import DecodeGraphs, graph_sizes
 from engine.expert_placement import starting_placement
 from engine.graph_capture import CudaCapture
-from engine.kv_memory import make_kv_cache, rank_memory_bytes
+from engine.kv_memory import make_kv_cache
 from engine.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan, plan_memory
 from engine.model_loading import load_model, open_weights
 from engine.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
+from engine.rank_memory import RankMemory
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
 from engine.warm_up import lengths_up_to, warm_up
@@ -150,6 +151,7 @@ class Prepared:
         choice = agree(group, settings.ep_dispatcher, needs, device)
         source = open_weights(settings, device)
         source.check(config)
+        memory = RankMemory.of(settings, device).agreed(group)
         plan = plan_memory(
             settings,
             config,
@@ -164,7 +166,8 @@ class Prepared:
             pass_sizes=pass_sizes,
             num_slots=needs.slots_per_rank,
             itemsize=dtype.itemsize,
-            memory_bytes=rank_memory_bytes(settings, device),
+            memory_bytes=memory.num_bytes,
+            others_bytes=memory.others_bytes,
         )
         plan.log(group.rank)
         return cls(

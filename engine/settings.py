@@ -136,6 +136,13 @@ class WorkerSettings(ProcessSettings):
         description="Share for KV, when kv-pages is 0, of the memory (GPU or host) that weights, "
         "buffers and scratch leave; 0: 0.4 on cpu, else 0.9",
     )
+    gpu_memory_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of its GPU's memory that a rank plans with: less than 1 where workers "
+        "share a GPU (`ctl up` sees to it); never more than other processes leave of it",
+    )
     max_model_len: int = Field(
         0, ge=0, description="Most tokens of a request, prompt and output; 0: what the model can"
     )

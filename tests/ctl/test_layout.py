@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,27 @@ def test_what_the_layout_decides_cannot_be_set() -> None:
 )
 def test_gpus_go_round_robin(num_ranks: list[int], num_gpus: int, devices: list[str]) -> None:
     assert assign_devices(num_ranks, num_gpus) == devices
+
+
+@pytest.mark.parametrize(
+    ("options", "num_gpus", "shares"),
+    [
+        ({"decode_ranks": 1}, 1, ["0.500", "0.500"]),
+        ({"decode_ranks": 1}, 2, [None, None]),
+        ({"decode_ranks": 2}, 2, ["0.500", "0.500"]),
+        ({"decode_ranks": 2}, 4, [None, None]),
+        ({"prefill_workers": 2, "decode_ranks": 2}, 2, ["0.500", "0.500", "0.500"]),
+        ({"prefill_workers": 2, "decode_ranks": 1}, 1, ["0.333", "0.333", "0.333"]),
+    ],
+)
+def test_workers_that_share_a_gpu_share_its_memory(
+    options: dict[str, Any], num_gpus: int, shares: list[str | None]
+) -> None:
+    machine = Machine(num_cores=8, num_gpus=num_gpus)
+    specs = specs_of(replace(OPTIONS, device="cuda", **options), machine).values()
+    told = [spec.flags.get("gpu-memory-share") for spec in specs if spec.num_ranks]
+    assert told == shares
+    assert not any("gpu-memory-share" in spec.flags for spec in specs_of(OPTIONS).values())
 
 
 def test_ranks_of_one_worker_never_share_a_gpu() -> None:

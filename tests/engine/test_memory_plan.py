@@ -66,6 +66,7 @@ def deepseek_v3(
     ranks: int,
     form: AttentionForm,
     memory_bytes: int = H200_BYTES,
+    others_bytes: int = 0,
     **told: Any,
 ) -> MemoryPlan:
     config = model.config
@@ -86,6 +87,7 @@ def deepseek_v3(
         num_slots=256 // ranks,
         itemsize=BF16.itemsize,
         memory_bytes=memory_bytes,
+        others_bytes=others_bytes,
     )
 
 
@@ -126,15 +128,21 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_largest_terms(
     assert "w4afp8" in text
 
 
+def test_a_refusal_says_what_other_processes_hold(full_size: FullSizes) -> None:
+    held = {"memory_bytes": 105 * GIB, "others_bytes": 35 * GIB}
+    with pytest.raises(ValueError, match=r"other processes hold 35\.0 GiB of its device"):
+        deepseek_v3(full_size("fp8"), 8, DECODE, **held, kv_pages=10_000)
+    plan = deepseek_v3(full_size("fp8"), 8, DECODE, **held)
+    assert plan.total_bytes <= 105 * GIB
+
+
 def test_pages_that_were_asked_for_and_do_not_fit_are_refused(
     full_size: FullSizes,
 ) -> None:
     with pytest.raises(ValueError, match=r"KV pages \d.*--kv-pages"):
         deepseek_v3(full_size("fp8"), 8, DECODE, kv_pages=100_000)
     with pytest.raises(ValueError, match=r"cannot hold one request.*the rest needs"):
-        deepseek_v3(
-            full_size("fp8"), 8, DECODE, 105 * GIB, max_model_len=163840, max_running=8
-        )
+        deepseek_v3(full_size("fp8"), 8, DECODE, 105 * GIB, max_model_len=163840, max_running=8)
 
 
 def small(tmp_path: Path, memory_bytes: int, **told: Any) -> MemoryPlan:

@@ -12,6 +12,7 @@ from engine.fingerprint import kv_fingerprint
 from engine.messages import Sampling
 from engine.model_loading import weights_revision
 from engine.piece import Piece
+from engine.rank_memory import RankMemory
 from engine.rank_model import RankModel
 from engine.runner import Runner
 from engine.sampler import SampleRow
@@ -111,7 +112,8 @@ def test_fingerprints_of_made_up_weights(folder: Path, tmp_path: Path) -> None:
 def test_a_plan_that_does_not_fit_ends_the_start_before_anything_is_loaded(
     folder: Path, group: EpGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_model, "rank_memory_bytes", lambda settings, device: 1 << 20)
+    little = RankMemory(num_bytes=1 << 20)
+    monkeypatch.setattr(RankMemory, "of", lambda settings, device: little)
     monkeypatch.setattr(rank_model, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
     settings = WorkerSettings(model=folder, load_format="dummy")
     with pytest.raises(ValueError, match="needs .* GiB of the .* GiB"):
