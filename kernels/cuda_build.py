@@ -1,9 +1,10 @@
 """CUDA C++ sources to libraries: built at first use by nvcc for Hopper, kept on disk.
 
 A library is cached under the hash of its source and of the headers beside it, in EPSERVE_CACHE, or
-else XDG_CACHE_HOME/epserve or ~/.cache/epserve.
+else XDG_CACHE_HOME/epserve or ~/.cache/epserve. Of those that need it at once, one builds it.
 """
 
+import fcntl
 import functools
 import hashlib
 import logging
@@ -12,6 +13,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _FLAGS = (
@@ -38,13 +41,15 @@ def build(source: Path) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with _only_one(target), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        if target.exists():  # built while this one waited
+            return target
         built = Path(folder) / target.name
         command = [_nvcc(source), *_FLAGS, "-o", str(built), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
-        built.replace(target)  # whoever else is building it replaces it by the same
+        built.replace(target)
     return target
 
 
@@ -58,6 +63,14 @@ def is_built(source: Path, otherwise: str) -> bool:
         _log.warning("%s: %s", otherwise, error)
         return False
     return True
+
+
+@contextmanager
+def _only_one(target: Path) -> Iterator[None]:
+    """Of all processes and threads; those of one that ends let go."""
+    with target.with_suffix(".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _with_headers(source: Path) -> list[Path]:
