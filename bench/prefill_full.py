@@ -36,7 +36,10 @@ PEER_RATE = PeerRate(length=4096, tokens_a_gpu=6540.0)
 def begin(built: RankModel, group: EpGroup, asked: Asked, num_tokens: int) -> Begun:
     runner = Runner(built.model, built.kv_cache, asked.form)
     pieces = [piece_of(built, group.rank, num_tokens)]
-    return Begun(step=partial(runner.forward, pieces, (num_tokens,) * group.size))
+    step = partial(
+        runner.forward, pieces, (num_tokens,) * group.size, rows_per_rank=(1,) * group.size
+    )
+    return Begun(step=step)
 
 
 def piece_of(built: RankModel, rank: int, num_tokens: int) -> Piece:

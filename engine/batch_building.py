@@ -19,6 +19,7 @@ def build_batch(
     page_tokens: int,
     form: AttentionForm,
     tokens_per_rank: tuple[int, ...],
+    rows_per_rank: tuple[int, ...] | None = None,
     device: torch.device,
 ) -> ForwardBatch:
     """All tensors of the batch are views of one buffer: one allocation, one copy to the device."""
@@ -59,6 +60,7 @@ def build_batch(
         block_table=parts[6].reshape(num_rows, width),
         form=form,
         tokens_per_rank=tokens_per_rank,
+        rows_per_rank=rows_per_rank,
         on_host=RaggedRows(
             query_start=torch.from_numpy(query_start),
             kv_lengths=torch.from_numpy(kv_lengths),

@@ -101,14 +101,18 @@ class Runner:
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None = None,
         meanwhile: Callable[[], object] | None = None,
+        *,
+        rows_per_rank: tuple[int, ...] | None = None,
     ) -> list[TokenOut | None]:
         """One forward pass of this rank; one result a piece, None where none was wanted.
 
-        `tokens_per_rank` are the token counts of all ranks of the EP group in this step; a
-        rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`; `meanwhile` is
-        called once all is enqueued, in front of waiting for the device.
+        `tokens_per_rank` are the token counts of all ranks of the EP group in this step, and
+        `rows_per_rank` those of their pieces' `num_rows`, which several ranks may leave out all
+        together; a rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`;
+        `meanwhile` is called once all is enqueued, in front of waiting for the device.
         """
-        drawn = _draw(self._run(pieces, tokens_per_rank, on_layer), pieces)
+        logits = self._run(pieces, tokens_per_rank, on_layer, rows_per_rank=rows_per_rank)
+        drawn = _draw(logits, pieces)
         if meanwhile is not None:
             meanwhile()
         tokens = iter(drawn.tokens())
@@ -135,9 +139,12 @@ class Runner:
         pieces: Sequence[Piece],
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None = None,
+        *,
+        rows_per_rank: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        """[S, V] float32 logits behind the last token of each piece that is to be sampled."""
-        batch = self._batch(pieces, tokens_per_rank)
+        """[S, V] float32 logits behind the last token of each piece that is to be sampled;
+        arguments as for `step`."""
+        batch = self._batch(pieces, tokens_per_rank, rows_per_rank)
         return self._logits(pieces, batch, on_layer)
 
     def _perform(self, job: Callable[[], None]) -> None:
@@ -153,6 +160,8 @@ class Runner:
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None,
         batch: ForwardBatch | None = None,
+        *,
+        rows_per_rank: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         """Logits as `forward`, valid until the next step. `batch` is of these pieces; None: to be
         built, where one is needed."""
@@ -160,7 +169,7 @@ class Runner:
         if size is not None:
             assert self._graphs is not None
             return self._graphs.run(pieces, size, lambda ids: _fill_in(ids, pieces))
-        batch = batch or self._batch(pieces, tokens_per_rank)
+        batch = batch or self._batch(pieces, tokens_per_rank, rows_per_rank)
         return self._logits(pieces, batch, on_layer)
 
     def _graph_size(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> int | None:
@@ -200,12 +209,18 @@ class Runner:
             begin = end
         return self._model.logits(hidden[sampled])
 
-    def _batch(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> ForwardBatch:
+    def _batch(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        rows_per_rank: tuple[int, ...] | None = None,
+    ) -> ForwardBatch:
         return build_batch(
             pieces,
             page_tokens=self._page_tokens,
             form=self._form,
             tokens_per_rank=tokens_per_rank,
+            rows_per_rank=rows_per_rank,
             device=self._kv_cache.device,
         )
 

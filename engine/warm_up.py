@@ -70,7 +70,9 @@ def pass_lengths(
             if form is AttentionForm.PLAIN
             else [_piece(1, pages) for _ in range(length)]
         )
-        runner.step(pieces, (length,) * num_ranks)
+        # As ranks of each kind do it: those that prefill tell each other how many they sample.
+        rows_per_rank = (1,) * num_ranks if form is AttentionForm.PLAIN else None
+        runner.step(pieces, (length,) * num_ranks, rows_per_rank=rows_per_rank)
         seconds = round(time.monotonic() - began, 1)
         log.info("warmed up", tokens=length, up_to=lengths[-1], seconds=seconds)
 

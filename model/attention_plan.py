@@ -129,9 +129,9 @@ def paged_rows(batch: ForwardBatch, rows: Sequence[Row], num_heads: int) -> tupl
 
 def wanted_rows(batch: ForwardBatch, num_heads: int) -> PagedRows | None:
     """The logit rows of a batch, each with the keys in front of it; nothing waits for the device.
-    None when they are none, or more than a WANTED_SHARE of the tokens, and where ranks go on with
-    all tokens, whose numbers are agreed."""
-    if len(batch.tokens_per_rank) > 1:
+    None when they are none, or more than a WANTED_SHARE of the tokens, and where all tokens go
+    on."""
+    if batch.wanted_per_rank is None:
         return None
     if not 0 < WANTED_SHARE * len(batch.logit_rows) <= len(batch.token_ids):
         return None

@@ -39,6 +39,7 @@ class ForwardBatch:
     slots        [T] int64, page id * page_tokens + offset: where each token's latent goes
     logit_rows   [S] int64, indices into T whose logits are wanted
     tokens_per_rank  T of every rank of the EP group, this one's included
+    rows_per_rank    S of every rank; None where several have not told each other
     on_host      the same rows in memory of the host; None: fetched from the device by whoever
                  needs them, who waits for it
     """
@@ -52,7 +53,16 @@ class ForwardBatch:
     logit_rows: torch.Tensor
     form: AttentionForm
     tokens_per_rank: tuple[int, ...]
+    rows_per_rank: tuple[int, ...] | None = None
     on_host: RaggedRows | None = None
+
+    @property
+    def wanted_per_rank(self) -> tuple[int, ...] | None:
+        """S of every rank, which is what goes on behind the last attention; None: not known of
+        all, so T does."""
+        if len(self.tokens_per_rank) == 1:
+            return (len(self.logit_rows),)
+        return self.rows_per_rank
 
     @property
     def rows(self) -> RaggedRows:

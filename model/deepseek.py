@@ -115,9 +115,8 @@ class DeepseekV3:
         on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """[S, H] of `batch.logit_rows` in front of the final norm, for `logits`."""
-        # Behind the last layer's attention nobody needs the other rows. With several ranks the
-        # row counts are agreed beforehand, so there all rows go on.
-        rows = batch.logit_rows if len(batch.tokens_per_rank) == 1 else None
+        # Behind the last layer's attention nobody needs the other rows.
+        rows = None if batch.wanted_per_rank is None else batch.logit_rows
         hidden = self.run_layers(batch, kv_cache, on_layer, rows)
         return hidden if rows is not None else hidden[batch.logit_rows]
 
@@ -169,14 +168,17 @@ class DeepseekV3:
         hidden = self.embedding[batch.token_ids]
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, kv_cache.unbind(0), strict=True)):
+            wanted = rows if index == last else None
+            per_rank = batch.tokens_per_rank if wanted is None else batch.wanted_per_rank
+            assert per_rank is not None
             update, hidden = layer.forward(
                 update,
                 hidden,
                 plan,
                 cache,
-                batch.tokens_per_rank,
+                per_rank,
                 written=None if on_layer is None else partial(on_layer, index),
-                rows=rows if index == last else None,
+                rows=wanted,
             )
         return hidden if update is None else hidden + combined(update)
 

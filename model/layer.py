@@ -65,8 +65,9 @@ class Layer:
         (None in front of the first), which may be in parts: a norm adds up on its way. Returns the
         next two, [S, H] when only `rows` [S] int64 are wanted behind attention.
 
-        `plan` is None when T is 0. `written` is called as soon as the latents are in `cache`
-        [pages, page_tokens, kv_dim] (on a GPU: as soon as the writes are enqueued).
+        `tokens_per_rank` go on there: T of every rank, or S. `plan` is None when T is 0. `written`
+        is called as soon as the latents are in `cache` [pages, page_tokens, kv_dim] (on a GPU: as
+        soon as the writes are enqueued).
         """
         query = None
         if plan is not None:
@@ -74,16 +75,13 @@ class Layer:
             query, hidden = self.begin(update, hidden, plan, cache, rows if are_alone else None)
         if written is not None:
             written()
-        if rows is not None and not len(rows):
-            return hidden[:0], hidden[:0]
-        if query is None or plan is None:
-            return self.take_part(hidden, tokens_per_rank), hidden
+        if query is None or plan is None or (rows is not None and not len(rows)):
+            return self.take_part(hidden[:0], tokens_per_rank), hidden[:0]
         attended: Activations
         if rows is None:
             attended = self.attention.attend_all(query, plan, cache)
         else:
             attended, hidden = self.attend_wanted(query, plan, cache, rows), hidden[rows]
-            tokens_per_rank = (len(rows),)
         return self.behind_attention(self.attention.out.forward(attended), hidden, tokens_per_rank)
 
     def begin(
@@ -156,6 +154,6 @@ class Layer:
 
     def take_part(self, nothing: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
         """A pass with no tokens of our own ([0, H]): our experts still serve other ranks."""
-        if isinstance(self.mlp, Moe):
+        if isinstance(self.mlp, Moe) and any(tokens_per_rank):
             return self.mlp.forward(nothing, tokens_per_rank)
         return nothing

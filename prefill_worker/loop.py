@@ -100,16 +100,20 @@ class PrefillLoop:
         """One step of the whole group; False when it leaves."""
         chunks = self._turn()
         self._report_news()  # refusals and ends do not wait for the forward pass
-        num_tokens = sum(chunk.end - chunk.begin for chunk in chunks)
-        facts = self._group.exchange((num_tokens, int(self._stop), *self._experts.facts()))
+        pieces = [self._piece(chunk) for chunk in chunks]
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+        num_rows = sum(piece.num_rows for piece in pieces)
+        facts = self._group.exchange(
+            (num_tokens, num_rows, int(self._stop), *self._experts.facts())
+        )
         self._stop_told = self._stop
-        if all(stop for _, stop, *_ in facts):
+        if all(stop for _, _, stop, *_ in facts):
             return False
-        for answer in self._experts.at_boundary([told[2:] for told in facts]):
+        for answer in self._experts.at_boundary([told[3:] for told in facts]):
             self._tell(answer)
         tokens_per_rank = tuple(told[0] for told in facts)
         if any(tokens_per_rank):
-            self._compute(chunks, tokens_per_rank)
+            self._compute(chunks, pieces, tokens_per_rank, tuple(told[1] for told in facts))
         else:
             self._idle()
         self._report_news()
@@ -242,13 +246,20 @@ class PrefillLoop:
                 num_pages = num_tokens // self._geometry.page_tokens
                 self._apply(*self._pusher.push_known(attempt_id, num_pages))
 
-    def _compute(self, chunks: tuple[Chunk, ...], tokens_per_rank: tuple[int, ...]) -> None:
+    def _compute(
+        self,
+        chunks: tuple[Chunk, ...],
+        pieces: list[Piece],
+        tokens_per_rank: tuple[int, ...],
+        rows_per_rank: tuple[int, ...],
+    ) -> None:
         """One forward pass of the group, and what follows for the attempts in it."""
         began = self._clock.now()
         push = self._pusher.begin_step([self._page_range(chunk) for chunk in chunks])
-        pieces = [self._piece(chunk) for chunk in chunks]
         # A GPU computes layers long after they are enqueued: they leave while it does.
-        tokens = self._runner.step(pieces, tokens_per_rank, push.on_layer, push.finish)
+        tokens = self._runner.step(
+            pieces, tokens_per_rank, push.on_layer, push.finish, rows_per_rank=rows_per_rank
+        )
         for event, at in push.finish():
             self._perform(self._state.step(event, at))
         step_seconds = self._clock.now() - began

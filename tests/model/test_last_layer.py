@@ -1,18 +1,24 @@
 """The last layer computes what logits are wanted of, and no more."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ep.expert_shard import ExpertShard
+from ep.placement import Placement
 from model import attention_plan
 from model.attention_plan import AttentionPlan, wanted_rows
 from model.batch import AttentionForm, ForwardBatch
 from tests.model.driver import PagedRunner, load_all
 from tests.model.random_folder import make_random_folder
+from tests.model.thread_dispatcher import Meeting, ThreadDispatcher
+from tests.tiny_checkpoint import make_tiny_checkpoint
 
 PREFIX = {0: [3, 5, 8, 13], 1: [21] * 30}
+EXPERTS = 3  # of a token, in the tiny checkpoint
 CHUNKS = {0: [7 + i % 80 for i in range(37)], 1: [2], 2: [9] * 20}
 
 
@@ -67,3 +73,41 @@ def test_a_chunk_without_logits_writes_the_same(tmp_path: Path) -> None:
     ]
     assert logits[1].shape == (0, model.config.vocab_size)
     assert torch.equal(runners[1].cache, runners[0].cache)
+
+
+@pytest.mark.parametrize("wanted", [([4, 20], [], []), ([], [], []), ([24], list(range(7)), [])])
+def test_several_ranks(tmp_path: Path, wanted: tuple[list[int], ...]) -> None:
+    """Rows of each, told to all: as all tokens going on, also on ranks that want none or have
+    none. The last layer's experts see no more than what is wanted."""
+    folder = make_tiny_checkpoint(tmp_path)
+    chunks = ({0: [5 + i for i in range(5)], 1: [9 + 3 * i for i in range(20)]}, {0: [8] * 7}, {})
+    tokens_per_rank, rows_per_rank = (25, 7, 0), tuple(map(len, wanted))
+    placement, meeting = Placement.trivial(2, 8, 3, num_redundant=1), Meeting(3)
+    rows = [torch.tensor(one, dtype=torch.int64) for one in wanted]
+
+    def run(rank: int) -> list[tuple[torch.Tensor, torch.Tensor, list[int]]]:
+        found = []
+        for told in (None, rows_per_rank):
+            dispatcher = ThreadDispatcher(meeting, rank, placement.slots_per_rank)
+            shard = ExpertShard.build(placement, rank, dispatcher, "cpu")
+            runner = PagedRunner(load_all(folder, experts=shard))
+            batch = runner.batch(chunks[rank], AttentionForm.PLAIN, False, tokens_per_rank)
+            batch = replace(batch, logit_rows=rows[rank], rows_per_rank=told)
+            logits = runner.model.forward(batch, runner.cache)
+            found.append((logits, runner.cache, shard.counts.sum(1).tolist()))
+        return found
+
+    def guarded(rank: int) -> list[tuple[torch.Tensor, torch.Tensor, list[int]]]:
+        try:
+            return run(rank)
+        except BaseException:
+            meeting.abort()
+            raise
+
+    with ThreadPoolExecutor(3) as pool:
+        ranks = list(pool.map(guarded, range(3)))
+    for rank, ((logits, cache, _), (short_logits, short_cache, counts)) in enumerate(ranks):
+        assert len(logits) == len(wanted[rank])
+        torch.testing.assert_close(short_logits, logits, rtol=1e-5, atol=1e-5)
+        assert torch.equal(short_cache, cache)
+        assert counts == [EXPERTS * tokens_per_rank[rank], EXPERTS * len(wanted[rank])]

@@ -327,8 +327,8 @@ def test_a_rank_leaves_with_the_last_one_of_its_group(
     wakes: list[None] = []
 
     def exchange(facts: tuple[int, ...]) -> list[tuple[int, ...]]:
-        told.append(facts[1])
-        return [facts, (0, others[len(told) - 1], *facts[2:])]
+        told.append(facts[2])
+        return [facts, (0, 0, others[len(told) - 1], *facts[3:])]
 
     monkeypatch.setattr(rank.group, "exchange", exchange)
     monkeypatch.setattr(rank.group, "wake", lambda: wakes.append(None))
