@@ -27,7 +27,7 @@ READY_SECONDS = 400.0  # on a machine that has compiled nothing yet
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    run = Run.begin(BENCH)
+    run = Run.begin(BENCH, on_cpu=arguments.small)
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(
             Path(name),

@@ -72,7 +72,7 @@ def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[Pie
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser_of(__doc__ or "", [1, 32, 64, 128], "batches of a rank").parse_args(argv)
-    run = Run.begin(BENCH)
+    run = Run.begin(BENCH, on_cpu=arguments.small)
 
     def records_of(where: str, times: list[Times]) -> list[Record]:
         records = []

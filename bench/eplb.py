@@ -282,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     published = None if options.published is None else load_published(options.published)
     records = []
-    run = Run.begin(BENCH)
+    run = Run.begin(BENCH, on_cpu=True)
     for record in measure(run, published):
         records.append(record)
         against = "" if record.peer_value is None else f"  ({record.peer}: {record.peer_value:g})"

@@ -340,7 +340,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", choices=["", "streams", "ttft"], default="")
     parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}/")
     arguments = parser.parse_args(argv)
-    run = Run.begin("gateway")
+    run = Run.begin("gateway", on_cpu=True)
     records = []
     for one in measure(arguments):
         sys.stdout.write(one.line())

@@ -54,7 +54,7 @@ def piece_of(built: RankModel, rank: int, num_tokens: int) -> Piece:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser_of(__doc__ or "", [512, 4096], "tokens of a prompt").parse_args(argv)
-    run = Run.begin(BENCH)
+    run = Run.begin(BENCH, on_cpu=arguments.small)
 
     def records_of(where: str, times: list[Times]) -> list[Record]:
         records = []

@@ -40,7 +40,7 @@ def measure_all(
 ) -> int:
     """Each format in turn: two models do not fit beside each other."""
     device = torch.device("cpu" if arguments.small else "cuda")
-    run = Run.begin(bench)
+    run = Run.begin(bench, on_cpu=arguments.small)
     records: list[Record] = []
     for weights in arguments.weights:
         with tempfile.TemporaryDirectory() as folder:

@@ -46,11 +46,12 @@ class Run:
     bench: str
 
     @classmethod
-    def begin(cls, bench: str) -> "Run":
+    def begin(cls, bench: str, *, on_cpu: bool = False) -> "Run":
+        """`on_cpu`: GPUs have no part in it."""
         return cls(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=commit(),
-            gpu=hardware(),
+            gpu=processors() if on_cpu else hardware(),
             bench=bench,
         )
 
@@ -111,6 +112,11 @@ def hardware() -> str:
     gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     if gpus:
         return f"{len(gpus)} x {gpus[0]}"
+    return processors()
+
+
+def processors() -> str:
+    """Cores that this process may use."""
     return f"cpu: {len(os.sched_getaffinity(0))} x {_processor()}"
 
 

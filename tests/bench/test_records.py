@@ -1,6 +1,7 @@
 """Records of measurements, and the table made from them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_a_run_stamps_its_records_and_rounds() -> None:
     assert record.date == run.date
     assert record.commit
     assert "x" in record.gpu
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_hardware_is_what_takes_part(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
+    monkeypatch.setattr("bench.records._output", lambda *_: "A GPU\nA GPU")
+    monkeypatch.setattr("bench.records._processor", lambda: "A Core")
+    found = Run.begin("b", on_cpu=on_cpu).gpu
+    assert re.fullmatch(r"cpu: \d+ x A Core" if on_cpu else "2 x A GPU", found)
 
 
 def test_the_newest_record_of_a_case_wins() -> None:
