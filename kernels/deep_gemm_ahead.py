@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from importlib.util import find_spec
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +166,14 @@ def compute(product: Product, device: torch.device) -> torch.Tensor:
 def _marker(products: Collection[Product]) -> Path:
     """A file that says they are all in the cache that it lies in."""
     folder = Path(os.environ.get("DG_JIT_CACHE_DIR") or Path.home() / ".deep_gemm")
-    told = [_library_age(), *(astuple(product) for product in sorted(products))]
+    told = [_library_version(), *(astuple(product) for product in sorted(products))]
     return folder / f"ahead-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
 
 
-def _library_age() -> int:
-    """Another one for another DeepGEMM, 0 for none."""
-    found = find_spec("deep_gemm")
-    return Path(found.origin).stat().st_mtime_ns if found and found.origin else 0
+def _library_version() -> str:
+    """Of the distributions that the module is from; empty for none."""
+    names = sorted(set(packages_distributions().get("deep_gemm", ())))
+    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def main(arguments: Sequence[str]) -> None:

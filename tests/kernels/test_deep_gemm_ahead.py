@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import deep_gemm_ahead
 from kernels.deep_gemm_ahead import Product, compile_ahead, noted_products, shares
 from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
 from kernels.quantise import empty_scales
@@ -102,6 +104,21 @@ def test_processes_get_all_products_and_a_second_start_begins_none(
         assert len(found) == (2 if is_asked else 0)
         if is_asked:
             assert {Product(*each) for part in found for each in part} == products
+
+
+def test_another_library_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known by its version, whenever it was installed."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(deep_gemm_ahead, "packages_distributions", lambda: {"deep_gemm": ["dg"]})
+    products = made_up(random.Random(7), 3)
+    for installed, num_asked in (("2.1", 1), ("2.1", 0), ("2.2", 1)):
+        monkeypatch.setattr(deep_gemm_ahead, "version", lambda _, it=installed: it)
+        told = tmp_path / "told"
+        told.mkdir()
+        command = (sys.executable, "-c", SCRIBE, str(told))
+        compile_ahead(products, CPU, num_processes=1, command=command)
+        assert len(list(told.iterdir())) == num_asked
+        shutil.rmtree(told)
 
 
 def test_a_process_that_fails_leaves_no_mark(
