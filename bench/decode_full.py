@@ -23,14 +23,13 @@ from bench.full_ranks import (
     measure_group,
     pages_of_rank,
     parser_of,
+    piece_of,
     rate,
 )
 from bench.records import Record, Run
-from engine.messages import Sampling
 from engine.piece import Piece
 from engine.rank_model import RankModel
 from engine.runner import Runner
-from engine.sampler import SampleRow
 from ep.group import EpGroup
 from model.batch import AttentionForm
 
@@ -58,14 +57,8 @@ def begin(built: RankModel, group: EpGroup, asked: Asked, batch: int) -> Begun:
 def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[Piece]:
     pages_each = context // PAGE_TOKENS + 1
     pages = pages_of_rank(built, rank)
-    vocab_size = built.model.config.vocab_size
     return [
-        Piece(
-            token_ids=[(7 * row + 1009 * rank) % vocab_size],
-            start=context,
-            pages=pages[row * pages_each : (row + 1) * pages_each],
-            sample=SampleRow(sampling=Sampling(), position=context + 1),
-        )
+        piece_of(built, rank, [row], context, pages[row * pages_each : (row + 1) * pages_each])
         for row in range(batch)
     ]
 

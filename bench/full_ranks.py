@@ -18,7 +18,10 @@ from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say, say_record
 from bench.records import RESULTS, Record, Run, append
 from bench.small_config import SMALL
+from engine.messages import Sampling
+from engine.piece import Piece
 from engine.rank_model import RankModel
+from engine.sampler import SampleRow
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
 from ep.group import EpGroup
@@ -141,6 +144,19 @@ def slowest(times_by_rank: Sequence[Sequence[Times]]) -> list[Times]:
 def pages_of_rank(built: RankModel, rank: int) -> list[int]:
     """All pages, in an order that is no order."""
     return random.Random(rank).sample(range(built.kv_cache.shape[1]), built.kv_cache.shape[1])
+
+
+def piece_of(
+    built: RankModel, rank: int, numbers: Sequence[int], start: int, pages: Sequence[int]
+) -> Piece:
+    """Made-up tokens, a different one for each number and rank, and the one behind them."""
+    vocab_size = built.model.config.vocab_size
+    return Piece(
+        token_ids=[(7 * number + 1009 * rank) % vocab_size for number in numbers],
+        start=start,
+        pages=pages,
+        sample=SampleRow(sampling=Sampling(), position=start + len(numbers)),
+    )
 
 
 def timed(step: Callable[[], object], steps: int, device: torch.device) -> float:

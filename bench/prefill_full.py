@@ -18,14 +18,12 @@ from bench.full_ranks import (
     measure_group,
     pages_of_rank,
     parser_of,
+    piece_of,
     rate,
 )
 from bench.records import Record, Run
-from engine.messages import Sampling
-from engine.piece import Piece
 from engine.rank_model import RankModel
 from engine.runner import Runner
-from engine.sampler import SampleRow
 from ep.group import EpGroup
 from model.batch import AttentionForm
 
@@ -35,21 +33,12 @@ PEER_RATE = PeerRate(length=4096, tokens_a_gpu=6540.0)
 
 def begin(built: RankModel, group: EpGroup, asked: Asked, num_tokens: int) -> Begun:
     runner = Runner(built.model, built.kv_cache, asked.form)
-    pieces = [piece_of(built, group.rank, num_tokens)]
+    pages = pages_of_rank(built, group.rank)[: -(-num_tokens // PAGE_TOKENS)]
+    pieces = [piece_of(built, group.rank, range(num_tokens), 0, pages)]
     step = partial(
         runner.forward, pieces, (num_tokens,) * group.size, rows_per_rank=(1,) * group.size
     )
     return Begun(step=step)
-
-
-def piece_of(built: RankModel, rank: int, num_tokens: int) -> Piece:
-    vocab_size = built.model.config.vocab_size
-    return Piece(
-        token_ids=[(7 * position + 1009 * rank) % vocab_size for position in range(num_tokens)],
-        start=0,
-        pages=pages_of_rank(built, rank)[: -(-num_tokens // PAGE_TOKENS)],
-        sample=SampleRow(sampling=Sampling(), position=num_tokens),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
