@@ -66,6 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_reference_process_is_transformers(model: Path) -> None:
     prompt = [20, 30, 40, 50]
     work = Work(model=str(model), output_tokens=6, generate=[prompt], prefill=[prompt * 3])

@@ -40,6 +40,7 @@ async def test_output_is_found_where_it_arrived() -> None:
     assert stream.is_complete
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_short_run(tmp_path: Path) -> None:
     port = free_port()

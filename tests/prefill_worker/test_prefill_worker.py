@@ -69,9 +69,14 @@ def worker_process(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]
 
 
 @pytest.fixture(scope="module")
-def address(model: Model) -> Iterator[str]:
-    with worker_process(model) as (address, _):
-        yield address
+def worker(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+    with worker_process(model) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def address(worker: "tuple[str, subprocess.Popen[bytes]]") -> str:
+    return worker[0]
 
 
 class Receiver:
@@ -365,23 +370,7 @@ async def test_what_outlives_the_grace_is_let_go_of_before_its_caller_hears(
     assert (await client.prefill.Prefill(again, timeout=30)).HasField("first_token")
 
 
-async def test_a_draining_worker_finishes_what_it_has_and_takes_no_more(
-    model: Model, receiver: Receiver
-) -> None:
-    with worker_process(model) as (address, process):
-        async with connect(address, receiver) as client:
-            request, _ = client.request(tokens(500, seed=8))
-            call = client.prefill.Prefill(request, timeout=60)
-            late, _ = client.request(tokens(500, seed=9))
-            await client.watch_until(lambda status: num_steps(status) > 0)
-            process.send_signal(signal.SIGTERM)
-            assert (await call).num_computed_tokens == 500
-            await receiver.wait_for(request.attempt_id, model.config.num_layers, 500)
-            code = await code_of(client.prefill.Prefill(late, timeout=30))
-            assert code in (UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it leaves at this moment
-        assert await asyncio.to_thread(process.wait, 60) == 0
-
-
+@pytest.mark.slow  # another start of a worker; of decode and in whole clusters it is seen quickly
 async def test_a_rank_that_dies_ends_the_worker(model: Model, receiver: Receiver) -> None:
     with worker_process(model) as (address, process):
         async with connect(address, receiver) as client:
@@ -398,3 +387,21 @@ async def test_a_rank_that_dies_ends_the_worker(model: Model, receiver: Receiver
         assert await asyncio.to_thread(process.wait, 60) == 1
     for rank in client.status.ranks:
         assert not Path(f"/proc/{rank.pid}").exists()
+
+
+async def test_a_draining_worker_finishes_what_it_has_and_takes_no_more(
+    model: Model, client: Client, worker: "tuple[str, subprocess.Popen[bytes]]"
+) -> None:
+    """NOTE: the last one: it is the end of everybody's worker."""
+    _, process = worker
+    before = num_steps(await client.watch_until(is_quiet))
+    request, _ = client.request(tokens(500, seed=21))
+    call = client.prefill.Prefill(request, timeout=60)
+    late, _ = client.request(tokens(500, seed=22))
+    await client.watch_until(lambda status: num_steps(status) > before)
+    process.send_signal(signal.SIGTERM)
+    assert (await call).num_computed_tokens == 500
+    await client.receiver.wait_for(request.attempt_id, model.config.num_layers, 500)
+    code = await code_of(client.prefill.Prefill(late, timeout=30))
+    assert code in (UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it leaves at this moment
+    assert await asyncio.to_thread(process.wait, 60) == 0
