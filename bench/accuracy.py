@@ -250,20 +250,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     wanted = [case for case in offered if case.num_ranks in arguments.ranks]
     kept = arguments.reference
-    with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
-        models = {case.model for case in (REFERENCE, *wanted)}
-        folders = write_folders(models, Path(name))
-        subject = Subject.of(
-            folders[REFERENCE.model], conversations_of(arguments), REFERENCE.options
-        )
+    subject = Subject.of(CHECKPOINT_PATH, conversations_of(arguments), REFERENCE.options)
+    try:
         known = read_score(kept, subject) if kept else None
-        first = [] if known else [REFERENCE]
-        found = ask_all([*first, *wanted], folders, arguments)
+    except ValueError as error:
+        sys.exit(str(error))
+    asked = wanted if known else [REFERENCE, *wanted]
+    with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
+        folders = write_folders({case.model for case in asked}, Path(name))
+        found = ask_all(asked, folders, arguments)
     reference = Asked(case=REFERENCE, score=known) if known else found.pop(0)
-    if kept and reference.score is not None and known is None:
-        write_score(kept, subject, reference.score)
     if reference.score is None:
         return 1
+    if kept and known is None:
+        write_score(kept, subject, reference.score)
     say(f"{'case':52} {'right':>8} {PEER:>12}")
     for record in records(run, found, reference):
         say(f"{record.case:52} {record.value:7.2f}% {record.peer_value:11.2f}%")

@@ -59,6 +59,25 @@ def test_a_case_may_lose_a_point_and_int4_two() -> None:
     assert [(one.case, one.value, one.peer_value) for one in only] == [("bf16", 98.4, 99.5)]
 
 
+def test_a_reference_that_is_kept_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = []
+
+    def ask_all(wanted: list[Case], folders: object, arguments: object) -> list[Asked]:
+        rounds.append([case.name for case in wanted])
+        return [Asked(case=case, score=Score(3, 4, [])) for case in wanted]
+
+    monkeypatch.setattr(accuracy, "ask_all", ask_all)
+    monkeypatch.setattr(accuracy, "write_folders", lambda models, folder: {})
+    flags = ["--device", "cpu", "--weights", "bf16", "--chatter", "0", "--long", "0"]
+    flags += ["--reference", str(tmp_path / "reference.json"), "--questions"]
+    assert [accuracy.main([*flags, "4"]) for _ in range(2)] == [0, 0]
+    assert rounds == [["fp32, cpu", "bf16, cpu"], ["bf16, cpu"]]
+    with pytest.raises(SystemExit, match="of other questions: remove the file"):
+        accuracy.main([*flags, "5"])
+
+
 def test_a_plain_copy_has_the_same_weights(tmp_path: Path) -> None:
     folder = write_plain(CHECKPOINT_PATH, tmp_path / "plain")
     assert (folder / "tokenizer.json").is_file()
