@@ -136,9 +136,9 @@ def dispatcher(name: str) -> tuple[str, ...]:
     )
 
 
-def write_folders(models: Collection[str], folder: Path) -> dict[str, Path]:
-    """The demo model in each form that a case names. subprocess.CalledProcessError where
-    quantizing fails."""
+def write_folders(models: Collection[str], folder: Path, device: str) -> dict[str, Path]:
+    """The demo model in each form that a case names, quantized on `device`.
+    subprocess.CalledProcessError where that fails."""
     folders = {}
     for suffix in ("", ", wide"):
         wanted = [weights for weights in FORMATS if weights + suffix in models]
@@ -154,14 +154,14 @@ def write_folders(models: Collection[str], folder: Path) -> dict[str, Path]:
             elif weights == "bf16":
                 write_plain(shipped, path)
             else:
-                quantize(shipped, path)
+                quantize(shipped, path, device)
             folders[weights + suffix] = path
     return folders
 
 
-def quantize(model: Path, output: Path) -> None:
+def quantize(model: Path, output: Path, device: str) -> None:
     command = [sys.executable, "-m", "ctl", "quantize", "--format", "w4afp8"]
-    command += ["--model", str(model), "--output", str(output)]
+    command += ["--model", str(model), "--output", str(output), "--device", device]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -257,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(str(error))
     asked = wanted if known else [REFERENCE, *wanted]
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
-        folders = write_folders({case.model for case in asked}, Path(name))
+        folders = write_folders({case.model for case in asked}, Path(name), arguments.device)
         found = ask_all(asked, folders, arguments)
     reference = Asked(case=REFERENCE, score=known) if known else found.pop(0)
     if reference.score is None:

@@ -69,7 +69,7 @@ def test_a_reference_that_is_kept_is_not_asked_again(
         return [Asked(case=case, score=Score(3, 4, [])) for case in wanted]
 
     monkeypatch.setattr(accuracy, "ask_all", ask_all)
-    monkeypatch.setattr(accuracy, "write_folders", lambda models, folder: {})
+    monkeypatch.setattr(accuracy, "write_folders", lambda models, folder, device: {})
     flags = ["--device", "cpu", "--weights", "bf16", "--chatter", "0", "--long", "0"]
     flags += ["--reference", str(tmp_path / "reference.json"), "--questions"]
     assert [accuracy.main([*flags, "4"]) for _ in range(2)] == [0, 0]
