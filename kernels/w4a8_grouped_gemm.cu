@@ -53,6 +53,7 @@ struct Problem {
   int num_rows;  // of activations and out, all experts together
   int n;
   int num_groups;  // K / 128
+  bool early;      // weights and counts are there before the kernel in front ends
 };
 
 // kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
@@ -574,23 +575,37 @@ struct Kernel {
   }
 
   static __device__ __forceinline__ void copy(
-      S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring) {
+      S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring, bool& waits) {
     const long long block_row =
         static_cast<long long>(t.expert) * (p.n / 128) + t.across * kBlocks;
     const long long row_bytes = static_cast<long long>(p.num_groups) * kBlockBytes;
     const uint8_t* from = p.weights + block_row * row_bytes;
     const uint64_t policy = t.only_once ? kEvictFirst : kEvictNormal;
     const CUtensorMap* map = &boxes.map[t.box];
-#pragma unroll 1
-    for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
-      const uint32_t full = ptx::shared_address(&s.full[ring.stage]);
-      ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+    const auto copy_weights = [&](int stage, int g) {
+      const uint32_t full = ptx::shared_address(&s.full[stage]);
       ptx::barrier_expect(full, kBlocks * kBlockBytes + t.width * kGroup);
-      const uint32_t weights = ptx::shared_address(s.weights[ring.stage]);
+      const uint32_t weights = ptx::shared_address(s.weights[stage]);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         ptx::copy_bulk(weights + i * kBlockBytes, from + i * row_bytes + g * kBlockBytes,
                        kBlockBytes, full, policy);
+      }
+    };
+    // Of the first tile all stages' weights are on their way before activations are waited for.
+    int ahead = 0;
+    if (waits) {
+#pragma unroll 1
+      for (; ahead < S::kStages && ahead < p.num_groups; ++ahead) copy_weights(ahead, ahead);
+      ptx::wait_for_predecessors();
+      waits = false;
+    }
+#pragma unroll 1
+    for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
+      const uint32_t full = ptx::shared_address(&s.full[ring.stage]);
+      if (g >= ahead) {
+        ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+        copy_weights(ring.stage, g);
       }
       ptx::copy_box(ptx::shared_address(s.activations[ring.stage]), map, g * kGroup, t.first_row,
                     full);
@@ -645,6 +660,7 @@ struct Kernel {
     S& s = *reinterpret_cast<S*>(memory);
     const int tiles_across = p.n / kRows;
     const int warp = threadIdx.x / 32;
+    if (!p.early) ptx::wait_for_predecessors();
     if (warp == 0) plan<kTokens>(s, p, tiles_across);
     if (threadIdx.x == 32) {
       for (int i = 0; i < S::kStages; ++i) {
@@ -659,13 +675,17 @@ struct Kernel {
 
     if (warp >= 8) {
       ptx::registers_give<kCopyRegisters>();
+      bool waits = p.early && warp == 8;
+      if (p.early && warp != 8) ptx::wait_for_predecessors();
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
         if (warp == 8) {
-          if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring);
+          if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring, waits);
         } else if (warp <= 8 + kScaleWarps) {
           copy_scales(s, p, t, ring);
         }
       });
+      // Without a tile, too: what follows takes this kernel's end for that of all in front of it.
+      if (waits) ptx::wait_for_predecessors();
     } else {
       ptx::registers_take<kComputeRegisters>();
       const Place at = place(s);
@@ -716,8 +736,17 @@ cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
                                    device);
     if (error != cudaSuccess) return error;
   }
-  kernel<<<num_multiprocessors[device], kThreads, bytes, stream>>>(boxes, p);
-  return cudaGetLastError();
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(num_multiprocessors[device]);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = p.early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, boxes, p);
 }
 
 }  // namespace
@@ -727,7 +756,7 @@ extern "C" const char* w4a8_grouped_gemm_launch(
     int variant, const void* activations, const float* scales, long long scale_stride_expert,
     long long scale_stride_row, long long scale_stride_group, const void* weights,
     const int* counts, void* out, int num_experts, int capacity, int num_rows, int n, int k,
-    void* stream) {
+    int early, void* stream) {
   const Problem p = {static_cast<const uint8_t*>(weights),
                      scales,
                      scale_stride_expert,
@@ -739,7 +768,8 @@ extern "C" const char* w4a8_grouped_gemm_launch(
                      capacity,
                      num_rows,
                      n,
-                     k / kGroup};
+                     k / kGroup,
+                     early != 0};
   Boxes boxes;
   cudaError_t error = num_experts <= kMaxExperts ? make_boxes(&boxes, activations, p)
                                                  : cudaErrorInvalidValue;

@@ -37,10 +37,12 @@ def w4a8_grouped_gemm_masked(
     *,
     out: torch.Tensor | None = None,
     expected_rows: int | None = None,
+    early: bool = False,
 ) -> torch.Tensor:
     """Masked layout. `expected_rows`, the rows that an expert is likely to have (default: C),
-    picks among tiles, whose results differ by rounding. Raises ValueError for arguments that do not
-    fit."""
+    picks among tiles, whose results differ by rounding. `early`: weights and counts were there
+    before the kernel in front of this call began, so that this one may begin while that ends.
+    Raises ValueError for arguments that do not fit."""
     if activations.dim() != 3:
         raise ValueError(f"activations are [E, C, K], not {tuple(activations.shape)}")
     out = _checked(activations, activation_scales, weights, counts, out)
@@ -62,6 +64,7 @@ def w4a8_grouped_gemm_masked(
         out,
         capacity=capacity,
         expected_rows=capacity if expected_rows is None else expected_rows,
+        early=early,
     )
     return out
 

@@ -22,6 +22,7 @@ def launch(
     *,
     capacity: int,
     expected_rows: int,
+    early: bool = False,
 ) -> None:
     """Enqueues the product on the current stream; the caller has checked every argument.
 
@@ -29,6 +30,7 @@ def launch(
     scale_strides  of `scales` in elements, by expert, row and group of columns
     blocks         as `PackedWeights` holds them
     capacity       rows reserved for an expert; 0 where experts follow each other without gaps
+    early          as for `w4a8_grouped_gemm_masked`
 
     Raises RuntimeError where the kernel cannot be built or launched.
     """
@@ -48,6 +50,7 @@ def launch(
             activations.numel() // k,
             tall * 128,
             k,
+            early,
             torch.cuda.current_stream().cuda_stream,
         )
     if message:
@@ -70,7 +73,7 @@ def _library() -> ctypes.PyDLL:
         number,
         *(pointer, pointer, long, long, long),
         *(pointer, pointer, pointer),
-        *(number, number, number, number, number),
+        *(number, number, number, number, number, number),
         pointer,
     ]
     function.restype = ctypes.c_char_p

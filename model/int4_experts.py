@@ -106,7 +106,9 @@ class Int4Experts:
         inner = w4a8_grouped_gemm_masked(*quantised, self.gate_up, counts, expected_rows=rows)
         activated = silu_mul_quantise_masked(inner, counts, expected_rows=sent.expected_rows)
         quantised = self._static(activated, 1, counts, sent.expected_rows)
-        outer = w4a8_grouped_gemm_masked(*quantised, self.down, counts, expected_rows=rows)
+        outer = w4a8_grouped_gemm_masked(
+            *quantised, self.down, counts, expected_rows=rows, early=True
+        )
         return outer.to(self.dtype)
 
     def _contiguous(self, quantised: Quantised, counts: torch.Tensor) -> torch.Tensor:

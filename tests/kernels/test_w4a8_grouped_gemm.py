@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kernels.silu_mul import silu_mul_quantise_masked
 from kernels.w4a8_grouped_gemm import (
     TOLERANCE,
     w4a8_grouped_gemm_contiguous,
@@ -281,3 +282,38 @@ def test_kernel_in_a_graph_with_one_static_scale(request: pytest.FixtureRequest)
         graph.replay()
         want = w4a8_grouped_gemm_contiguous_reference(x, scale, weights, counts)
         assert relative_error(out, want) < TOLERANCE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts", ["few", "edges", "none"])
+def test_kernel_that_begins_early(request: pytest.FixtureRequest, counts: str) -> None:
+    """Behind the activation, as in a step: the same bits."""
+    rng = generator(request.node.nodeid)
+    given = torch.tensor(COUNTS[counts], dtype=torch.int32, device="cuda")
+    weights = pack_weights(*experts(rng, len(given), 1024, 2048), device="cuda")
+    shape = (6, len(given), 65, 2 * 2048)
+    inner = torch.randn(*shape, generator=rng).to("cuda", torch.bfloat16)
+    filled = torch.arange(shape[2], device="cuda") < given[:, None]
+
+    def products(*, early: bool) -> list[torch.Tensor]:
+        """Each of the last one's outputs, too."""
+        outs: list[torch.Tensor] = []
+        for each in inner:
+            if outs:
+                each = each + outs[-1].nan_to_num().clamp(-1, 1).repeat(1, 1, 4)
+            activated = silu_mul_quantise_masked(each, given, expected_rows=8)
+            outs.append(
+                w4a8_grouped_gemm_masked(*activated, weights, given, expected_rows=8, early=early)
+            )
+        return outs
+
+    want = products(early=False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = products(early=True)
+    for _ in range(3):
+        for each in got:
+            each.zero_()
+        graph.replay()
+        for mine, other in zip(got, want, strict=True):
+            assert torch.equal(mine[filled], other[filled])
