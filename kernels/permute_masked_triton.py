@@ -1,6 +1,6 @@
-"""Triton path of `kernels.permute_masked`: programs of a token copy its row to all its places.
+"""Triton path of `kernels.permute_masked`: programs of a token's choice copy its row to its place.
 
-Where there are few choices each program finds its places by itself and a few more programs count;
+Where there are few choices each program finds its place by itself and a few more programs count;
 else a kernel in front of it does both, a program an expert.
 """
 
@@ -17,7 +17,7 @@ CHUNK = 1024
 LARGE_CHUNK = 4096
 BLOCK_BYTES = 8192  # of a row, a program that does not quantise
 MAX_GROUPS = 64  # of a row, one that does
-MAX_FOUND = 2048  # choices, of which each program looks at all
+MAX_FOUND = 2048  # choices, of which each program looks at all in front of its own
 
 
 @triton.jit
@@ -62,25 +62,23 @@ def count_rows(
 
 
 @triton.jit
-def find_rows(
-    topk_idx, token, capacity, first, num_experts, idx_stride,
-    num_choices: tl.constexpr, padded_choices: tl.constexpr, chunk: tl.constexpr,
+def find_row(
+    topk_idx, token, choice, capacity, first, num_experts, idx_stride,
+    num_choices: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """[padded_choices] rows of a token's choices, -1: not here."""
-    slot = tl.arange(0, padded_choices)
-    own = tl.load(topk_idx + token * idx_stride + slot, mask=slot < num_choices, other=-1)
-    own = (own - first).to(tl.int32)
-    place = tl.zeros([padded_choices], tl.int32)
-    for begin in range(0, (token + 1) * num_choices, chunk):
+    """The row of a token's choice, -1: not here."""
+    own = tl.load(topk_idx + token * idx_stride + choice)
+    mine = token * num_choices + choice
+    place = 0
+    for begin in range(0, mine, chunk):
         entry = begin + tl.arange(0, chunk)
-        before = entry[:, None] < token * num_choices + slot[None, :]
         chosen = tl.load(
             topk_idx + entry // num_choices * idx_stride + entry % num_choices,
-            mask=entry < (token + 1) * num_choices, other=-1,
+            mask=entry < mine, other=-1,
         )  # fmt: skip
-        same = before & ((chosen - first).to(tl.int32)[:, None] == own[None, :])
-        place += tl.sum(same.to(tl.int32), 0)
-    here = (slot < num_choices) & (own >= 0) & (own < num_experts) & (place < capacity)
+        place += tl.sum(((entry < mine) & (chosen == own)).to(tl.int32), 0)
+    own = (own - first).to(tl.int32)
+    here = (own >= 0) & (own < num_experts) & (place < capacity)
     return tl.where(here, own * capacity + place, -1)
 
 
@@ -88,22 +86,23 @@ def find_rows(
 def _copy(
     hidden, scale, topk_idx, rows, scales, row_of, counts, num_tokens, width, num_groups, capacity,
     first, num_experts, hidden_stride, idx_stride, scale_row_stride, scale_group_stride,
-    scales_expert_stride, scales_group_stride, loops,
-    num_choices: tl.constexpr, padded_choices: tl.constexpr, chunk: tl.constexpr,
+    scales_expert_stride, scales_group_stride,
+    num_choices: tl.constexpr, chunk: tl.constexpr,
     block: tl.constexpr, groups: tl.constexpr, group_size: tl.constexpr, finds: tl.constexpr,
     has_scale: tl.constexpr, quantises: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
     follow(dependent)
-    token, part = tl.program_id(0), tl.program_id(1)
+    program, part = tl.program_id(0), tl.program_id(1)
+    token, choice = program // num_choices, program % num_choices
     if token >= num_tokens:
         if part == 0:
             count_rows(
-                topk_idx, counts, token - num_tokens, num_tokens, capacity, first, idx_stride,
-                num_choices, chunk,
+                topk_idx, counts, program - num_tokens * num_choices, num_tokens, capacity, first,
+                idx_stride, num_choices, chunk,
             )  # fmt: skip
         return
-    # In front of the search for places, which is long enough to wait for it.
+    # In front of the search for its place, which is long enough to wait for it.
     line = hidden + token.to(tl.int64) * hidden_stride
     if quantises:  # a block of columns is a block of groups
         group = part * groups + tl.arange(0, groups)
@@ -119,31 +118,22 @@ def _copy(
         place = token * scale_row_stride + group * scale_group_stride
         factor = tl.load(scale + place, mask=is_group)
 
-    slot = tl.arange(0, padded_choices)
     if finds:
-        found = find_rows(
-            topk_idx, token, capacity, first, num_experts, idx_stride, num_choices,
-            padded_choices, chunk,
-        )  # fmt: skip
-        last = tl.where(part == 0, num_choices, 0)
-        tl.store(row_of + slot * num_tokens + token, found, mask=slot < last)
+        row = find_row(
+            topk_idx, token, choice, capacity, first, num_experts, idx_stride, num_choices, chunk
+        )
+        if part == 0:
+            tl.store(row_of + choice * num_tokens + token, row)
     else:
-        is_choice = slot < num_choices
-        found = tl.load(row_of + slot * num_tokens + token, mask=is_choice, other=-1)
+        row = tl.load(row_of + choice * num_tokens + token)
+    if row < 0:
+        return
     if quantises:
         values, factor = quantise_group(values.to(tl.float32), largest, smallest)
     if has_scale or quantises:
-        goal = found // capacity * scales_expert_stride + found % capacity
-        tl.store(
-            scales + goal[:, None] + group[None, :] * scales_group_stride,
-            factor[None, :] + tl.zeros([padded_choices, groups], tl.float32),
-            mask=(found >= 0)[:, None] & is_group[None, :],
-        )  # fmt: skip
-    # A loop at run time: code of a kernel that runs once a layer is fetched each time.
-    for choice in range(loops):
-        row = tl.sum(tl.where(slot == choice, found, 0), 0).to(tl.int64)
-        if row >= 0:
-            tl.store(rows + row * width + column, values, mask=column < width)
+        goal = row // capacity * scales_expert_stride + row % capacity
+        tl.store(scales + goal + group * scales_group_stride, factor, mask=is_group)
+    tl.store(rows + row.to(tl.int64) * width + column, values, mask=column < width)
 
 
 def launch(
@@ -181,13 +171,12 @@ def launch(
         if hidden.element_size() == 1:  # bytes are bytes, and what every Triton knows
             hidden, rows = hidden.view(torch.uint8), rows.view(torch.uint8)
     num_warps = num_warps or (8 if quantises and groups > MAX_GROUPS // 2 else 4)
-    _copy[num_tokens + (num_experts if finds else 0), triton.cdiv(width, block)](
+    _copy[num_tokens * num_choices + (num_experts if finds else 0), triton.cdiv(width, block)](
         hidden, scale, topk_idx, rows, out.scales, out.row_of, out.counts, num_tokens, width,
         1 if scale is None else scale.shape[1], capacity, first, num_experts, hidden.stride(0),
         topk_idx.stride(0), *((0, 0) if scale is None else scale.stride()),
         *((0, 0) if out.scales is None else (out.scales.stride(0), out.scales.stride(2))),
-        num_choices, num_choices=num_choices,
-        padded_choices=triton.next_power_of_2(num_choices), chunk=chunk,
+        num_choices=num_choices, chunk=chunk,
         block=block, groups=groups, group_size=GROUP, finds=finds, has_scale=scale is not None,
         quantises=quantises, largest=LARGEST, smallest=SMALLEST, dependent=is_dependent,
         num_warps=num_warps, launch_pdl=is_dependent,
