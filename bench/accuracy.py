@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -191,12 +192,14 @@ def ask(case: Case, folders: Mapping[str, Path], arguments: argparse.Namespace) 
 def ask_all(
     wanted: Sequence[Case], folders: Mapping[str, Path], arguments: argparse.Namespace
 ) -> list[Asked]:
-    """So many clusters at a time; tells of each as it is over."""
-    lock = threading.Lock()
+    """So many clusters at a time; tells of each as it is over. Of those with several ranks, one:
+    kernels that wait for another GPU's do so for whole turns where clusters share the GPUs."""
+    telling, over_gpus = threading.Lock(), threading.Lock()
 
     def ask_one(case: Case) -> Asked:
-        asked = ask(case, folders, arguments)
-        with lock:
+        with over_gpus if case.num_ranks > 1 else nullcontext():
+            asked = ask(case, folders, arguments)
+        with telling:
             tell(asked)
         return asked
 

@@ -1,5 +1,6 @@
 """The bench of right answers: its cases, what counts as lost, and a BF16 copy of a checkpoint."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,29 @@ def test_a_reference_that_is_kept_is_not_asked_again(
     assert rounds == [["fp32, cpu", "bf16, cpu"], ["bf16, cpu"]]
     with pytest.raises(SystemExit, match="of other questions: remove the file"):
         accuracy.main([*flags, "5"])
+
+
+def test_clusters_over_several_gpus_are_asked_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered = list(cases(["bf16", "fp8"], "cuda", 2, deep_ep=True))
+    running: list[Case] = []
+    most = {1: 0, 2: 0}
+
+    def ask(case: Case, folders: object, arguments: object) -> Asked:
+        running.append(case)
+        same = [one for one in running if one.num_ranks == case.num_ranks]
+        most[case.num_ranks] = max(most[case.num_ranks], len(same))
+        threading.Event().wait(0.02)
+        running.remove(case)
+        return Asked(case=case, score=Score(4, 4, []))
+
+    monkeypatch.setattr(accuracy, "ask", ask)
+    arguments = accuracy.parse(["--at-once", "4"])
+    found = accuracy.ask_all(offered, {}, arguments)
+    assert [asked.case for asked in found] == offered
+    assert most[1] > 1
+    assert most[2] == 1
 
 
 def test_a_plain_copy_has_the_same_weights(tmp_path: Path) -> None:
