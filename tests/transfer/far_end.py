@@ -89,10 +89,12 @@ class NixlFarEnd:
     """A real process; `pause` keeps it from making progress until the next command."""
 
     def __init__(self, name: str, num_bytes: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forked from one process that has imported torch, with the variables of this moment.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipe, its_pipe = context.Pipe()
         self.process = context.Process(
-            target=serve, args=(its_pipe, name, num_bytes, os.getpid()), daemon=True
+            target=serve, args=(its_pipe, name, num_bytes, dict(os.environ)), daemon=True
         )
         self.process.start()
         its_pipe.close()
@@ -123,8 +125,10 @@ class NixlFarEnd:
         return self._pipe.recv()
 
 
-def serve(pipe: Connection, name: str, num_bytes: int, parent: int) -> None:
-    """The process: receives all the time, answers commands."""
+def serve(pipe: Connection, name: str, num_bytes: int, environment: dict[str, str]) -> None:
+    """The process: receives all the time, answers commands, until the test is gone."""
+    os.environ.clear()
+    os.environ.update(environment)
     from transfer.nixl_agent import NixlTransfer
 
     torch.set_num_threads(1)
@@ -134,11 +138,14 @@ def serve(pipe: Connection, name: str, num_bytes: int, parent: int) -> None:
     pipe.send(transfer.describe())
     arrived: list[Notification] = []
     bad: list[int] = []
-    while os.getppid() == parent:
+    while True:
         collect(transfer, buffer, arrived, bad)
         if not pipe.poll(0.0002):
             continue
-        command, *arguments = pipe.recv()
+        try:
+            command, *arguments = pipe.recv()
+        except EOFError:
+            return
         if command == "read":
             pipe.send(buffer.numpy().tobytes())
         elif command == "bad_checks":
