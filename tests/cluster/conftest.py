@@ -1,4 +1,4 @@
-"""One cluster for all tests of client libraries."""
+"""One cluster for all tests that only talk to it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -12,7 +12,7 @@ from tests.cluster.harness import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NUM_REQUESTS = 500
+NUM_IN_SHORT, NUM_REQUESTS = 150, 500
 
 
 async def start_and_leave(client: httpx.AsyncClient, cluster: Cluster, rng: random.Random) -> int:
@@ -55,13 +55,20 @@ async def leave_all(cluster: Cluster, num_requests: int) -> list[int]:
         return list(await asyncio.gather(*(bounded() for _ in range(num_requests))))
 
 
-@pytest.mark.parametrize("overlap", ["false", pytest.param("true", marks=pytest.mark.slow)])
-def test_500_aborts_free_every_page(tmp_path: Path, overlap: str) -> None:
+@pytest.mark.parametrize(
+    ("num_requests", "overlap"),
+    [
+        (NUM_IN_SHORT, "false"),
+        pytest.param(NUM_REQUESTS, "false", marks=pytest.mark.slow),
+        pytest.param(NUM_REQUESTS, "true", marks=pytest.mark.slow),
+    ],
+)
+def test_aborts_free_every_page(tmp_path: Path, num_requests: int, overlap: str) -> None:
     schedule = f"decode.overlap-schedule={overlap}"
     with Cluster(tmp_path, "--chunk-tokens", "256", "--set", schedule) as cluster:
         before = [rank.pages_total for w in cluster.status().workers for rank in w.ranks]
-        seen = asyncio.run(leave_all(cluster, NUM_REQUESTS))
-        assert len(seen) == NUM_REQUESTS
+        seen = asyncio.run(leave_all(cluster, num_requests))
+        assert len(seen) == num_requests
         assert any(seen), "no request got as far as its first token"
         assert not all(seen), "no request was left before its first token"
         cluster.assert_nothing_held()

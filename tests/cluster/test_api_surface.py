@@ -32,10 +32,9 @@ QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("surface")) as running:
-        yield running
-        running.assert_nothing_held()
+def cluster(served: Cluster) -> Iterator[Cluster]:
+    yield served
+    served.assert_nothing_held()
 
 
 def post(cluster: Cluster, path: str, **fields: Any) -> httpx.Response:

@@ -16,7 +16,7 @@ from tests.cluster.reference import greedy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NUM_PROMPTS = 50
+NUM_IN_SHORT, NUM_PROMPTS = 24, 50
 MAX_TOKENS = 24
 
 
@@ -29,7 +29,7 @@ class Expected:
 
 
 @cache
-def expectations() -> tuple[Expected, ...]:
+def expectations(num_prompts: int = NUM_PROMPTS) -> tuple[Expected, ...]:
     """Half are questions as a chat client sends them, half arbitrary tokens, 1 to 300 long."""
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     config = json.loads((DEMO_MODEL / "config.json").read_text())
@@ -37,7 +37,7 @@ def expectations() -> tuple[Expected, ...]:
     eos_ids = set(eos if isinstance(eos, list) else [eos])
     rng = random.Random(7)
     prompts: list[list[int]] = []
-    for index in range(NUM_PROMPTS):
+    for index in range(num_prompts):
         if index % 2:
             a, b = rng.randrange(10_000), rng.randrange(10_000)
             prompts.append(tokenizer.encode(f"What is {a} {rng.choice('+-')} {b}?").ids)
@@ -72,24 +72,27 @@ def check(cluster: Cluster, expected: Expected) -> int:
 
 
 @pytest.mark.parametrize(
-    ("prefill_workers", "prefill_ranks", "decode_workers", "decode_ranks", "chunk_tokens"),
+    ("num_prompts", "prefill_workers", "prefill_ranks", "decode_workers", "decode_ranks",
+     "chunk_tokens"),
     [
-        (1, 1, 1, 2, 64),
-        pytest.param(1, 1, 1, 1, 2048, marks=pytest.mark.slow),
-        pytest.param(2, 1, 1, 2, 2048, marks=pytest.mark.slow),
-        pytest.param(1, 2, 2, 1, 128, marks=pytest.mark.slow),
-        pytest.param(1, 1, 1, 4, 64, marks=pytest.mark.slow),
+        (NUM_IN_SHORT, 1, 1, 1, 2, 64),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 2, 64, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 1, 2048, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 2, 1, 1, 2, 2048, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 2, 2, 1, 128, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 4, 64, marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_equals_transformers(
     tmp_path: Path,
+    num_prompts: int,
     prefill_workers: int,
     prefill_ranks: int,
     decode_workers: int,
     decode_ranks: int,
     chunk_tokens: int,
 ) -> None:
-    expected = expectations()
+    expected = expectations(num_prompts)
     options = ["--prefill-workers", str(prefill_workers), "--prefill-ranks", str(prefill_ranks)]
     options += ["--decode-workers", str(decode_workers), "--decode-ranks", str(decode_ranks)]
     options += ["--chunk-tokens", str(chunk_tokens)]

@@ -89,12 +89,9 @@ def test_the_only_prefill_worker(tmp_path: Path) -> None:
         cluster.assert_nothing_held()
 
 
+@pytest.mark.slow  # with many streams at once: tests/cluster/test_failover.py
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        "decode.overlap-schedule=false",
-        pytest.param("decode.overlap-schedule=true", marks=pytest.mark.slow),
-    ],
+    "schedule", ["decode.overlap-schedule=false", "decode.overlap-schedule=true"]
 )
 def test_decode_worker_killed_in_mid_answer(tmp_path: Path, schedule: str) -> None:
     """With a second decode worker the answer is complete and exact."""

@@ -35,7 +35,7 @@ def test_answers_while_others_leave_and_experts_move(cluster: Cluster) -> None:
     operator, rng = Operator(cluster), random.Random(5)
     with ThreadPoolExecutor(20) as pool:
         left = pool.submit(lambda: asyncio.run(leave_all(cluster, NUM_LEFT)))
-        checks = [pool.submit(check, cluster, one) for one in expectations()[:NUM_CHECKED]]
+        checks = [pool.submit(check, cluster, one) for one in expectations(NUM_CHECKED)]
         for _ in range(2):
             last = list(operator.apply(operator.shuffled(rng)))[-1]
             assert last.phase == experts_pb2.RebalanceProgress.PHASE_DONE

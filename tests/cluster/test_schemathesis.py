@@ -21,7 +21,8 @@ CHECKS = (
     "response_headers_conformance",
     "response_schema_conformance",
 )
-NUM_REQUESTS = 2000
+# Examples an operation, and the requests that come of them.
+SHORT, LONG = (40, 1000), (160, 2000)
 
 
 def responses(cluster: Cluster) -> Counter[tuple[str, str]]:
@@ -35,12 +36,14 @@ def responses(cluster: Cluster) -> Counter[tuple[str, str]]:
     return counts
 
 
-def run_schemathesis(cluster: Cluster, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_schemathesis(
+    cluster: Cluster, folder: Path, num_examples: int
+) -> subprocess.CompletedProcess[str]:
     """The command line tool in a process of its own."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{cluster.url}/openapi.json"]
     command += ["--url", cluster.url, "--checks", ",".join(CHECKS)]
     command += ["--phases", "examples,coverage,fuzzing", "--workers", "1"]
-    command += ["--max-examples", "160", "--seed", "1", "--generation-deterministic"]
+    command += ["--max-examples", str(num_examples), "--seed", "1", "--generation-deterministic"]
     command += ["--suppress-health-check", "all"]
     command += ["--request-timeout", "60", "--continue-on-failure", "--no-color"]
     hooks = {
@@ -57,23 +60,29 @@ def run_schemathesis(cluster: Cluster, folder: Path) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.parametrize(
+    ("num_examples", "num_requests"), [SHORT, pytest.param(*LONG, marks=pytest.mark.slow)]
+)
 def test_no_server_error_and_no_undocumented_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Cluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    num_examples: int,
+    num_requests: int,
 ) -> None:
-    with Cluster(tmp_path / "cluster", "--decode-ranks", "1") as cluster:
-        before = responses(cluster)
-        result = run_schemathesis(cluster, tmp_path)
-        counts = responses(cluster)
-        counts.subtract(before)
-        rows = "".join(f"\n  {path} {code}: {n}" for (path, code), n in sorted((+counts).items()))
-        with capsys.disabled():
-            sys.stdout.write(f"\nschemathesis: {counts.total()} requests{rows}\n")
-        assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2000:]
-        assert "Unresolvable references" not in result.stdout, result.stdout[-3000:]
-        assert counts.total() >= NUM_REQUESTS, result.stdout[-3000:]
-        for path in ("/v1/chat/completions", "/v1/completions"):
-            assert counts[path, "200"] >= 20, "hardly any request was a good one"
-        assert not [code for _, code in +counts if code >= "500"], counts
-        cluster.assert_nothing_held()
-        assert cluster.complete([5, 6, 7], 4)["usage"]["completion_tokens"] >= 1
-        assert "restart" not in cluster.output().lower()
+    before = responses(served)
+    result = run_schemathesis(served, tmp_path, num_examples)
+    counts = responses(served)
+    counts.subtract(before)
+    rows = "".join(f"\n  {path} {code}: {n}" for (path, code), n in sorted((+counts).items()))
+    with capsys.disabled():
+        sys.stdout.write(f"\nschemathesis: {counts.total()} requests{rows}\n")
+    assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2000:]
+    assert "Unresolvable references" not in result.stdout, result.stdout[-3000:]
+    assert counts.total() >= num_requests, result.stdout[-3000:]
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert counts[path, "200"] >= 20, "hardly any request was a good one"
+    assert not [code for _, code in +counts if code >= "500"], counts
+    served.assert_nothing_held()
+    assert served.complete([5, 6, 7], 4)["usage"]["completion_tokens"] >= 1
+    assert "restart" not in served.output().lower()
