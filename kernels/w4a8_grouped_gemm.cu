@@ -15,6 +15,7 @@
 // they are packed.
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include "hopper_ptx.cuh"
@@ -29,6 +30,8 @@ constexpr int kScaleOffset = 8192;  // of the scales in a block
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
 constexpr int kGroupsAPass = 2;     // of the loop over groups of columns of 256 tokens
+constexpr float kLargest = 448.0f;  // of e4m3
+constexpr float kSmallest = 1e-12f;  // a group of zeros still needs a scale
 constexpr int kNumBoxes = 6;        // tensor maps with boxes of 8, 16, 32, 64, 128, 256 rows
 // Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
 constexpr int kCopyRegisters = 40;
@@ -47,13 +50,16 @@ struct Problem {
   const float* scales;     // of activations, with the strides below, in elements
   long long scale_stride_expert, scale_stride_row, scale_stride_group;
   const int* counts;  // [E] rows of each expert
-  __nv_bfloat16* out;
+  void* out;          // bfloat16; of what is gated e4m3, half as many columns
+  float* out_scales;  // of e4m3, with the strides below and rows side by side
+  long long out_scale_stride_expert, out_scale_stride_group;
   int num_experts;
   int capacity;  // rows reserved for an expert; 0: experts follow each other without gaps
   int num_rows;  // of activations and out, all experts together
   int n;
   int num_groups;  // K / 128
   bool early;      // weights and counts are there before the kernel in front ends
+  bool leads;      // the kernel behind may begin
 };
 
 // kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
@@ -181,6 +187,14 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+__device__ __forceinline__ float unpack(uint32_t pair, int which) {
+  return __uint_as_float(which ? pair & 0xFFFF0000u : pair << 16);
+}
+
+__device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+}
+
 // A piece is what one accumulator holds: 64 weight rows x kColumns tokens. Beside the sums of 256
 // tokens registers have room for two accumulators of 32.
 template <int kBlocks, int kWidth>
@@ -190,8 +204,11 @@ struct Pieces {
   using Sums = float[kNumber][kColumns / 2];
 };
 
-template <int kBlocks, int kTokens>
+// kGated: a tile is a block of gate rows and the block of up rows that belongs to it, one for each
+// warpgroup, and what leaves it is silu(gate) * up, quantised.
+template <int kBlocks, int kTokens, bool kGated>
 struct Kernel {
+  static_assert(!kGated || (kBlocks == 2 && kTokens <= 64));
   using S = Shared<kBlocks, kTokens>;
   using Ring = Places<S::kStages>;
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
@@ -509,14 +526,73 @@ struct Kernel {
       }
       ptx::barrier_sync<128>(1 + at.warpgroup);
       const int column = at.thread % kPieces16 * 8;
-      __nv_bfloat16* out = p.out + static_cast<long long>(t.first_row + first) * p.n +
-                           first_column + at.warpgroup * S::kColumns + column;
+      __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) +
+                           static_cast<long long>(t.first_row + first) * p.n + first_column +
+                           at.warpgroup * S::kColumns + column;
       const int rows = min(t.num_tokens - first, kRound);
       for (int row = at.thread / kPieces16; row < rows; row += 128 / kPieces16) {
         *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * p.n) =
             *reinterpret_cast<const uint4*>(staging + row * S::kPitch + column * 2);
       }
     }
+  }
+
+  // What is gated is rounded to bfloat16 before, as it would be between two kernels.
+  template <int kWidth>
+  static __device__ __forceinline__ void store_gated(
+      S& s, const Problem& p, const Tile& t, typename Pieces<kBlocks, kWidth>::Sums& sum,
+      const Place& at) {
+    constexpr int kLanes = kGroup / 8;  // of a token's group: 16 bytes of either half each
+    ptx::barrier_sync<256>(1);          // the rows staged before are read
+#pragma unroll
+    for (int i = 0; i < 2; ++i) stage<kWidth>(s.staging[at.warpgroup], sum[i], 0, i * 64, at);
+    ptx::barrier_sync<256>(1);
+    const int column = threadIdx.x % kLanes * 8;
+    const int half = p.n / 2, own = at.lane / kLanes;
+    uint8_t* const out = static_cast<uint8_t*>(p.out) +
+                         static_cast<long long>(t.first_row) * half + t.across * kGroup + column;
+    float* const scales = p.out_scales + t.expert * p.out_scale_stride_expert +
+                          t.across * p.out_scale_stride_group + t.first_token;
+    // Tokens that are none are computed, too: without branches they overlap.
+#pragma unroll
+    for (int first = 0; first < kWidth; first += 16) {
+      const int row = first + threadIdx.x / 32 * 2 + own;
+      float values[8];
+      const float peak = gated(s.staging[0] + row * S::kPitch + column * 2,
+                               s.staging[1] + row * S::kPitch + column * 2, values);
+      const float factor = __fdiv_rn(kLargest, peak);
+      uint32_t words[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        words[i] = pack_e4m3(values[4 * i] * factor, values[4 * i + 1] * factor) |
+                   pack_e4m3(values[4 * i + 2] * factor, values[4 * i + 3] * factor) << 16;
+      }
+      if (row >= t.num_tokens) continue;
+      *reinterpret_cast<uint2*>(out + static_cast<long long>(row) * half) =
+          make_uint2(words[0], words[1]);
+      if (column == 0) scales[row] = __fdiv_rn(peak, kLargest);
+    }
+  }
+
+  // silu(gate) * up of eight columns, and the largest of the 128 that 16 lanes have.
+  static __device__ __forceinline__ float gated(
+      const uint8_t* gate, const uint8_t* up, float (&values)[8]) {
+    const uint4 gates = *reinterpret_cast<const uint4*>(gate);
+    const uint4 ups = *reinterpret_cast<const uint4*>(up);
+    const uint32_t gate_words[] = {gates.x, gates.y, gates.z, gates.w};
+    const uint32_t up_words[] = {ups.x, ups.y, ups.z, ups.w};
+    float peak = kSmallest;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float a = unpack(gate_words[i / 2], i % 2), b = unpack(up_words[i / 2], i % 2);
+      values[i] = __fdividef(a, 1.0f + __expf(-a)) * b;
+      peak = fmaxf(peak, fabsf(values[i]));
+    }
+#pragma unroll
+    for (int distance = 8; distance; distance /= 2) {
+      peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, distance));
+    }
+    return peak;
   }
 
   // Sums of a tile, once its first group of columns is there.
@@ -571,14 +647,16 @@ struct Kernel {
     // All rows of a warpgroup have one code.
     if (__any_sync(~0u, signbit(upper))) add_groups<kWidth, true>(s, p.num_groups, ring, sum, at);
     else add_groups<kWidth, false>(s, p.num_groups, ring, sum, at);
-    store<kWidth>(s, p, t, sum, t.across * kRows, at);
+    if constexpr (kGated) store_gated<kWidth>(s, p, t, sum, at);
+    else store<kWidth>(s, p, t, sum, t.across * kRows, at);
   }
 
   static __device__ __forceinline__ void copy(
       S& s, const Boxes& boxes, const Problem& p, const Tile& t, Ring& ring, bool& waits) {
-    const long long block_row =
-        static_cast<long long>(t.expert) * (p.n / 128) + t.across * kBlocks;
+    const long long block_row = static_cast<long long>(t.expert) * (p.n / 128) +
+                                (kGated ? t.across : t.across * kBlocks);
     const long long row_bytes = static_cast<long long>(p.num_groups) * kBlockBytes;
+    const long long block_stride = kGated ? p.n / 256 * row_bytes : row_bytes;
     const uint8_t* from = p.weights + block_row * row_bytes;
     const uint64_t policy = t.only_once ? kEvictFirst : kEvictNormal;
     const CUtensorMap* map = &boxes.map[t.box];
@@ -588,7 +666,7 @@ struct Kernel {
       const uint32_t weights = ptx::shared_address(s.weights[stage]);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
-        ptx::copy_bulk(weights + i * kBlockBytes, from + i * row_bytes + g * kBlockBytes,
+        ptx::copy_bulk(weights + i * kBlockBytes, from + i * block_stride + g * kBlockBytes,
                        kBlockBytes, full, policy);
       }
     };
@@ -660,6 +738,7 @@ struct Kernel {
     S& s = *reinterpret_cast<S*>(memory);
     const int tiles_across = p.n / kRows;
     const int warp = threadIdx.x / 32;
+    if (p.leads) ptx::launch_dependents();
     if (!p.early) ptx::wait_for_predecessors();
     if (warp == 0) plan<kTokens>(s, p, tiles_across);
     if (threadIdx.x == 32) {
@@ -701,10 +780,10 @@ struct Kernel {
   }
 };
 
-template <int kBlocks, int kTokens>
+template <int kBlocks, int kTokens, bool kGated>
 __global__ __launch_bounds__(kThreads, 1) void grouped_gemm(
     const __grid_constant__ Boxes boxes, const __grid_constant__ Problem problem) {
-  Kernel<kBlocks, kTokens>::run(boxes, problem);
+  Kernel<kBlocks, kTokens, kGated>::run(boxes, problem);
 }
 
 // Maps of activations [num_rows, 128 * num_groups].
@@ -719,11 +798,11 @@ cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) 
 
 constexpr int kMaxDevices = 64;
 
-template <int kBlocks, int kTokens>
+template <int kBlocks, int kTokens, bool kGated>
 cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
-  constexpr int bytes = sizeof(typename Kernel<kBlocks, kTokens>::S);
+  constexpr int bytes = sizeof(typename Kernel<kBlocks, kTokens, kGated>::S);
   static int num_multiprocessors[kMaxDevices] = {};
-  auto* const kernel = grouped_gemm<kBlocks, kTokens>;
+  auto* const kernel = grouped_gemm<kBlocks, kTokens, kGated>;
   int device;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
@@ -755,29 +834,35 @@ cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
 extern "C" const char* w4a8_grouped_gemm_launch(
     int variant, const void* activations, const float* scales, long long scale_stride_expert,
     long long scale_stride_row, long long scale_stride_group, const void* weights,
-    const int* counts, void* out, int num_experts, int capacity, int num_rows, int n, int k,
-    int early, void* stream) {
+    const int* counts, void* out, float* out_scales, long long out_scale_stride_expert,
+    long long out_scale_stride_group, int num_experts, int capacity, int num_rows, int n, int k,
+    int early, int leads, void* stream) {
   const Problem p = {static_cast<const uint8_t*>(weights),
                      scales,
                      scale_stride_expert,
                      scale_stride_row,
                      scale_stride_group,
                      counts,
-                     static_cast<__nv_bfloat16*>(out),
+                     out,
+                     out_scales,
+                     out_scale_stride_expert,
+                     out_scale_stride_group,
                      num_experts,
                      capacity,
                      num_rows,
                      n,
                      k / kGroup,
-                     early != 0};
+                     early != 0,
+                     leads != 0};
   Boxes boxes;
   cudaError_t error = num_experts <= kMaxExperts ? make_boxes(&boxes, activations, p)
                                                  : cudaErrorInvalidValue;
   const cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
     switch (variant) {
-      case 0: error = launch<2, 64>(boxes, p, on); break;
-      case 1: error = launch<1, 256>(boxes, p, on); break;
+      case 0: error = launch<2, 64, false>(boxes, p, on); break;
+      case 1: error = launch<1, 256, false>(boxes, p, on); break;
+      case 2: error = launch<2, 64, true>(boxes, p, on); break;
       default: error = cudaErrorInvalidValue;
     }
   }

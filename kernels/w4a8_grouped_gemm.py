@@ -12,7 +12,9 @@ with e the expert of row i, summed in float32.
 
 Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
 then those of expert 1, without gaps. Rows behind those that counts names are not read and their
-outputs not written. N and K are multiples of 128.
+outputs not written. N and K are multiples of 128. The product of gate and up goes on, gated, as FP8
+where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16 between, it gives what two launches
+would, to the last bit of e4m3 or the one beside it (exp).
 
 On Hopper a CUDA kernel runs, else the reference, which also EPSERVE_KERNELS=reference asks for. The
 kernel never waits for the host and can be captured in a CUDA graph after one call outside of it.
@@ -24,6 +26,8 @@ import torch
 from kernels import w4a8_grouped_gemm_cuda
 from kernels.linear import linear
 from kernels.paths import path_of
+from kernels.quantise import empty_scales
+from kernels.silu_mul import silu_mul_quantise_masked
 from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
 
 TOLERANCE = 2e-3
@@ -43,11 +47,8 @@ def w4a8_grouped_gemm_masked(
     picks among tiles, whose results differ by rounding. `early`: weights and counts were there
     before the kernel in front of this call began, so that this one may begin while that ends.
     Raises ValueError for arguments that do not fit."""
-    if activations.dim() != 3:
-        raise ValueError(f"activations are [E, C, K], not {tuple(activations.shape)}")
-    out = _checked(activations, activation_scales, weights, counts, out)
-    if activations.shape[0] != weights.num_experts:
-        raise ValueError(f"{activations.shape[0]} experts' rows, {weights.num_experts} experts")
+    _check_masked(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
     if not activations.numel():
         return out
     if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
@@ -58,7 +59,7 @@ def w4a8_grouped_gemm_masked(
     w4a8_grouped_gemm_cuda.launch(
         activations,
         activation_scales,
-        (0, 0, 0) if activation_scales.numel() == 1 else activation_scales.stride(),
+        _masked_strides(activation_scales),
         weights.blocks,
         counts,
         out,
@@ -67,6 +68,49 @@ def w4a8_grouped_gemm_masked(
         early=early,
     )
     return out
+
+
+def w4a8_grouped_gemm_gated(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    expected_rows: int | None = None,
+    leads: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masked layout of gate_up, gate half first: what `kernels.silu_mul.silu_mul_quantise_masked`
+    makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]). `expected_rows`
+    as in `w4a8_grouped_gemm_masked`; `leads`: the kernel behind, if it is one that begins early,
+    may take multiprocessors as soon as this one leaves them. Raises ValueError for arguments that
+    do not fit, and unless N is a multiple of 256."""
+    _check_masked(activations, activation_scales, weights, counts)
+    if weights.num_outputs % (2 * GROUP):
+        raise ValueError(f"N = {weights.num_outputs} is not a multiple of {2 * GROUP}")
+    capacity = activations.shape[1]
+    likely = capacity if expected_rows is None else expected_rows
+    is_cuda = path_of("w4a8_grouped_gemm", activations.device) == "cuda"
+    if not is_cuda or not w4a8_grouped_gemm_cuda.gates(likely, weights.num_outputs):
+        given = (activations, activation_scales, weights, counts)
+        inner = w4a8_grouped_gemm_masked(*given, expected_rows=expected_rows)
+        return silu_mul_quantise_masked(inner, counts, expected_rows=expected_rows or 0)
+    shape = (*activations.shape[:-1], weights.num_outputs // 2)
+    out = activations.new_empty(shape)
+    out_scales = empty_scales(out)
+    if activations.numel():
+        w4a8_grouped_gemm_cuda.launch(
+            activations,
+            activation_scales,
+            _masked_strides(activation_scales),
+            weights.blocks,
+            counts,
+            out,
+            capacity=capacity,
+            expected_rows=likely,
+            out_scales=out_scales,
+            leads=leads,
+        )
+    return out, out_scales
 
 
 def w4a8_grouped_gemm_contiguous(
@@ -81,7 +125,8 @@ def w4a8_grouped_gemm_contiguous(
     """Contiguous layout. `expected_rows` as in the masked one (default: M / E)."""
     if activations.dim() != 2:
         raise ValueError(f"activations are [M, K], not {tuple(activations.shape)}")
-    out = _checked(activations, activation_scales, weights, counts, out)
+    _check(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
     if not activations.numel():
         return out
     if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
@@ -111,7 +156,8 @@ def w4a8_grouped_gemm_masked_reference(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the masked product is; waits for the counts."""
-    out = _checked(activations, activation_scales, weights, counts, out)
+    _check(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
     for expert, count in enumerate(counts.clamp(0, activations.shape[1]).tolist()):
         if count:
             rows = _rows(activations[expert], activation_scales, expert, slice(0, count))
@@ -128,7 +174,8 @@ def w4a8_grouped_gemm_contiguous_reference(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the contiguous product is; waits for the counts."""
-    out = _checked(activations, activation_scales, weights, counts, out)
+    _check(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
     start = 0
     for expert, count in enumerate(counts.clamp(0).tolist()):
         if count:
@@ -155,14 +202,35 @@ def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
     return dequantise_weights(PackedWeights(weights.blocks[expert : expert + 1]))[0]
 
 
-def _checked(
+def _masked_strides(scales: torch.Tensor) -> tuple[int, int, int]:
+    """By expert, row and group of columns."""
+    if scales.numel() == 1:
+        return 0, 0, 0
+    expert, row, group = scales.stride()
+    return expert, row, group
+
+
+def _check_masked(
     activations: torch.Tensor,
     scales: torch.Tensor,
     weights: PackedWeights,
     counts: torch.Tensor,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    """The output, made unless given. Raises ValueError for arguments that do not fit."""
+) -> None:
+    """Raises ValueError for arguments that do not fit."""
+    if activations.dim() != 3:
+        raise ValueError(f"activations are [E, C, K], not {tuple(activations.shape)}")
+    _check(activations, scales, weights, counts)
+    if activations.shape[0] != weights.num_experts:
+        raise ValueError(f"{activations.shape[0]} experts' rows, {weights.num_experts} experts")
+
+
+def _check(
+    activations: torch.Tensor,
+    scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+) -> None:
+    """Raises ValueError for arguments that do not fit."""
     k = weights.num_inputs
     if activations.shape[-1] != k:
         raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
@@ -184,17 +252,24 @@ def _checked(
         raise ValueError(
             f"{weights.num_experts} experts: at most {w4a8_grouped_gemm_cuda.MAX_EXPERTS} a call"
         )
-    shape = (*activations.shape[:-1], weights.num_outputs)
-    if out is None:
-        out = torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
-    if out.shape != shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
-        raise ValueError(f"out is contiguous {shape} bfloat16, not {tuple(out.shape)} {out.dtype}")
     for name, tensor in (
         ("activation scales", scales),
         ("weights", weights.blocks),
         ("counts", counts),
-        ("out", out),
     ):
         if tensor.device != activations.device:
             raise ValueError(f"{name} on {tensor.device}, activations on {activations.device}")
+
+
+def _output(
+    activations: torch.Tensor, weights: PackedWeights, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Made unless given. Raises ValueError for one that does not fit."""
+    shape = (*activations.shape[:-1], weights.num_outputs)
+    if out is None:
+        return torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
+    if out.shape != shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
+        raise ValueError(f"out is contiguous {shape} bfloat16, not {tuple(out.shape)} {out.dtype}")
+    if out.device != activations.device:
+        raise ValueError(f"out on {out.device}, activations on {activations.device}")
     return out

@@ -8,6 +8,7 @@ import torch
 
 from kernels import cuda_build
 
+_GATED = 2  # variant 0 that gates
 _SOURCE = Path(__file__).with_name("w4a8_grouped_gemm.cu")
 MAX_EXPERTS = 512
 
@@ -22,7 +23,9 @@ def launch(
     *,
     capacity: int,
     expected_rows: int,
+    out_scales: torch.Tensor | None = None,
     early: bool = False,
+    leads: bool = False,
 ) -> None:
     """Enqueues the product on the current stream; the caller has checked every argument.
 
@@ -30,7 +33,9 @@ def launch(
     scale_strides  of `scales` in elements, by expert, row and group of columns
     blocks         as `PackedWeights` holds them
     capacity       rows reserved for an expert; 0 where experts follow each other without gaps
+    out_scales     of `out`, where what is gated leaves the kernel in FP8
     early          as for `w4a8_grouped_gemm_masked`
+    leads          as for `w4a8_grouped_gemm_gated`
 
     Raises RuntimeError where the kernel cannot be built or launched.
     """
@@ -38,19 +43,22 @@ def launch(
     k = wide * 128
     with torch.cuda.device(activations.device):
         message = _library().w4a8_grouped_gemm_launch(
-            _variant(expected_rows, tall),
+            _variant(expected_rows, tall) if out_scales is None else _GATED,
             activations.data_ptr(),
             scales.data_ptr(),
             *scale_strides,
             blocks.data_ptr(),
             counts.data_ptr(),
             out.data_ptr(),
+            None if out_scales is None else out_scales.data_ptr(),
+            *((0, 0) if out_scales is None else (out_scales.stride(0), out_scales.stride(2))),
             num_experts,
             capacity,
             activations.numel() // k,
             tall * 128,
             k,
             early,
+            leads,
             torch.cuda.current_stream().cuda_stream,
         )
     if message:
@@ -64,6 +72,11 @@ def _variant(expected_rows: int, num_blocks: int) -> int:
     return 0 if expected_rows <= 192 and num_blocks % 2 == 0 else 1
 
 
+def gates(expected_rows: int, num_outputs: int) -> bool:
+    """Whether the tile for these has a form that gates what it computes."""
+    return _variant(expected_rows, num_outputs // 128) == 0
+
+
 @functools.cache
 def _library() -> ctypes.PyDLL:
     library = ctypes.PyDLL(str(build()))
@@ -72,8 +85,8 @@ def _library() -> ctypes.PyDLL:
     function.argtypes = [
         number,
         *(pointer, pointer, long, long, long),
-        *(pointer, pointer, pointer),
-        *(number, number, number, number, number, number),
+        *(pointer, pointer, pointer, pointer, long, long),
+        *[number] * 7,
         pointer,
     ]
     function.restype = ctypes.c_char_p

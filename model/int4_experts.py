@@ -9,8 +9,12 @@ from core.errors import CheckpointError
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
 from kernels.quantise import quantise
 from kernels.rescale import rescale
-from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
-from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
+from kernels.silu_mul import silu_mul_quantise
+from kernels.w4a8_grouped_gemm import (
+    w4a8_grouped_gemm_contiguous,
+    w4a8_grouped_gemm_gated,
+    w4a8_grouped_gemm_masked,
+)
 from kernels.w4a8_grouped_gemm_packing import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -103,8 +107,11 @@ class Int4Experts:
         assert sent.scales is not None
         counts, rows = sent.counts, sent.expected_rows or sent.hidden.shape[1]
         quantised = self._static((sent.hidden, sent.scales), 0, counts, sent.expected_rows)
-        inner = w4a8_grouped_gemm_masked(*quantised, self.gate_up, counts, expected_rows=rows)
-        activated = silu_mul_quantise_masked(inner, counts, expected_rows=sent.expected_rows)
+        # Beside a few tokens the shared expert is done by the time that the down product takes
+        # multiprocessors; beside more it would wait for them.
+        activated = w4a8_grouped_gemm_gated(
+            *quantised, self.gate_up, counts, expected_rows=rows, leads=rows == 1
+        )
         quantised = self._static(activated, 1, counts, sent.expected_rows)
         outer = w4a8_grouped_gemm_masked(
             *quantised, self.down, counts, expected_rows=rows, early=True

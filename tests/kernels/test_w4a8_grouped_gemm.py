@@ -3,11 +3,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.silu_mul import silu_mul_quantise_masked
+from kernels.silu_mul import silu_mul_quantise_masked, silu_mul_quantise_masked_reference
 from kernels.w4a8_grouped_gemm import (
     TOLERANCE,
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_contiguous_reference,
+    w4a8_grouped_gemm_gated,
     w4a8_grouped_gemm_masked,
     w4a8_grouped_gemm_masked_reference,
 )
@@ -21,6 +22,7 @@ from kernels.w4a8_grouped_gemm_packing import (
     unpack_weights,
 )
 from tests.kernels.tensors import generator
+from tests.kernels.triton_device import assert_same_fp8
 
 Experts = tuple[torch.Tensor, torch.Tensor]
 Make = Callable[[torch.Generator, int, int, int], Experts]
@@ -284,26 +286,75 @@ def test_kernel_in_a_graph_with_one_static_scale(request: pytest.FixtureRequest)
         assert relative_error(out, want) < TOLERANCE
 
 
+def test_gated_is_the_product_and_its_activation(request: pytest.FixtureRequest) -> None:
+    rng = generator(request.node.nodeid)
+    weights = pack_weights(*experts(rng, 3, 256, 128))
+    counts = torch.tensor([2, 0, 5], dtype=torch.int32)
+    x, scales = rows(rng, 3, 5, 128)
+    values, value_scales = w4a8_grouped_gemm_gated(x, scales, weights, counts)
+    inner = w4a8_grouped_gemm_masked(x, scales, weights, counts)
+    want, want_scales = silu_mul_quantise_masked_reference(inner, counts)
+    for expert, count in enumerate(counts.tolist()):
+        assert torch.equal(values[expert, :count].float(), want[expert, :count].float())
+        assert torch.equal(value_scales[expert, :count], want_scales[expert, :count])
+    odd = pack_weights(*experts(rng, 3, 384, 128))
+    with pytest.raises(ValueError, match="multiple of 256"):
+        w4a8_grouped_gemm_gated(x, scales, odd, counts)
+    with pytest.raises(ValueError, match=r"\[E, C, K\]"):
+        w4a8_grouped_gemm_gated(x[0], scales[0], weights, counts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [experts, mixed])
+@pytest.mark.parametrize("expected_rows", [1, 64, 256])
+@pytest.mark.parametrize("counts", ["few", "edges", "none"])
+def test_gated_kernel(
+    request: pytest.FixtureRequest, counts: str, expected_rows: int, make: Make
+) -> None:
+    rng = generator(request.node.nodeid)
+    given = torch.tensor(COUNTS[counts], dtype=torch.int32, device="cuda")
+    weights = pack_weights(*make(rng, len(given), 768, 640), device="cuda")
+    x, scales = (each.cuda() for each in rows(rng, len(given), max(COUNTS[counts]) + 1, 640))
+    for scale in (scales, torch.tensor(0.01, device="cuda")):
+        values, value_scales = w4a8_grouped_gemm_gated(
+            x, scale, weights, given, expected_rows=expected_rows
+        )
+        inner = w4a8_grouped_gemm_masked(x, scale, weights, given, expected_rows=expected_rows)
+        want, want_scales = silu_mul_quantise_masked_reference(inner, given)
+        for expert, count in enumerate(COUNTS[counts]):
+            if count:
+                found = values[expert, :count], value_scales[expert, :count]
+                assert_same_fp8(found, (want[expert, :count], want_scales[expert, :count]))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("counts", ["few", "edges", "none"])
-def test_kernel_that_begins_early(request: pytest.FixtureRequest, counts: str) -> None:
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_kernel_that_begins_early(
+    request: pytest.FixtureRequest, counts: str, is_gated: bool
+) -> None:
     """Behind the activation, as in a step: the same bits."""
     rng = generator(request.node.nodeid)
     given = torch.tensor(COUNTS[counts], dtype=torch.int32, device="cuda")
-    weights = pack_weights(*experts(rng, len(given), 1024, 2048), device="cuda")
-    shape = (6, len(given), 65, 2 * 2048)
-    inner = torch.randn(*shape, generator=rng).to("cuda", torch.bfloat16)
-    filled = torch.arange(shape[2], device="cuda") < given[:, None]
+    up = pack_weights(*experts(rng, len(given), 4096, 1024), device="cuda")
+    down = pack_weights(*experts(rng, len(given), 1024, 2048), device="cuda")
+    x, scales = (each.cuda() for each in rows(rng, len(given), max(COUNTS[counts]) + 1, 1024))
+    filled = torch.arange(x.shape[1], device="cuda") < given[:, None]
 
     def products(*, early: bool) -> list[torch.Tensor]:
-        """Each of the last one's outputs, too."""
+        """Of layers, each behind the last one."""
         outs: list[torch.Tensor] = []
-        for each in inner:
+        for _ in range(6):
+            given_x = x
             if outs:
-                each = each + outs[-1].nan_to_num().clamp(-1, 1).repeat(1, 1, 4)
-            activated = silu_mul_quantise_masked(each, given, expected_rows=8)
+                given_x = (x.float() + outs[-1].nan_to_num().clamp(-1, 1)).to(x.dtype)
+            if is_gated:
+                activated = w4a8_grouped_gemm_gated(given_x, scales, up, given, expected_rows=8)
+            else:
+                inner = w4a8_grouped_gemm_masked(given_x, scales, up, given, expected_rows=8)
+                activated = silu_mul_quantise_masked(inner, given, expected_rows=8)
             outs.append(
-                w4a8_grouped_gemm_masked(*activated, weights, given, expected_rows=8, early=early)
+                w4a8_grouped_gemm_masked(*activated, down, given, expected_rows=8, early=early)
             )
         return outs
 
