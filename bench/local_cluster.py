@@ -71,8 +71,8 @@ def _killed_behind(
 
     def give_up() -> None:
         before = {log: log.stat().st_size for log in _logs(output)}
-        if ask_for_stacks(process.pid):
-            time.sleep(_STACKS_SECONDS)
+        ask_for_stacks(process.pid)
+        time.sleep(_STACKS_SECONDS)
         said.append(f"not over after {seconds:g} s: {_said(output, before)}")
         process.kill()
 

@@ -4,7 +4,6 @@ They write it themselves, on the signal that `core.log` listens to, into their l
 """
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +24,11 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def ask_for_stacks(pid: int) -> list[int]:
-    """Of all descendants that listen; gives their process ids."""
-    asked = [child for child in descendants(pid) if _listens(child)]
-    for child in asked:
+def ask_for_stacks(pid: int) -> None:
+    """Of all descendants; those that do not listen go on as well."""
+    for child in descendants(pid):
         with suppress(ProcessLookupError):
             os.kill(child, STACKS_SIGNAL)
-    return asked
 
 
 def _parents() -> Iterator[tuple[int, int]]:
@@ -41,13 +38,3 @@ def _parents() -> Iterator[tuple[int, int]]:
             # The name of the program, in brackets, may hold anything.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             yield int(folder.name), int(fields[1])
-
-
-def _listens(pid: int) -> bool:
-    """Whether the signal would not end it."""
-    with suppress(OSError):
-        for line in (_PROC / str(pid) / "status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "SigCgt":
-                return bool(int(value, 16) >> (signal.Signals(STACKS_SIGNAL) - 1) & 1)
-    return False

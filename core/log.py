@@ -30,7 +30,8 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
 LogFormat = Literal["json", "console"]
 LEVELS = ("debug", "info", "warning", "error")
-STACKS_SIGNAL = signal.SIGUSR1
+# Does nothing to who does not listen. Not SIGUSR1: LLVM, within Triton, takes that for itself.
+STACKS_SIGNAL = signal.SIGURG
 
 
 @contextmanager

@@ -99,9 +99,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
     with a trace, which the front sees as the death of the rank."""
     start = RankStart.from_environment()
     die_with_parent(start.front_pid)
-    # The front decides when ranks leave; a terminal's Ctrl-C reaches them as well.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave_signals_to_the_front()
     link = RankLink(start.endpoint, start.local_rank)
     try:
         context = build_context(start, link)
@@ -112,6 +110,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
         link.send([failure], RankStats())
         link.close()
         sys.exit(1)
+    _leave_signals_to_the_front()  # LLVM takes them at Triton's first compilation
     log.info("kernels", rank=start.rank, **paths(context.kv_cache.device))
     link.send([context.ready], RankStats(pages_total=context.kv_plan.num_pages))
     loop(context)
@@ -121,6 +120,12 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _leave_signals_to_the_front() -> None:
+    """It decides when ranks leave; a terminal's Ctrl-C reaches them as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def build_context(start: RankStart, link: RankLink) -> RankContext:
