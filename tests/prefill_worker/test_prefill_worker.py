@@ -36,6 +36,7 @@ NUM_RANKS = 2
 MAX_TOKENS = 1024
 POOL_PAGES = 512
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+Started = tuple[str, "subprocess.Popen[bytes]"]  # its address
 ATTEMPTS = (f"attempt-{number}" for number in count())
 
 
@@ -46,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @contextmanager
-def worker_process(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+def worker_process(model: Model) -> Iterator[Started]:
     address = f"127.0.0.1:{free_port()}"
     flags = {
         "model": model.folder,
@@ -69,14 +70,9 @@ def worker_process(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]
 
 
 @pytest.fixture(scope="module")
-def worker(model: Model) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+def worker(model: Model) -> Iterator[Started]:
     with worker_process(model) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def address(worker: "tuple[str, subprocess.Popen[bytes]]") -> str:
-    return worker[0]
 
 
 class Receiver:
@@ -197,8 +193,8 @@ async def connect(address: str, receiver: Receiver) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def client(address: str, receiver: Receiver) -> AsyncIterator[Client]:
-    async with connect(address, receiver) as client:
+async def client(worker: Started, receiver: Receiver) -> AsyncIterator[Client]:
+    async with connect(worker[0], receiver) as client:
         yield client
 
 
@@ -306,12 +302,12 @@ async def test_an_abort_ends_the_call_and_nothing_lands_any_more(client: Client)
 
 @pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline"])
 async def test_a_client_that_goes_away_aborts_its_attempt(
-    client: Client, address: str, how: str
+    client: Client, worker: Started, how: str
 ) -> None:
     for number in range(9):  # whoever runs these processes may let us come too late, but not always
         before = num_steps(await client.watch_until(is_quiet))
         request, _ = client.request(tokens(1000, seed=100 * number + len(how)))  # 63 steps
-        async with channel(address) as peer:
+        async with channel(worker[0]) as peer:
             stub = generate_pb2_grpc.PrefillStub(peer)
             call = stub.Prefill(request, timeout=0.05 if how == "deadline" else 60)
             if how != "deadline":
@@ -389,19 +385,16 @@ async def test_a_rank_that_dies_ends_the_worker(model: Model, receiver: Receiver
         assert not Path(f"/proc/{rank.pid}").exists()
 
 
-async def test_a_draining_worker_finishes_what_it_has_and_takes_no_more(
-    model: Model, client: Client, worker: "tuple[str, subprocess.Popen[bytes]]"
-) -> None:
-    """NOTE: the last one: it is the end of everybody's worker."""
-    _, process = worker
+# NOTE: the last one: it is the end of everybody's worker.
+async def test_draining_ends_the_worker(model: Model, client: Client, worker: Started) -> None:
     before = num_steps(await client.watch_until(is_quiet))
     request, _ = client.request(tokens(500, seed=21))
     call = client.prefill.Prefill(request, timeout=60)
     late, _ = client.request(tokens(500, seed=22))
     await client.watch_until(lambda status: num_steps(status) > before)
-    process.send_signal(signal.SIGTERM)
+    worker[1].send_signal(signal.SIGTERM)
     assert (await call).num_computed_tokens == 500
     await client.receiver.wait_for(request.attempt_id, model.config.num_layers, 500)
     code = await code_of(client.prefill.Prefill(late, timeout=30))
     assert code in (UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it leaves at this moment
-    assert await asyncio.to_thread(process.wait, 60) == 0
+    assert await asyncio.to_thread(worker[1].wait, 60) == 0
