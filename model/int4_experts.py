@@ -28,6 +28,9 @@ from model.w4afp8 import input_scale_name
 from model.weights import Weights
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
+# Of an expert, up to which down takes each multiprocessor as soon as gate_up leaves it. The shared
+# expert, computed beside both, waits for it then: of more rows for longer than that saves.
+LEADING_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +110,8 @@ class Int4Experts:
         assert sent.scales is not None
         counts, rows = sent.counts, sent.expected_rows or sent.hidden.shape[1]
         quantised = self._static((sent.hidden, sent.scales), 0, counts, sent.expected_rows)
-        # Beside a few tokens the shared expert is done by the time that the down product takes
-        # multiprocessors; beside more it would wait for them.
         activated = w4a8_grouped_gemm_gated(
-            *quantised, self.gate_up, counts, expected_rows=rows, leads=rows == 1
+            *quantised, self.gate_up, counts, expected_rows=rows, leads=rows <= LEADING_ROWS
         )
         quantised = self._static(activated, 1, counts, sent.expected_rows)
         outer = w4a8_grouped_gemm_masked(

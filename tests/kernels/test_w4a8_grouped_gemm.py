@@ -349,7 +349,9 @@ def test_kernel_that_begins_early(
             if outs:
                 given_x = (x.float() + outs[-1].nan_to_num().clamp(-1, 1)).to(x.dtype)
             if is_gated:
-                activated = w4a8_grouped_gemm_gated(given_x, scales, up, given, expected_rows=8)
+                activated = w4a8_grouped_gemm_gated(
+                    given_x, scales, up, given, expected_rows=8, leads=early
+                )
             else:
                 inner = w4a8_grouped_gemm_masked(given_x, scales, up, given, expected_rows=8)
                 activated = silu_mul_quantise_masked(inner, given, expected_rows=8)
