@@ -201,7 +201,8 @@ def _around_rows() -> dict[str, Call]:
             silu_mul_triton.launch_quantise, masked, integers(LOCAL), squeeze=False
         ),
         "merge_states": partial(merge_states_triton.launch, states, lse, states, lse),
-        "rms_norm combination": _norm_of_a_combination(128),
+        "rms_norm combination few": _norm_of_a_combination(128),
+        "rms_norm combination": _norm_of_a_combination(4096),
         "rope_write": _rope_write(128),
         "absorb_query few": _absorb_query(1),
         "absorb_query": _absorb_query(128),

@@ -12,9 +12,12 @@ from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 from kernels.rms_norm import Update
 
-# Up to so many a launch takes longer than bytes that are read twice: more are combined by a kernel
-# of its own, in as much time.
 FEW_ROWS = 256
+# Up to so many, one for each multiprocessor, all choices of a row are loaded together; of more only
+# two, which leaves registers for more programs. 4,096 rows take 163 us, with four at once 180, with
+# eight 224, and 200 when a kernel in front combines them; 256 take 8.5, 8.9, 11.9 and 12.2.
+FEW_COMBINED = 128
+AT_ONCE = 2
 # Of fewer a program a row takes longer than a launch more, whose programs share rows: 6.7 us of one
 # row in a model, 4.9 in two launches.
 MIN_COMBINED = 17
@@ -23,16 +26,20 @@ MIN_COMBINED = 17
 @triton.jit
 def _combined(
     base, rows, row_of, weights, token, columns, inside, width, num_tokens, weights_stride,
-    num_choices: tl.constexpr, has_base: tl.constexpr,
+    num_choices: tl.constexpr, at_once: tl.constexpr, has_base: tl.constexpr,
 ):  # fmt: skip
     """As `kernels.combine`, rounded."""
     total = tl.zeros(columns.shape, tl.float32)
-    # Unrolled, so that the loads of all choices are in flight together.
-    for choice in tl.static_range(num_choices):
-        row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
-        factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
-        here = inside & (row + tl.zeros_like(columns) >= 0)
-        total += tl.load(rows + row * width + columns, mask=here, other=0.0).to(tl.float32) * factor
+    for first in tl.range(0, num_choices, at_once):
+        # Unrolled, so that their loads are in flight together.
+        for index in tl.static_range(at_once):
+            choice = first + index
+            place = row_of + choice * num_tokens + token
+            row = tl.load(place, mask=choice < num_choices, other=-1).to(tl.int64)
+            factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
+            here = inside & (row + tl.zeros_like(columns) >= 0)
+            values = tl.load(rows + row * width + columns, mask=here, other=0.0)
+            total += values.to(tl.float32) * factor
     if has_base:
         total += tl.load(base + token * width + columns, mask=inside, other=0.0).to(tl.float32)
     return total.to(rows.dtype.element_ty)
@@ -42,7 +49,7 @@ def _combined(
 def _rms_norm(
     x, rows, row_of, weights, residual, weight, total, out, small, scale, num_rows, width, x_stride,
     residual_stride, weights_stride, scale_group_stride, eps, num_choices: tl.constexpr,
-    has_base: tl.constexpr,
+    at_once: tl.constexpr, has_base: tl.constexpr,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
     dependent: tl.constexpr,
@@ -58,7 +65,7 @@ def _rms_norm(
     if num_choices:
         values = _combined(
             x, rows, row_of, weights, row, columns, inside, width, num_rows, weights_stride,
-            num_choices, has_base,
+            num_choices, at_once, has_base,
         )  # fmt: skip
     else:
         values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
@@ -146,7 +153,7 @@ def _run(
     total = shaped if residual is None else shaped.new_empty(shaped.shape)
     if not num_rows:
         return total
-    if isinstance(x, Combination) and not MIN_COMBINED <= num_rows <= FEW_ROWS:
+    if isinstance(x, Combination) and num_rows < MIN_COMBINED:
         x = x.combined()
     parts = x if isinstance(x, Combination) else None
     base = x.base if isinstance(x, Combination) else x
@@ -157,24 +164,25 @@ def _run(
         assert base is None or base.is_contiguous()
     groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
     values, scale = small or (None, None)
-    usual = _usual_warps(num_rows, groups, out is not None and small is not None)
+    num_choices = 0 if parts is None else len(parts.row_of)
+    usual = _usual_warps(num_rows, groups, num_choices > 0, out is not None and small is not None)
     _rms_norm[(num_rows,)](
         base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
         residual, weight, total, out, values, scale, num_rows, width,
         0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
         0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
-        eps, num_choices=0 if parts is None else len(parts.row_of), has_base=base is not None,
-        group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
+        eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
+        has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, plain=out is not None, quantised=small is not None,
         dependent=is_dependent, num_warps=num_warps or usual, launch_pdl=is_dependent,
     )  # fmt: skip
     return total
 
 
-def _usual_warps(num_rows: int, groups: int, has_both: bool) -> int:
+def _usual_warps(num_rows: int, groups: int, combines: bool, has_both: bool) -> int:
     """Of few rows the longest load counts, of many how many rows are under way."""
     if groups < 32:
         return 4
-    if num_rows <= FEW_ROWS:
+    if num_rows <= FEW_ROWS or combines:
         return 16
     return 4 if has_both else 8

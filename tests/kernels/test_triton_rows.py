@@ -140,12 +140,17 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("has_base", [True, False])
-@pytest.mark.parametrize(("num_tokens", "least"), [(0, 1), (1, 1), (TOKENS, 1), (TOKENS, 1000)])
+@pytest.mark.parametrize(
+    ("num_tokens", "least", "few"),
+    [(0, 1, 128), (1, 1, 128), (TOKENS, 1, 128), (TOKENS, 1000, 128), (TOKENS, 1, 0)],
+)
 def test_rms_norm_of_a_combination(
     rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, device: str, num_tokens: int,
-    least: int, has_base: bool, dtype: torch.dtype,
+    least: int, few: int, has_base: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(rms_norm_triton, "MIN_COMBINED", least)
+    monkeypatch.setattr(rms_norm_triton, "FEW_COMBINED", few)
+    monkeypatch.setattr(rms_norm_triton, "AT_ONCE", 3)
     num_rows, choices = 3 * num_tokens + 1, 4
     rows = randn(rng, num_rows, WIDTH).to(device, dtype)
     row_of = torch.randint(-1, num_rows, (choices, num_tokens), generator=rng)
