@@ -151,7 +151,7 @@ struct Kernel {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      ptx::WgmmaShared<kTokens>::issue(products, rows + 2 * i, tokens + 2 * i, i > 0);
+      ptx::WgmmaShared<ptx::E4m3, kTokens>::issue(products, rows + 2 * i, tokens + 2 * i, i > 0);
     }
     ptx::wgmma_commit();
   }

@@ -13,7 +13,7 @@
 
 #include "hopper_ptx.cuh"
 #include "hopper_tensor_map.cuh"
-#include "hopper_wgmma_bf16.cuh"
+#include "hopper_wgmma_shared.cuh"
 
 namespace {
 
@@ -106,7 +106,7 @@ struct Kernel {
       ptx::wgmma_fence();
 #pragma unroll
       for (int j = 0; j < kGroup / 16; ++j) {
-        ptx::WgmmaBf16<kTokens>::issue(sum, a + 2 * j, b + 2 * j, 1);
+        ptx::WgmmaShared<ptx::Bf16, kTokens>::issue(sum, a + 2 * j, b + 2 * j, 1);
       }
       ptx::wgmma_commit();
     }
