@@ -29,10 +29,11 @@ constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and the
 constexpr int kScaleOffset = 8192;  // of the scales in a block
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
-constexpr int kGroupsAPass = 2;     // of the loop over groups of columns of 256 tokens
+constexpr int kGroupsAPass = 2;     // of a loop over groups of columns, of several pieces each
 constexpr float kLargest = 448.0f;  // of e4m3
 constexpr float kSmallest = 1e-12f;  // a group of zeros still needs a scale
-constexpr int kNumBoxes = 6;        // tensor maps with boxes of 8, 16, 32, 64, 128, 256 rows
+constexpr int kNumBoxes = 6;        // tensor maps with boxes of 8, 16, 32, 64, 128, 192 rows
+constexpr int kMostTokens = 192;    // of a tile
 // Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
 constexpr int kCopyRegisters = 40;
 constexpr int kComputeRegisters = 232;
@@ -66,10 +67,10 @@ struct Problem {
 // one, each warpgroup computes a half. kTokens: most tokens of a tile.
 template <int kBlocks, int kTokens>
 struct Shared {
-  static constexpr int kStages = kTokens == 256 ? 4 : 7;
+  static constexpr int kStages = kTokens == kMostTokens ? 5 : 7;
   static constexpr int kColumns = kBlocks * 64;           // output columns of a warpgroup
   static constexpr int kPitch = kColumns * 2 + 16;        // bytes between staged output rows
-  static constexpr int kStaged = kTokens < 128 ? kTokens : 128;  // output rows staged at a time
+  static constexpr int kStaged = 64;                      // output rows staged at a time
   static constexpr int kScalePitch = kTokens / 4 + 4;     // floats between scales of lane quads
   alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
   alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
@@ -80,6 +81,7 @@ struct Shared {
   uint64_t empty[kStages];
   int first_row[kMaxExperts];
   int count[kMaxExperts];
+  int height[kMaxExperts];  // tokens of its tiles but the last
   int first_tile[kMaxExperts + 1];
 };
 
@@ -92,7 +94,8 @@ __device__ void plan(S& shared, const Problem& p, int tiles_across) {
     const int e = base + lane;
     const int asked = e < p.num_experts ? max(p.counts[e], 0) : 0;
     const int count = p.capacity ? min(asked, p.capacity) : asked;
-    int rows = count, tiles = (count + kTokens - 1) / kTokens * tiles_across;
+    const int down = (count + kTokens - 1) / kTokens;
+    int rows = count, tiles = down * tiles_across;
     const int own_rows = rows, own_tiles = tiles;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -103,6 +106,8 @@ __device__ void plan(S& shared, const Problem& p, int tiles_across) {
       const int begin = p.capacity ? e * p.capacity : rows_before + rows - own_rows;
       shared.first_row[e] = begin;
       shared.count[e] = max(min(own_rows, p.num_rows - begin), 0);
+      // An expert's tiles are as high as each other but for the last: 256 tokens make two of 128.
+      shared.height[e] = down ? (count + 64 * down - 1) / (64 * down) * 64 : kTokens;
       shared.first_tile[e] = tiles_before + tiles - own_tiles;
     }
     rows_before += __shfl_sync(~0u, rows, 31);
@@ -125,13 +130,14 @@ __device__ __forceinline__ Tile locate(const S& shared, int tile, int& expert, i
   Tile t;
   t.expert = expert;
   t.across = local % tiles_across;
-  t.first_token = local / tiles_across * kTokens;
+  const int height = shared.height[expert];
+  t.first_token = local / tiles_across * height;
   t.first_row = shared.first_row[expert] + t.first_token;
   const int count = shared.count[expert];
-  t.num_tokens = max(min(kTokens, count - t.first_token), 0);
+  t.num_tokens = max(min(height, count - t.first_token), 0);
   t.box = 29 - __clz(max(t.num_tokens, kLeast) - 1);
-  t.width = 8 << t.box;
-  t.only_once = count <= kTokens;
+  t.width = min(8 << t.box, kMostTokens);
+  t.only_once = count <= height;
   return t;
 }
 
@@ -195,11 +201,11 @@ __device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
-// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. Beside the sums of 256
-// tokens registers have room for two accumulators of 32.
+// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. Beside the sums of 192
+// tokens registers have room for two accumulators of 64.
 template <int kBlocks, int kWidth>
 struct Pieces {
-  static constexpr int kColumns = kBlocks == 1 && kWidth == 256 ? 32 : kWidth;
+  static constexpr int kColumns = kWidth > 64 ? 64 : kWidth;
   static constexpr int kNumber = kBlocks * kWidth / kColumns;
   using Sums = float[kNumber][kColumns / 2];
 };
@@ -214,7 +220,7 @@ struct Kernel {
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
   static constexpr int kLeast = kBlocks == 2 ? 8 : 16;  // least width of a tile in tokens
   // Warps that copy scales, in different quarters of the multiprocessor.
-  static constexpr int kScaleWarps = kTokens == 256 ? 3 : 1;
+  static constexpr int kScaleWarps = kTokens == kMostTokens ? 3 : 1;
 
   // What does not change from tile to tile: this thread, and where it reads in the first stage.
   struct Place {
@@ -405,52 +411,58 @@ struct Kernel {
     if (more) load_rows(ring.stage, at, 0, upper, lower);
   }
 
-  // kGroups groups of columns of 256 tokens, two pieces in flight. At entry `a` holds the operands
-  // of the first group, `upper` and `lower` the scales of this thread's rows; where `more`, those of
-  // the group behind are left there.
+  // kGroups groups of columns of several pieces, two of them in flight. At entry `a[0]` holds the
+  // operands of the first group; where `more`, those of the group behind are left there.
   // NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
   // by one; so a pass has several groups.
-  template <bool kSigned, int kGroups>
+  template <int kWidth, bool kSigned, int kGroups>
   static __device__ __forceinline__ void steps(
-      S& s, Ring& ring, const Place& at, typename Pieces<1, 256>::Sums& sum, uint32_t (&a)[16],
-      float& upper, float& lower, bool more) {
-    constexpr int kColumns = Pieces<1, 256>::kColumns, kNumber = Pieces<1, 256>::kNumber;
+      S& s, Ring& ring, const Place& at, typename Pieces<1, kWidth>::Sums& sum,
+      uint32_t (&a)[2][16], bool more) {
+    constexpr int kColumns = Pieces<1, kWidth>::kColumns, kNumber = Pieces<1, kWidth>::kNumber;
     constexpr int kPieces = kGroups * kNumber;
     constexpr int kVectors = kColumns / 16;  // of a lane's scales of a piece's tokens
+    constexpr int kAhead = 2;                // of them loaded before use
     constexpr uint64_t kStride = kColumns * kGroup >> 4;  // of a piece's tokens in descriptors
     float part[2][kColumns / 2];
-    float4 token[kVectors];
+    float4 token[kAhead];
     int stage = ring.stage;
     uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[stage]));
     uint32_t from = scales_of_tokens(stage, at), next_from = from;
-    float next_upper, next_lower;
-    issue<kColumns>(part[0], a, tokens);
+    float upper, lower, next_upper, next_lower;
+    issue<kColumns>(part[0], a[0], tokens);
+    load_rows(stage, at, 0, next_upper, next_lower);
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) token[j] = ptx::load_float4(from + j * 16);
+    for (int j = 0; j < kAhead; ++j) token[j] = ptx::load_float4(from + j * 16);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int next = (i + 1) % kNumber;
+      const int group = i / kNumber, next = (i + 1) % kNumber;
+      if (i % kNumber == 0) upper = next_upper, lower = next_lower, from = next_from;
       if (i + 1 < kPieces) {
         if (next == 0) {
-          advance<kSigned>(s, ring, at, a, next_upper, next_lower);
           tokens = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
           next_from = scales_of_tokens(ring.stage, at);
+          load_rows(ring.stage, at, 0, next_upper, next_lower);
         }
-        issue<kColumns>(part[(i + 1) % 2], a, tokens + next * kStride);
-        ptx::wgmma_wait<1>();
-      } else if (more) {
-        advance<kSigned>(s, ring, at, a, next_upper, next_lower);
-      } else {
-        ptx::wgmma_wait<0>();
-        ring.advance();
+        issue<kColumns>(part[(i + 1) % 2], a[(i + 1) / kNumber % 2], tokens + next * kStride);
       }
+      if (next == kNumber - 1) {  // the other operands are free
+        ring.advance();
+        if (group + 1 < kGroups || more) wait_full(s, ring);
+        expand<kSigned>(ring, at, a[(group + 1) % 2]);
+      }
+      if (i + 1 < kPieces) ptx::wgmma_wait<1>();
+      else ptx::wgmma_wait<0>();
       float (&own)[kColumns / 2] = part[i % 2];
       ptx::pin(own);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
-        const float4 four = token[j];
-        if (i + 1 < kPieces) {
-          token[j] = ptx::load_float4((next ? from : next_from) + next * kColumns + j * 16);
+        const float4 four = token[j % kAhead];
+        const int then = i * kVectors + j + kAhead;  // of the pass
+        if (then < kPieces * kVectors) {
+          token[j % kAhead] = ptx::load_float4(
+              (then / (kNumber * kVectors) > group ? next_from : from) +
+              then % (kNumber * kVectors) * 16);
         }
         float* to = sum[i % kNumber] + 8 * j;
         add_scaled(to, own + 8 * j, upper, lower, four.x, four.y);
@@ -459,8 +471,6 @@ struct Kernel {
       if (next == 0) {
         release(ptx::shared_address(&s.empty[stage]), at);
         stage = ring.stage;
-        from = next_from;
-        if (i + 1 < kPieces || more) upper = next_upper, lower = next_lower;
       }
     }
   }
@@ -473,18 +483,13 @@ struct Kernel {
     return from;
   }
 
-  // To the next group of columns: its operands and scales of rows, once those in `a` are used.
+  // Operands of the next group of columns; of no use behind the last one.
   template <bool kSigned>
-  static __device__ __forceinline__ void advance(
-      S& s, Ring& ring, const Place& at, uint32_t (&a)[16], float& upper, float& lower) {
-    ring.advance();
-    wait_full(s, ring);
+  static __device__ __forceinline__ void expand(
+      const Ring& ring, const Place& at, uint32_t (&a)[16]) {
     uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
     ptx::keep(half);
-    const Codes codes = load_codes(half);
-    load_rows(ring.stage, at, 0, upper, lower);
-    ptx::wgmma_wait<0>();
-    decode<kSigned>(codes, a);
+    decode<kSigned>(load_codes(half), a);
   }
 
   // One piece to the staged rows of its tokens, turned over: tokens become rows.
@@ -600,34 +605,32 @@ struct Kernel {
   static __device__ __forceinline__ void add_groups(
       S& s, int num_groups, Ring& ring, typename Pieces<kBlocks, kWidth>::Sums& sum,
       const Place& at) {
-    uint32_t a[16], b[16];
+    uint32_t a[2][16];
     const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
     Codes codes = load_codes(half);
-    decode<kSigned>(codes, a);
+    decode<kSigned>(codes, a[0]);
     if constexpr (kBlocks == 2) {
       Scales<kWidth> scales;
       scales.load(ring.stage, at);
       codes = load_codes(half + kHalfBytes);
       for (int g = 1; g <= num_groups; ++g) {
-        step_halves<kWidth, kSigned>(s, ring, at, sum, a, b, codes, scales, g < num_groups);
+        step_halves<kWidth, kSigned>(s, ring, at, sum, a[0], a[1], codes, scales, g < num_groups);
       }
+    } else if constexpr (Pieces<1, kWidth>::kNumber > 1) {
+      int left = num_groups;
+      for (; left >= kGroupsAPass; left -= kGroupsAPass) {
+        steps<kWidth, kSigned, kGroupsAPass>(s, ring, at, sum, a, left > kGroupsAPass);
+      }
+      for (; left; --left) steps<kWidth, kSigned, 1>(s, ring, at, sum, a, left > 1);
     } else {
       float upper, lower;
       load_rows(ring.stage, at, 0, upper, lower);
-      if constexpr (kWidth == 256) {
-        int left = num_groups;
-        for (; left >= kGroupsAPass; left -= kGroupsAPass) {
-          steps<kSigned, kGroupsAPass>(s, ring, at, sum, a, upper, lower, left > kGroupsAPass);
-        }
-        for (; left; --left) steps<kSigned, 1>(s, ring, at, sum, a, upper, lower, left > 1);
-      } else {
-        for (int g = 1; g <= num_groups; g += 2) {
-          step_tokens<kWidth, kSigned>(
-              s, ring, at, sum[0], a, b, upper, lower, g < num_groups);
-          if (g == num_groups) break;
-          step_tokens<kWidth, kSigned>(
-              s, ring, at, sum[0], b, a, upper, lower, g + 1 < num_groups);
-        }
+      for (int g = 1; g <= num_groups; g += 2) {
+        step_tokens<kWidth, kSigned>(
+            s, ring, at, sum[0], a[0], a[1], upper, lower, g < num_groups);
+        if (g == num_groups) break;
+        step_tokens<kWidth, kSigned>(
+            s, ring, at, sum[0], a[1], a[0], upper, lower, g + 1 < num_groups);
       }
     }
   }
@@ -773,7 +776,7 @@ struct Kernel {
         if (t.width == kLeast) compute<kLeast>(s, p, t, ring, at);
         else if (t.width == 2 * kLeast) compute<2 * kLeast>(s, p, t, ring, at);
         else if (t.width == 4 * kLeast) compute<4 * kLeast>(s, p, t, ring, at);
-        else if (kTokens != 256 || t.width == 128) compute<8 * kLeast>(s, p, t, ring, at);
+        else if (kTokens != kMostTokens || t.width == 128) compute<8 * kLeast>(s, p, t, ring, at);
         else compute<kTokens>(s, p, t, ring, at);
       });
     }
@@ -790,7 +793,7 @@ __global__ __launch_bounds__(kThreads, 1) void grouped_gemm(
 cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) {
   for (int i = 0; i < kNumBoxes; ++i) {
     const cudaError_t error = tensor_map::of_bytes(&boxes->map[i], activations, p.num_rows,
-                                                   p.num_groups * kGroup, 8 << i);
+                                                   p.num_groups * kGroup, min(8 << i, kMostTokens));
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -861,7 +864,7 @@ extern "C" const char* w4a8_grouped_gemm_launch(
   if (error == cudaSuccess) {
     switch (variant) {
       case 0: error = launch<2, 64, false>(boxes, p, on); break;
-      case 1: error = launch<1, 256, false>(boxes, p, on); break;
+      case 1: error = launch<1, kMostTokens, false>(boxes, p, on); break;
       case 2: error = launch<2, 64, true>(boxes, p, on); break;
       default: error = cudaErrorInvalidValue;
     }

@@ -67,9 +67,8 @@ def launch(
 
 def _variant(expected_rows: int, num_blocks: int) -> int:
     """The tile for this many rows an expert and this many blocks of 128 outputs: 0 is 256 outputs
-    x up to 64 rows, 1 is 128 x 256. Of exactly 128 rows they take as long, but counts around that
-    mean need the latter's widest tile as often as not."""
-    return 0 if expected_rows <= 192 and num_blocks % 2 == 0 else 1
+    x up to 64 rows, 1 is 128 x up to 192. Of 128 rows they take as long."""
+    return 0 if expected_rows <= 128 and num_blocks % 2 == 0 else 1
 
 
 def gates(expected_rows: int, num_outputs: int) -> bool:
