@@ -29,7 +29,9 @@ constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and the
 constexpr int kScaleOffset = 8192;  // of the scales in a block
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
-constexpr int kGroupsAPass = 2;     // of a loop over groups of columns, of several pieces each
+// NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
+// by one; so a pass has several groups of columns.
+constexpr int kGroupsAPass = 2;
 constexpr float kLargest = 448.0f;  // of e4m3
 constexpr float kSmallest = 1e-12f;  // a group of zeros still needs a scale
 constexpr int kNumBoxes = 6;        // tensor maps with boxes of 8, 16, 32, 64, 128, 192 rows
@@ -341,36 +343,46 @@ struct Kernel {
     if (at.lane == 0) ptx::barrier_arrive(empty);
   }
 
-  // One group of columns, two weight halves. At entry `a` holds the operands of the first, `codes`
-  // the codes of the second, `scales` what both need; where `more`, those of the next group are
-  // left there.
-  template <int kWidth, bool kSigned>
-  static __device__ __forceinline__ void step_halves(
+  // kGroups groups of columns, two weight halves each, one of them in flight while the other is
+  // scaled. At entry `a` holds the operands of the first half, `codes` the codes of the second,
+  // `scales` what both need; where `more`, those of the group behind are left there.
+  template <int kWidth, bool kSigned, int kGroups>
+  static __device__ __forceinline__ void steps_halves(
       S& s, Ring& ring, const Place& at, float (&sum)[2][kWidth / 2], uint32_t (&a)[16],
       uint32_t (&b)[16], Codes& codes, Scales<kWidth>& scales, bool more) {
     float even[kWidth / 2], odd[kWidth / 2];
-    const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
-    const uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
-    ring.advance();
-    const uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
-
+    uint64_t tokens = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
     issue<kWidth>(even, a, tokens);
-    decode<kSigned>(codes, b);
-    issue<kWidth>(odd, b, tokens);
-    if (more) {
-      wait_full(s, ring);
-      codes = load_codes(half);
+#pragma unroll
+    for (int g = 1; g <= kGroups; ++g) {
+      const uint32_t empty = ptx::shared_address(&s.empty[ring.stage]);
+      const bool next = g < kGroups || more;
+      decode<kSigned>(codes, b);
+      issue<kWidth>(odd, b, tokens);
+      ring.advance();
+      uint32_t half = at.codes + ring.stage * (kBlocks * kBlockBytes);
+      ptx::keep(half);
+      if (next) {
+        wait_full(s, ring);
+        codes = load_codes(half);
+      }
+      ptx::wgmma_wait<1>();
+      add_scaled<kWidth>(sum[0], even, scales.token, scales.upper[0], scales.lower[0]);
+      if (next) {
+        decode<kSigned>(codes, a);
+        codes = load_codes(half + kHalfBytes);
+      }
+      if (g < kGroups) {
+        tokens = ptx::operand(ptx::shared_address(s.activations[ring.stage]));
+        issue<kWidth>(even, a, tokens);
+        ptx::wgmma_wait<1>();
+      } else {
+        ptx::wgmma_wait<0>();
+      }
+      add_scaled<kWidth>(sum[1], odd, scales.token, scales.upper[1], scales.lower[1]);
+      release(empty, at);
+      if (next) scales.load(ring.stage, at);
     }
-    ptx::wgmma_wait<1>();
-    add_scaled<kWidth>(sum[0], even, scales.token, scales.upper[0], scales.lower[0]);
-    if (more) {
-      decode<kSigned>(codes, a);
-      codes = load_codes(half + kHalfBytes);
-    }
-    ptx::wgmma_wait<0>();
-    add_scaled<kWidth>(sum[1], odd, scales.token, scales.upper[1], scales.lower[1]);
-    release(empty, at);
-    if (more) scales.load(ring.stage, at);
   }
 
   // One group of columns, one weight half. At entry `a` holds its operands, `upper` and `lower` the
@@ -413,8 +425,6 @@ struct Kernel {
 
   // kGroups groups of columns of several pieces, two of them in flight. At entry `a[0]` holds the
   // operands of the first group; where `more`, those of the group behind are left there.
-  // NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
-  // by one; so a pass has several groups.
   template <int kWidth, bool kSigned, int kGroups>
   static __device__ __forceinline__ void steps(
       S& s, Ring& ring, const Place& at, typename Pieces<1, kWidth>::Sums& sum,
@@ -613,8 +623,13 @@ struct Kernel {
       Scales<kWidth> scales;
       scales.load(ring.stage, at);
       codes = load_codes(half + kHalfBytes);
-      for (int g = 1; g <= num_groups; ++g) {
-        step_halves<kWidth, kSigned>(s, ring, at, sum, a[0], a[1], codes, scales, g < num_groups);
+      int left = num_groups;
+      for (; left >= kGroupsAPass; left -= kGroupsAPass) {
+        steps_halves<kWidth, kSigned, kGroupsAPass>(
+            s, ring, at, sum, a[0], a[1], codes, scales, left > kGroupsAPass);
+      }
+      for (; left; --left) {
+        steps_halves<kWidth, kSigned, 1>(s, ring, at, sum, a[0], a[1], codes, scales, left > 1);
       }
     } else if constexpr (Pieces<1, kWidth>::kNumber > 1) {
       int left = num_groups;
