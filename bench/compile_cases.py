@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from kernels import (
+    absorb_pieces_triton,
     absorb_query_triton,
     absorb_triton,
     combine_triton,
@@ -30,6 +31,7 @@ from kernels import (
 )
 from kernels.combine import Combination
 from kernels.fused_moe import Experts
+from kernels.mla_decode_pieces import Pieces
 from kernels.mla_prefill_plan import KeyGroup
 from kernels.quantise import empty_scales
 
@@ -113,6 +115,14 @@ def _mla_decode(rows: int, queries: int, pages: int, page_tokens: int = 64) -> C
         mla_decode_triton.launch, empty(rows * queries, HEADS, width),
         empty(pages, page_tokens, width),
         integers(rows, pages), integers(rows), value_dim=LATENT, scale=0.07,
+    )  # fmt: skip
+
+
+def _pieces(rows: int) -> Pieces:
+    parts = 66
+    return Pieces(
+        values=empty(rows + parts, HEADS, LATENT), lse=f32(rows + parts, HEADS),
+        kv_lengths=integers(rows), num_parts=parts, min_tiles=2, num_queries=1,
     )  # fmt: skip
 
 
@@ -264,6 +274,12 @@ def _products() -> dict[str, Call]:
             absorb_triton.launch, empty(tokens, HEADS, LATENT),
             empty(HEADS, 2 * NOPE, LATENT), NOPE,
         )  # fmt: skip
+    for rows in (1, 8, 16):
+        cases[f"absorb pieces b{rows}"] = partial(
+            absorb_pieces_triton.launch, _pieces(rows), empty(HEADS, 2 * NOPE, LATENT), NOPE
+        )
+    for rows in (1, 128):
+        cases[f"join pieces b{rows}"] = partial(mla_decode_triton.join_pieces, _pieces(rows))
     for tokens in (16, 128):
         cases[f"head_linear m{tokens} n512"] = _head_linear(tokens, LATENT, NOPE)
         cases[f"head_linear m{tokens} n128"] = _head_linear(tokens, NOPE, LATENT)

@@ -24,12 +24,12 @@ from bench.kernel_case import (
     Tensors,
 )
 from bench.kernels_floor import FP8_FLOPS
-from kernels import fp8_gemm_triton, mla_decode_triton, mla_prefill_cuda
+from kernels import fp8_gemm_triton, mla_decode_cuda, mla_prefill_cuda
 from kernels.fp8_gemm import fp8_gemm, fp8_gemm_own
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.fused_moe import Experts, fused_moe
 from kernels.head_linear import head_linear
-from kernels.mla_decode import mla_decode_paged
+from kernels.mla_decode_triton import join_pieces
 from kernels.mla_prefill_plan import plan_groups
 from kernels.paged_rows import Row
 from kernels.quantise import empty_scales
@@ -177,7 +177,7 @@ def _routed(make: Tensors, tokens: int) -> Iterator[Case]:
 
 
 def _attention(make: Tensors) -> Iterator[Case]:
-    """Ours; where FlashMLA is installed it is the peer, by way of what chooses it."""
+    """Ours, joined; where FlashMLA is installed it is the peer, each call with its own plan."""
     for num_rows, length in ((128, 4096), (16, 4096), (1, 4096), (1, 32768)):
         query = make.rows(num_rows, HEADS, LATENT + ROPE)
         num_pages = num_rows * length // 64
@@ -187,7 +187,7 @@ def _attention(make: Tensors) -> Iterator[Case]:
         operands = (query, cache, table, lengths)
         yield Case(
             bench="mla_decode", name=f"b{num_rows} heads{HEADS} kv{length}",
-            call=partial(mla_decode_triton.launch, *operands, **SIZES),
+            call=partial(_mla_decode, operands),
             num_bytes=BF16 * (cache.numel() + query.numel() + num_rows * HEADS * LATENT),
             num_flops=2.0 * num_rows * HEADS * length * (2 * LATENT + ROPE),
             package="flash_mla",
@@ -215,5 +215,17 @@ def _prefill(make: Tensors) -> Iterator[Case]:
         )  # fmt: skip
 
 
+def _mla_decode(operands: tuple[Tensor, ...]) -> Tensor:
+    return join_pieces(mla_decode_cuda.launch(*operands, scale=SIZES["scale"]))
+
+
 def _flash_mla(_: ModuleType, operands: tuple[Tensor, ...]) -> Call:
-    return partial(mla_decode_paged, *operands, **SIZES)
+    from kernels import mla_decode_flash
+
+    query, cache, table, lengths = operands
+
+    def call() -> Tensor:
+        schedule = mla_decode_flash.Schedule(lengths, 1, HEADS)
+        return mla_decode_flash.launch(query, cache, table, lengths, schedule, scale=SIZES["scale"])
+
+    return call

@@ -3,7 +3,8 @@
     values[t, h]  = latents[t, h] @ kv_b[h, D:]^T
     out, scale    = the values of all heads side by side, as `kernels.quantise` gives them
 
-    latents  [T, heads, C]      bfloat16 or float32, contiguous
+    latents  [T, heads, C]      bfloat16 or float32, contiguous; or pieces of them, of one query a
+                                row, which are joined here
     kv_b     [heads, D + V, C]  same dtype, contiguous
     out      [T, heads * V]     float8_e4m3fn
     scale    [T, heads * V / 128] float32
@@ -15,6 +16,7 @@ and does not round to bfloat16 in between: the error is that of e4m3, below 4e-2
 import torch
 
 from kernels.head_linear import head_linear
+from kernels.mla_decode_pieces import Pieces
 from kernels.paths import path_of
 from kernels.quantise import GROUP, quantise
 
@@ -22,7 +24,7 @@ _STEP = 128  # of the sum
 
 
 def absorb_values(
-    latents: torch.Tensor, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
+    latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale); `nope_dim` is D. The kernel behind it may begin before it ends.
 
@@ -30,6 +32,13 @@ def absorb_values(
     Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
     is nothing to join it does not wait for the first."""
     value_dim = kv_b.shape[1] - nope_dim
+    if isinstance(latents, Pieces):
+        from kernels import absorb_pieces_triton
+        from kernels.mla_decode_triton import join_pieces
+
+        if value_dim == GROUP and len(latents.kv_lengths) <= absorb_pieces_triton.MAX_ROWS:
+            return absorb_pieces_triton.launch(latents, kv_b, nope_dim)
+        latents = join_pieces(latents)
     fits = value_dim == GROUP and kv_b.shape[2] % _STEP == 0 and latents.dtype == torch.bfloat16
     if fits and path_of("absorb", latents.device) == "triton":
         from kernels.absorb_triton import launch

@@ -16,7 +16,8 @@ All heads share one key (the whole latent) and one value (its first C elements):
     kv_lengths   [B] int32, new tokens included; 0: a row without any, whose out is zeros
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
-In bfloat16 FlashMLA and the Triton path are within 1e-2 of the float32 reference, relative by norm.
+In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
+leaves pieces, which `kernels.absorb` joins as it multiplies them, or `mla_decode_paged` before.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,12 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from kernels.mla_decode_pieces import Pieces
 from kernels.paged_rows import RowGroup, group_rows
 from kernels.paths import path_of
 
 MAX_QUERIES = 256  # a row, of `mla_decode_paged`
-FEW_ROWS = 1  # for which our kernel is faster than FlashMLA
+MAX_ROWS = 128  # of one new token each, up to which our kernel is faster than FlashMLA
 
 
 def mla_decode(
@@ -61,9 +63,36 @@ def mla_decode_paged(
 ) -> torch.Tensor:
     """Raises ValueError unless T is 1 to 256 times B. `schedule` is what `mla_decode_schedule` made
     for all layers of a step; without it each call makes its own."""
+    found = mla_decode_pieces(
+        query,
+        cache,
+        block_table,
+        kv_lengths,
+        value_dim=value_dim,
+        scale=scale,
+        schedule=schedule,
+    )
+    if isinstance(found, Pieces):
+        from kernels.mla_decode_triton import join_pieces
+
+        return join_pieces(found)
+    return found
+
+
+def mla_decode_pieces(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lengths: torch.Tensor,
+    *,
+    value_dim: int,
+    scale: float,
+    schedule: object | None = None,
+) -> torch.Tensor | Pieces:
+    """As `mla_decode_paged`, but not joined where the path leaves pieces."""
     path = path_of("mla_decode", query.device)
     num_queries = len(query) // max(1, len(kv_lengths))
-    if path == "flash_mla" and len(query) and not is_few(len(kv_lengths), num_queries):
+    if path == "flash_mla" and len(query) and not is_ours(len(kv_lengths), num_queries):
         from kernels import mla_decode_flash
 
         if mla_decode_flash.suits(query, cache, value_dim, num_queries):
@@ -73,6 +102,10 @@ def mla_decode_paged(
                 query, cache, block_table, kv_lengths, schedule, scale=scale
             )
     if path != "reference":
+        from kernels import mla_decode_cuda
+
+        if mla_decode_cuda.takes(query, cache, value_dim):
+            return mla_decode_cuda.launch(query, cache, block_table, kv_lengths, scale=scale)
         from kernels.mla_decode_triton import launch
 
         return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
@@ -87,16 +120,18 @@ def mla_decode_schedule(
     """What the calls of one step share that differ in query and cache only. Made on the device;
     None where a path needs none: where FlashMLA is not taken."""
     is_flash = path_of("mla_decode", kv_lengths.device) == "flash_mla"
-    if not is_flash or is_few(len(kv_lengths), num_queries):
+    if not is_flash or is_ours(len(kv_lengths), num_queries):
         return None
     from kernels.mla_decode_flash import Schedule
 
     return Schedule(kv_lengths, num_queries, num_heads)
 
 
-def is_few(num_rows: int, num_queries: int) -> bool:
-    """Of as many rows with so many new tokens each."""
-    return num_queries == 1 and num_rows <= FEW_ROWS
+def is_ours(num_rows: int, num_queries: int) -> bool:
+    """Whether so many rows with so many new tokens each are not for FlashMLA."""
+    from kernels.mla_decode_cuda import is_built
+
+    return num_queries == 1 and num_rows <= MAX_ROWS and is_built()
 
 
 def mla_decode_reference(

@@ -13,7 +13,6 @@ on in one of them at each step, so that no two pieces share a place.
 """
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 import triton
@@ -21,6 +20,7 @@ import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
 from kernels.mla_decode import MAX_QUERIES
+from kernels.mla_decode_pieces import TOKENS, Pieces
 
 MAX_LINES = 64
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
@@ -169,9 +169,9 @@ def _join(
     kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
     min_tiles,
     lines: tl.constexpr, pieces: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
-    padded_value: tl.constexpr, dependent: tl.constexpr,
+    padded_value: tl.constexpr, every: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
-    """`pieces` of `lines` at a time."""
+    """`pieces` of `lines` at a time; of `every` row, or of those of several pieces or none."""
     follow(dependent)
     row = tl.program_id(1)
     ends = tile_ends(kv_lengths, num_rows, tokens, rows)
@@ -180,7 +180,7 @@ def _join(
     begin = tl.max(tl.where(index < row, ends, 0), axis=0)
     end = tl.sum(tl.where(index == row, ends, 0), axis=0)
     first, last = begin // per_part, (end - 1) // per_part
-    if (end > begin) & (first == last):
+    if (end > begin) & (first == last) & (not every):
         return  # one program has seen the whole row
     line = tl.program_id(0) * lines + tl.arange(0, lines)
     is_line = line < num_lines
@@ -257,45 +257,57 @@ def launch(
     rows = triton.next_power_of_2(num_rows)
     query, is_dependent = query.contiguous(), dependent(query)
     operands = (query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse)
-    if tokens == 64 and has_hopper_kernel(query, cache, value_dim, num_lines):
-        from kernels import mla_decode_hopper_triton
-
-        mla_decode_hopper_triton.launch(
-            *operands, num_parts=num_parts, scale=scale * LOG2_E, rows=rows, min_tiles=min_tiles
-        )
-    else:
-        exact = padded_value + padded_rope == width
-        _attend[num_blocks, num_parts](
-            *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
-            min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
-            page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
-            padded_value=padded_value, padded_rope=padded_rope, exact=exact,
-            # Of float32 inputs only. Three times the registers are too many for wide latents.
-            precision="tf32x3" if padded_value <= 128 else "tf32",
-            # Three: page ids, latents and products, one iteration ahead each.
-            num_stages=num_stages, dependent=is_dependent, num_warps=8, launch_pdl=is_dependent,
-        )  # fmt: skip
-    # Rows of many pieces are few: a program has fewer lines of them.
-    pieces = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
-    joined_lines = JOINED // pieces
-    _join[triton.cdiv(num_lines, joined_lines), num_rows](
-        kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
-        min_tiles, lines=joined_lines, pieces=pieces, tokens=tokens, rows=rows,
-        padded_value=padded_value, dependent=is_dependent, num_warps=4, launch_pdl=is_dependent,
+    exact = padded_value + padded_rope == width
+    _attend[num_blocks, num_parts](
+        *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
+        min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
+        page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
+        padded_value=padded_value, padded_rope=padded_rope, exact=exact,
+        # Of float32 inputs only. Three times the registers are too many for wide latents.
+        precision="tf32x3" if padded_value <= 128 else "tf32",
+        # Three: page ids, latents and products, one iteration ahead each.
+        num_stages=num_stages, dependent=is_dependent, num_warps=8, launch_pdl=is_dependent,
     )  # fmt: skip
+    join(
+        kv_lengths, piece, piece_lse, out, out_lse, num_parts, min_tiles, tokens=tokens, every=False
+    )
     return out, out_lse
 
 
-def has_hopper_kernel(
-    query: torch.Tensor, cache: torch.Tensor, value_dim: int, num_lines: int
-) -> bool:
-    """Whether `kernels.mla_decode_hopper_triton` has a kernel for this. Tensors without memory are
-    compiled for Hopper."""
-    fits = cache.shape[1:] == (64, 576) and value_dim == 512 and num_lines % MAX_LINES == 0
-    if query.dtype != torch.bfloat16 or not fits or query.is_cpu:
-        return False
-    is_hopper = query.is_meta or torch.cuda.get_device_capability(query.device)[0] == 9
-    return is_hopper and find_spec("triton.experimental.gluon") is not None
+def join_pieces(pieces: Pieces) -> torch.Tensor:
+    """As `kernels.mla_decode_pieces.join_reference`."""
+    num_rows, (_, num_lines, value_dim) = len(pieces.kv_lengths), pieces.values.shape
+    out = pieces.values.new_empty(num_rows * num_lines, value_dim)
+    join(
+        pieces.kv_lengths, pieces.values, pieces.lse, out, pieces.lse.new_empty(len(out)),
+        pieces.num_parts, pieces.min_tiles, tokens=TOKENS, every=True,
+    )  # fmt: skip
+    return out.view(num_rows * pieces.num_queries, -1, value_dim)
+
+
+def join(
+    kv_lengths: torch.Tensor,
+    piece: torch.Tensor,
+    piece_lse: torch.Tensor,
+    out: torch.Tensor,
+    out_lse: torch.Tensor,
+    num_parts: int,
+    min_tiles: int,
+    *,
+    tokens: int,
+    every: bool,
+) -> None:
+    num_rows, (_, num_lines, value_dim) = len(kv_lengths), piece.shape
+    # Rows of many pieces are few: a program has fewer lines of them.
+    pieces = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
+    lines, is_dependent = JOINED // pieces, dependent(out)
+    _join[triton.cdiv(num_lines, lines), num_rows](
+        kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
+        min_tiles, lines=lines, pieces=pieces, tokens=tokens,
+        rows=triton.next_power_of_2(num_rows),
+        padded_value=max(16, triton.next_power_of_2(value_dim)), every=every,
+        dependent=is_dependent, num_warps=4, launch_pdl=is_dependent,
+    )  # fmt: skip
 
 
 def programs(device: torch.device, padded_value: int) -> int:

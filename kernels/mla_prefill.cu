@@ -16,10 +16,14 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "hopper_bf16_pairs.cuh"
 #include "hopper_tensor_map.cuh"
 #include "mla_prefill_ptx.cuh"
 
 namespace {
+
+using pairs::pack;
+using pairs::turn_over;
 
 constexpr int kNope = 128, kRope = 64, kValue = 128;
 constexpr int kQueries = 64;              // of a warpgroup
@@ -87,11 +91,6 @@ struct Ring {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
 };
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(both);
-}
 
 __device__ __forceinline__ float2 unpack(uint32_t pair) {
   return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
@@ -325,21 +324,6 @@ __device__ __forceinline__ void clear(uint8_t* value, int first_row, const Place
   }
   ptx::proxy_fence();
   ptx::barrier_sync<128>(3 + at.warpgroup);
-}
-
-// The four words of four lanes, turned over: lane i gets word i of each.
-__device__ __forceinline__ void turn_over(uint32_t* words, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < 4; distance *= 2) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t& low = words[distance == 1 ? 2 * i : i];
-      uint32_t& high = words[distance == 1 ? 2 * i + 1 : i + 2];
-      const bool upper = lane & distance;
-      const uint32_t got = __shfl_xor_sync(~0u, upper ? low : high, distance);
-      (upper ? low : high) = got;
-    }
-  }
 }
 
 // Two rows of 32 columns of this thread, in BF16. Each lane of four has a pair of columns in each

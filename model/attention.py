@@ -7,7 +7,7 @@ import torch
 from kernels.absorb import absorb_values
 from kernels.absorb_query import absorb_query
 from kernels.head_linear import head_linear
-from kernels.mla_decode import mla_decode, mla_decode_paged
+from kernels.mla_decode import mla_decode, mla_decode_paged, mla_decode_pieces
 from kernels.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
 from kernels.paged_rows import RowGroup
 from kernels.rope_write import rope_write
@@ -136,17 +136,12 @@ class Attention:
             eps=LATENT_NORM_EPS,
             leads=is_ours,
         )
-        latents = mla_decode_paged(
-            absorbed,
-            cache,
-            plan.block_table,
-            plan.kv_lengths,
-            value_dim=config.kv_lora_rank,
-            scale=config.softmax_scale,
-            schedule=plan.schedule,
-        )
+        given = absorbed, cache, plan.block_table, plan.kv_lengths
+        options = {"scale": config.softmax_scale, "schedule": plan.schedule}
         if self.out.is_fp8:
+            latents = mla_decode_pieces(*given, value_dim=config.kv_lora_rank, **options)
             return self.out.forward(absorb_values(latents, self.kv_b, nope_dim, follows=is_ours))
+        latents = mla_decode_paged(*given, value_dim=config.kv_lora_rank, **options)
         values = query.new_empty(*query.shape[:2], config.v_head_dim)
         head_linear(latents, self.kv_b[:, nope_dim:], out=values)
         return self.out.forward(values.flatten(1))

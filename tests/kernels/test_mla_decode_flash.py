@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from kernels import mla_decode, paths
+from kernels import mla_decode, mla_decode_cuda, paths
 from kernels.mla_decode import mla_decode_paged, mla_decode_reference, mla_decode_schedule
 from tests.kernels.tensors import generator, randn
 
@@ -62,7 +62,7 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "flash_mla", fake_flash_mla(legacy=request.param))
     monkeypatch.delitem(sys.modules, "kernels.mla_decode_flash", raising=False)
     monkeypatch.setattr(mla_decode, "path_of", lambda *_: "flash_mla")
-    monkeypatch.setattr(mla_decode, "FEW_ROWS", 0)
+    monkeypatch.setattr(mla_decode, "MAX_ROWS", 0)
     importlib.import_module("kernels.mla_decode_flash")
     yield
     sys.modules.pop("kernels.mla_decode_flash", None)
@@ -112,8 +112,9 @@ def test_few_rows_are_ours(request: pytest.FixtureRequest, monkeypatch: pytest.M
     triton = ModuleType("kernels.mla_decode_triton")
     triton.launch = lambda *_, **__: ("ours", None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kernels.mla_decode_triton", triton)
-    for num_queries, few, is_ours in ((1, 4, True), (1, 3, False), (2, 4, False)):
-        monkeypatch.setattr(mla_decode, "FEW_ROWS", few)
+    monkeypatch.setattr(mla_decode_cuda, "is_built", lambda: True)
+    for num_queries, most, is_ours in ((1, 4, True), (1, 3, False), (2, 4, False)):
+        monkeypatch.setattr(mla_decode, "MAX_ROWS", most)
         given = operands(request.node.nodeid, "cpu", num_queries, HEADS)
         schedule = mla_decode_schedule(given[3], num_queries=num_queries, num_heads=HEADS)
         assert (schedule is None) is is_ours
@@ -127,7 +128,7 @@ def test_few_rows_are_ours(request: pytest.FixtureRequest, monkeypatch: pytest.M
 def test_on_a_gpu(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, num_queries: int, heads: int
 ) -> None:
-    monkeypatch.setattr(mla_decode, "FEW_ROWS", 0)
+    monkeypatch.setattr(mla_decode, "MAX_ROWS", 0)
     pytest.importorskip("flash_mla")
     if paths.path_of("mla_decode", torch.device("cuda")) != "flash_mla":
         pytest.skip("not a device of FlashMLA")
