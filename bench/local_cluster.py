@@ -17,7 +17,7 @@ from bench.process_tree import ask_for_stacks
 
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 10.0
-_STACKS_SECONDS = 2.0  # until all have written where they are
+_STACKS_SECONDS = 1.0  # until all have written where they are
 _ASK_AGAIN_SECONDS = 0.1
 _LOG_LINES = 12
 _FIRST_PORT, _LAST_PORT = 21000, 31000

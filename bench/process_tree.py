@@ -4,6 +4,7 @@ They write it themselves, on the signal that `core.log` listens to, into their l
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from core.log import STACKS_SIGNAL
 
 _PROC = Path("/proc")
+_WRITE_SECONDS = 0.05
 
 
 def descendants(pid: int) -> list[int]:
@@ -25,10 +27,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def ask_for_stacks(pid: int) -> None:
-    """Of all descendants; those that do not listen go on as well."""
+    """Of all descendants, one after the other: several may share a log. Those that do not listen
+    go on as well."""
     for child in descendants(pid):
         with suppress(ProcessLookupError):
             os.kill(child, STACKS_SIGNAL)
+        time.sleep(_WRITE_SECONDS)
 
 
 def _parents() -> Iterator[tuple[int, int]]:
