@@ -93,6 +93,7 @@ def test_kernels_have_purposes() -> None:
         "_router_gemm": "gate",
         "_combine": "permute and combine",
         "nvjet_tst_64x8_64x16_4x1_v_bz_TNT": "dense products",
+        "_absorb_query": "dense products",
         "Memcpy HtoD": OTHER,
     }
     assert {name: purpose_of(name) for name in named} == named
