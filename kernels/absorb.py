@@ -9,18 +9,22 @@
     out      [T, heads * V]     float8_e4m3fn
     scale    [T, heads * V / 128] float32
 
-The Triton path is for bfloat16 and V = 128, where a head's values are one group. It sums in float32
-and does not round to bfloat16 in between: the error is that of e4m3, below 4e-2 relative by norm.
+The faster paths are for bfloat16 and V = 128, where a head's values are one group: Triton, and CUDA
+C++ for pieces of many rows. They sum in float32 and do not round to bfloat16 in between: the error
+is that of e4m3, below 4e-2 relative by norm.
 """
 
 import torch
 
+from kernels import absorb_pieces_cuda
+from kernels.fp8_scales import GROUP
 from kernels.head_linear import head_linear
 from kernels.mla_decode_pieces import Pieces
 from kernels.paths import path_of
-from kernels.quantise import GROUP, quantise
+from kernels.quantise import quantise
 
 _STEP = 128  # of the sum
+_JOINED_ROWS = 32  # up to which pieces are joined faster by a launch of their own
 
 
 def absorb_values(
@@ -31,16 +35,20 @@ def absorb_values(
     `follows`: it may be launched while the kernel in front ends.
     Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
     is nothing to join it does not wait for the first."""
-    value_dim = kv_b.shape[1] - nope_dim
+    value_dim, path = kv_b.shape[1] - nope_dim, path_of("absorb", kv_b.device)
     if isinstance(latents, Pieces):
         from kernels import absorb_pieces_triton
         from kernels.mla_decode_triton import join_pieces
 
-        if value_dim == GROUP and len(latents.kv_lengths) <= absorb_pieces_triton.MAX_ROWS:
+        num_rows = len(latents.kv_lengths)
+        if value_dim == GROUP and num_rows <= absorb_pieces_triton.MAX_ROWS:
             return absorb_pieces_triton.launch(latents, kv_b, nope_dim)
+        suits = path == "cuda" and absorb_pieces_cuda.is_possible(latents, kv_b, nope_dim)
+        if suits and num_rows > _JOINED_ROWS:
+            return absorb_pieces_cuda.launch(latents, kv_b, nope_dim)
         latents = join_pieces(latents)
     fits = value_dim == GROUP and kv_b.shape[2] % _STEP == 0 and latents.dtype == torch.bfloat16
-    if fits and path_of("absorb", latents.device) == "triton":
+    if fits and path != "reference":
         from kernels.absorb_triton import launch
 
         return launch(latents, kv_b, nope_dim, follows=follows)

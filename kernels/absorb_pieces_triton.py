@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent
+from kernels.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.mla_decode_pieces import TOKENS, Pieces
 from kernels.mla_decode_triton import part_tiles, tile_ends
-from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 
 MAX_ROWS = 16  # up to which this is faster than joining first

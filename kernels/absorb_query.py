@@ -40,7 +40,7 @@ def absorb_query(
     """absorbed; changes `cache`. `leads`: the kernel behind it may begin before it ends. FlashMLA's
     must not: it is launched as one that may, and reads queries before it waits."""
     given = (query, latent, key_rope, rotation, slots, cache, kv_b)
-    if path_of("absorb", query.device) == "triton" and _fits(query, key_rope, kv_b):
+    if path_of("absorb", query.device) != "reference" and _fits(query, key_rope, kv_b):
         from kernels.absorb_query_triton import launch
 
         return launch(*given, latent_norm=latent_norm, eps=eps, leads=leads)

@@ -26,7 +26,7 @@ def shape_for(num_tokens: int) -> Shape:
     return Shape(64, 128, 4 if num_tokens <= 64 else 8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _absorb_query(
     query, query_pairs, absorbed, absorbed_pairs, weight, latent, latent_norm, key_rope, rotation,
     slots, cache, num_tokens, num_heads, weight_head_stride, latent_stride, key_stride, eps,

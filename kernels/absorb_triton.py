@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent
-from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
+from kernels.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.quantise_triton import quantise_group
 
 
@@ -28,7 +28,7 @@ def shape_for(num_tokens: int) -> Shape:
     return Shape(128, 64, 8, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _absorb_values(
     latents, weight, out, scale, num_tokens, num_heads, weight_head_stride, scale_stride,
     latent_dim: tl.constexpr, group: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,

@@ -15,6 +15,7 @@ reference within one bit of the last place.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -33,6 +34,14 @@ class Combination:
 
     def combined(self) -> torch.Tensor:
         return combine(self.rows, self.row_of, self.weights, base=self.base)
+
+
+# What a layer adds to the residual stream.
+Update: TypeAlias = torch.Tensor | Combination
+
+
+def combined(x: Update) -> torch.Tensor:
+    return x.combined() if isinstance(x, Combination) else x
 
 
 def combine(

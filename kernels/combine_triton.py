@@ -11,7 +11,7 @@ FEW_TOKENS = (1024, 2)
 MANY_TOKENS = (512, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _combine(
     rows, row_of, weights, base, out, num_tokens, width, scaling, weights_stride,
     num_choices: tl.constexpr, block: tl.constexpr, has_base: tl.constexpr,

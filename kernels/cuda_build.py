@@ -34,7 +34,8 @@ def sources() -> list[Path]:
 
 
 def build(source: Path) -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
+    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc, OSError
+    where the cache cannot be written."""
     contents = [each.read_bytes() for each in _with_headers(source)]
     digest = hashlib.sha256(b"\0".join([*contents, " ".join(_FLAGS).encode()])).hexdigest()[:16]
     target = _cache() / f"{source.stem}-{digest}.so"
@@ -59,7 +60,7 @@ def is_built(source: Path, otherwise: str) -> bool:
     and why."""
     try:
         build(source)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         _log.warning("%s: %s", otherwise, error)
         return False
     return True

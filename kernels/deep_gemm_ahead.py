@@ -18,9 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ import torch
 from core.log import get_logger
 from core.process import die_with_parent
 from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
-from kernels.quantise import GROUP, empty_scales
+from kernels.fp8_scales import GROUP, empty_scales
 
 log = get_logger("kernels.deep_gemm_ahead")
 
 COMMAND = (sys.executable, "-m", "kernels.deep_gemm_ahead")
+# That have the module `deep_gemm`. To ask all that are installed for it takes a second.
+DISTRIBUTIONS = ("deep-gemm", "sgl-deep-gemm")
 Pair = tuple[torch.Tensor, torch.Tensor]  # values and scales
 
 
@@ -171,9 +173,12 @@ def _marker(products: Collection[Product]) -> Path:
 
 
 def _library_version() -> str:
-    """Of the distributions that the module is from; empty for none."""
-    names = sorted(set(packages_distributions().get("deep_gemm", ())))
-    return ", ".join(f"{name} {version(name)}" for name in names)
+    """Of each distribution of it that is installed; empty for none."""
+    found = []
+    for name in DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -19,7 +19,8 @@ written by a kernel that lets the next one begin earlier (`kernels.dependent_lau
 import torch
 
 from kernels.block_dequantise import BLOCK, block_dequantise
-from kernels.fp8_gemm_blocks import DENSE, cluster_blocks, faster_path
+from kernels.fp8_gemm_blocks import DENSE
+from kernels.fp8_gemm_choice import cluster_blocks, faster_path
 from kernels.paths import path_of
 
 TOLERANCE = 2e-3

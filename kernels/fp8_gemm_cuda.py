@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels import cuda_build
-from kernels.fp8_gemm_clusters import MAX_ROWS, ClusterBlocks, height_of
+from kernels.fp8_gemm_clusters import MAX_ROWS, ClusterBlocks
 
 _SOURCE = Path(__file__).with_name("fp8_gemm.cu")
 _OTHERWISE = "FP8 products of few tokens take their slower paths"
@@ -51,11 +51,13 @@ def dense(
             num_tokens,
             n,
             k,
-            height_of(num_tokens),
+            blocks.height(num_tokens),
+            blocks.tokens_first,
             blocks.warpgroups,
             blocks.across,
             blocks.splits,
             blocks.num_stages(num_tokens, k),
+            blocks.token_stages(num_tokens, k),
             torch.cuda.current_stream().cuda_stream,
         )
     if message:
@@ -70,7 +72,7 @@ def _library() -> ctypes.PyDLL:
     function = library.fp8_gemm_launch
     function.argtypes = [
         *(pointer, pointer, number, pointer, pointer, pointer),
-        *[number] * 8,
+        *[number] * 10,
         pointer,
     ]
     function.restype = ctypes.c_char_p

@@ -1,5 +1,5 @@
 """Triton path of `kernels.fp8_gemm` and `kernels.fp8_grouped_gemm`: one kernel for the dense, the
-masked and the contiguous layout, cut as `kernels.fp8_gemm_blocks` says, and for the one of
+masked and the contiguous layout, cut as `kernels.fp8_gemm_choice` says, and for the one of
 `kernels.fused_moe_triton`: contiguous, each expert's rows aligned to a block, of which only the
 device knows how many there are.
 
@@ -13,11 +13,15 @@ rows of weights in two halves, whose partial products follow each other through 
 Tiles come by descriptors (TMA) where the device has them: one thread asks for a whole one.
 """
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.aligned_rows import ALIGNMENT
 from kernels.dependent_launch_triton import dependent, follow
 from kernels.fp8_gemm_blocks import (
     ALIGNED,
@@ -27,9 +31,8 @@ from kernels.fp8_gemm_blocks import (
     MAX_STAGES_BYTES,
     MULTIPROCESSORS,
     Fp8Blocks,
-    fp8_blocks,
 )
-from kernels.fp8_grouped_gemm import ALIGNMENT
+from kernels.fp8_gemm_choice import fp8_blocks
 
 GROUP = tl.constexpr(128)  # one scale of the weights for as many rows and columns
 BLOCK_K = 128
@@ -142,7 +145,16 @@ def _corner(
     return (first_block + within % height) * block_m, within // height * columns
 
 
-@triton.jit(do_not_specialize=SIZES)
+class _Specialised(Protocol):
+    constants: Mapping[str, object]
+
+
+def _name_of(specialised: _Specialised) -> str:
+    """By which a profiler tells experts' products from dense ones."""
+    return "_fp8_gemm" if specialised.constants["layout"] == DENSE else "_fp8_grouped_gemm"
+
+
+@triton.jit(do_not_specialize=SIZES, repr=_name_of)
 def _fp8_gemm(
     x, x_scale, weight, w_scale, out, counts, num_used, num_rows, n, k,
     x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
@@ -197,7 +209,7 @@ def _fp8_gemm(
 
 
 @triton.jit
-def _join(
+def _add_splits(
     part, out, num, splits: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr
 ):  # fmt: skip
     follow(dependent)
@@ -326,7 +338,7 @@ def _run(
     )  # fmt: skip
     if splits > 1:
         num = out.numel()
-        _join[(triton.cdiv(num, JOINED),)](
+        _add_splits[(triton.cdiv(num, JOINED),)](
             part, out, num, splits=splits, block=JOINED, dependent=is_dependent, num_warps=4,
             launch_pdl=is_dependent,
         )  # fmt: skip

@@ -20,14 +20,14 @@ TOLERANCE of the reference, relative by norm.
 
 import torch
 
+from kernels.aligned_rows import ALIGNMENT
 from kernels.fp8_gemm import TOLERANCE, check_operands, fp8_gemm_reference
-from kernels.fp8_gemm_blocks import MASKED, faster_path
+from kernels.fp8_gemm_blocks import MASKED
+from kernels.fp8_gemm_choice import faster_path
 from kernels.paths import path_of
 from kernels.quantise import check_counts
 
-__all__ = ["ALIGNMENT", "TOLERANCE", "fp8_grouped_gemm_contiguous", "fp8_grouped_gemm_masked"]
-
-ALIGNMENT = 128
+__all__ = ["TOLERANCE", "fp8_grouped_gemm_contiguous", "fp8_grouped_gemm_masked"]
 
 
 def fp8_grouped_gemm_masked(

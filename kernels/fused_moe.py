@@ -16,50 +16,24 @@ path is within TOLERANCE of the reference, relative by norm (FP8: of the referen
 the same quantised inputs). Block sizes come from `kernels.tuned`.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from kernels.block_dequantise import block_dequantise
 from kernels.combine import combine
+from kernels.fp8_scales import GROUP
+from kernels.fused_experts import FusedExperts
 from kernels.paths import path_of
-from kernels.quantise import GROUP, quantise_reference
+from kernels.quantise import quantise_reference
 from kernels.silu_mul import silu_mul_reference
 
 TOLERANCE = 1e-2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """Weights as in this file's docstring; scales None unless the weights are FP8."""
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    gate_up_scale: torch.Tensor | None = None
-    down_scale: torch.Tensor | None = None
-
-    @property
-    def is_fp8(self) -> bool:
-        return bool(self.gate_up.dtype == torch.float8_e4m3fn)
-
-    def __post_init__(self) -> None:
-        num_experts, double_width, hidden = self.gate_up.shape
-        if self.down.shape != (num_experts, hidden, double_width // 2):
-            raise ValueError(
-                f"down {tuple(self.down.shape)} does not fit gate_up {tuple(self.gate_up.shape)}"
-            )
-        have_scales = {each is not None for each in (self.gate_up_scale, self.down_scale)}
-        if have_scales != {self.is_fp8}:
-            raise ValueError("FP8 weights have scales, others have none")
-        if self.is_fp8 and (hidden % GROUP or double_width % (2 * GROUP)):
-            raise ValueError(f"FP8 needs multiples of 128: H {hidden}, I {double_width // 2}")
 
 
 def fused_moe(
     hidden: torch.Tensor,
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
-    experts: Experts,
+    experts: FusedExperts,
     *,
     scaling: float = 1.0,
     expected_rows: int | None = None,
@@ -85,7 +59,7 @@ def fused_moe_reference(
     hidden: torch.Tensor,
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
-    experts: Experts,
+    experts: FusedExperts,
     *,
     scaling: float = 1.0,
 ) -> torch.Tensor:

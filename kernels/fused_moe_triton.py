@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 
 from kernels.combine_triton import launch as combine
-from kernels.fp8_gemm_blocks import ALIGNED, Fp8Blocks, default_fp8_blocks, fp8_blocks
+from kernels.fp8_gemm_blocks import ALIGNED, Fp8Blocks, default_fp8_blocks
+from kernels.fp8_gemm_choice import fp8_blocks
 from kernels.fp8_gemm_triton import aligned as fp8_aligned
-from kernels.fused_moe import Experts
+from kernels.fp8_scales import GROUP, empty_scales
+from kernels.fused_experts import FusedExperts
 from kernels.permute_triton import CHUNK, rank_choices
-from kernels.quantise import GROUP, empty_scales
 from kernels.quantise_triton import launch as quantise
 from kernels.silu_mul_triton import launch as silu_mul
 from kernels.silu_mul_triton import launch_quantise as silu_mul_quantise
@@ -37,7 +38,7 @@ class _Rows(NamedTuple):
     num_used: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _align(
     topk_idx, rank_of, counts, token_of, expert_of, row_of, num_used, num_tokens, num_choices,
     num_experts,
@@ -61,7 +62,7 @@ def _align(
     tl.store(place, tl.where(here, row, -1).to(tl.int32), mask=is_entry)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_group_stride", "out_group_stride"])
 def _gather(
     x, x_scale, token_of, num_used, out, out_scale, width, scale_row_stride, scale_group_stride,
     out_group_stride,
@@ -118,7 +119,7 @@ def launch(
     hidden: torch.Tensor,
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
-    experts: Experts,
+    experts: FusedExperts,
     scaling: float,
     expected_rows: int | None = None,
 ) -> torch.Tensor:
@@ -157,7 +158,7 @@ def fp8_cuts(
 def _fp8_products(
     hidden: torch.Tensor,
     rows: _Rows,
-    experts: Experts,
+    experts: FusedExperts,
     cuts: tuple[Fp8Blocks, Fp8Blocks],
     expected_rows: int,
 ) -> torch.Tensor:

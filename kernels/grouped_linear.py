@@ -27,11 +27,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from kernels.aligned_rows import ALIGNMENT
 from kernels.linear import MIN_ROWS, linear
 from kernels.paths import path_of
 from kernels.quantise import check_counts
 
-ALIGNMENT = 128
 TOLERANCE = 1e-2  # of bfloat16; float32: 1e-5
 
 

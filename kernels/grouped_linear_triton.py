@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.grouped_linear import ALIGNMENT
+from kernels.aligned_rows import ALIGNMENT
 
 BLOCK_N = 128
 
@@ -30,7 +30,7 @@ def shape_for(expected_rows: int, dtype: torch.dtype) -> Shape:
     return Shape(block_m, block_k, 8 if block_m >= 128 else 4, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _grouped_linear(
     x, weight, out, where, num_rows, n, k,
     aligned: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,

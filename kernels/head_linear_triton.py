@@ -30,7 +30,7 @@ def shape_for(num_tokens: int, n: int) -> Shape:
     return Shape(tokens, 128, 8, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _head_linear(
     x, weight, scale, out, num_tokens, n, k, x_token_stride, x_head_stride, out_token_stride,
     out_head_stride,

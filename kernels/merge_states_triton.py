@@ -7,7 +7,7 @@ import triton.language as tl
 ROWS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _merge_states(
     a, lse_a, b, lse_b, out, lse, num_rows, width, rows: tl.constexpr, padded: tl.constexpr
 ):

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from kernels import mla_decode_cuda
 from kernels.mla_decode_pieces import Pieces
 from kernels.paged_rows import RowGroup, group_rows
 from kernels.paths import path_of
 
-MAX_QUERIES = 256  # a row, of `mla_decode_paged`
 MAX_ROWS = 128  # of one new token each, up to which our kernel is faster than FlashMLA
 
 
@@ -102,8 +102,6 @@ def mla_decode_pieces(
                 query, cache, block_table, kv_lengths, schedule, scale=scale
             )
     if path != "reference":
-        from kernels import mla_decode_cuda
-
         if mla_decode_cuda.takes(query, cache, value_dim):
             return mla_decode_cuda.launch(query, cache, block_table, kv_lengths, scale=scale)
         from kernels.mla_decode_triton import launch
@@ -129,9 +127,7 @@ def mla_decode_schedule(
 
 def is_ours(num_rows: int, num_queries: int) -> bool:
     """Whether so many rows with so many new tokens each are not for FlashMLA."""
-    from kernels.mla_decode_cuda import is_built
-
-    return num_queries == 1 and num_rows <= MAX_ROWS and is_built()
+    return num_queries == 1 and num_rows <= MAX_ROWS and mla_decode_cuda.is_built()
 
 
 def mla_decode_reference(

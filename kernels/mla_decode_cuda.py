@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from kernels import cuda_build
-from kernels.mla_decode import MAX_QUERIES
-from kernels.mla_decode_pieces import TOKENS, Pieces
+from kernels.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
 
 LINES, VALUE_DIM, WIDTH = 64, 512, 576
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own

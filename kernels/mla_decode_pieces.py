@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 TOKENS = 64  # of a tile
+MAX_QUERIES = 256  # of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
-from kernels.mla_decode import MAX_QUERIES
-from kernels.mla_decode_pieces import TOKENS, Pieces
+from kernels.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
 
 MAX_LINES = 64
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
@@ -53,7 +52,7 @@ def soften(scores, peak, dtype: tl.constexpr):
     return p.to(dtype), tl.exp2(peak - shift), higher, tl.sum(p, axis=1)
 
 
-@triton.jit(do_not_specialize=["min_tiles"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride", "min_tiles"])
 def _attend(
     query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,
     num_rows, num_queries, table_stride, num_parts, scale, min_tiles,
@@ -164,7 +163,7 @@ def _attend(
 LOG2_E_JIT = tl.constexpr(LOG2_E)
 
 
-@triton.jit(do_not_specialize=["min_tiles"])
+@triton.jit(do_not_specialize=["num_rows", "min_tiles"])
 def _join(
     kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
     min_tiles,

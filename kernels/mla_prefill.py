@@ -30,12 +30,13 @@ import torch.nn.functional as F
 
 from kernels import mla_prefill_cuda
 from kernels.fp8_gemm import fp8_gemm
+from kernels.fp8_scales import empty_scales
 from kernels.linear import linear
 from kernels.merge_states import merge_states_reference
 from kernels.mla_prefill_plan import KeyGroup
 from kernels.paged_rows import Row
 from kernels.paths import path_of
-from kernels.quantise import empty_scales, quantise
+from kernels.quantise import quantise
 
 QUERY_BLOCK = 128  # CPU: small enough that a block's scores stay near the cache
 

@@ -1,6 +1,7 @@
 """Tokens as they travel between ranks: a packed row each, of whole 32-bit words.
 
-    words of hidden[t] in its own type, or, `quantises`, as FP8 with its scales (`kernels.quantise`)
+    words of hidden[t] in its own type, or, `quantises`, as FP8 with its scales (`kernels.quantise`,
+    `by_row` and `scale` as there; the one scale of all rows does not travel)
     K words of expert ids, int32
     K words of weights, float32
     words without meaning, up to a multiple of ROW_WORDS: rows stay aligned in memory
@@ -17,32 +18,15 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.fp8_scales import GROUP
+from kernels.packed_row import PackedRow
 from kernels.paths import path_of
-from kernels.quantise import GROUP, quantise_reference
-
-ROW_WORDS = 16
-
-
-class PackedRow(NamedTuple):
-    """Where the parts of a row begin, in words."""
-
-    scales: int
-    ids: int
-    weights: int
-    size: int
-
-    @classmethod
-    def of(cls, width: int, itemsize: int, num_choices: int, *, quantises: bool) -> "PackedRow":
-        scales = width // 4 if quantises else -(-width * itemsize // 4)
-        ids = scales + (width // GROUP if quantises else 0)
-        weights = ids + num_choices
-        size = -(-(weights + num_choices) // ROW_WORDS) * ROW_WORDS
-        return cls(scales, ids, weights, size)
+from kernels.quantise import quantise_reference
 
 
 class Unpacked(NamedTuple):
-    """hidden [N, H], scales [N, H / 128] float32 or None, topk_idx [N, K] int32, weights [N, K]
-    float32: views."""
+    """hidden [N, H], scales [N, S] float32 or None, topk_idx [N, K] int32, weights [N, K] float32:
+    views."""
 
     hidden: torch.Tensor
     scales: torch.Tensor | None
@@ -57,6 +41,8 @@ def pack_tokens(
     num_rows: int,
     *,
     quantises: bool,
+    by_row: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """ValueError for arguments that do not fit."""
     if hidden.dim() != 2 or topk_idx.shape != weights.shape or len(hidden) != len(topk_idx):
@@ -69,8 +55,12 @@ def pack_tokens(
     if path_of("pack_tokens", hidden.device) == "triton":
         from kernels.pack_tokens_triton import launch
 
-        return launch(hidden, topk_idx, weights, num_rows, quantises=quantises)
-    return pack_tokens_reference(hidden, topk_idx, weights, num_rows, quantises=quantises)
+        return launch(
+            hidden, topk_idx, weights, num_rows, quantises=quantises, by_row=by_row, scale=scale
+        )
+    return pack_tokens_reference(
+        hidden, topk_idx, weights, num_rows, quantises=quantises, by_row=by_row, scale=scale
+    )
 
 
 def pack_tokens_reference(
@@ -80,33 +70,40 @@ def pack_tokens_reference(
     num_rows: int,
     *,
     quantises: bool,
+    by_row: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, width = hidden.shape
     num_choices = topk_idx.shape[1]
-    row = PackedRow.of(width, hidden.element_size(), num_choices, quantises=quantises)
+    scales = None
+    if quantises:
+        hidden, scales = quantise_reference(hidden, by_row=by_row, scale=scale)
+    num_scales = 0 if scales is None or scale is not None else scales.shape[1]
+    row = PackedRow.of(width, hidden.element_size(), num_choices, num_scales)
     out = torch.zeros(num_rows, row.size, dtype=torch.int32, device=hidden.device)
-    dtype = torch.float8_e4m3fn if quantises else hidden.dtype
-    parts = unpack(out, width, num_choices, dtype)
+    parts = unpack(out, width, num_choices, hidden.dtype, num_scales)
     parts.topk_idx[num_tokens:] = -1
     parts.topk_idx[:num_tokens] = topk_idx
     parts.weights[:num_tokens] = weights
-    if parts.scales is not None:
-        hidden, scales = quantise_reference(hidden)
+    if parts.scales is not None and scales is not None:
         parts.scales[:num_tokens] = scales
     parts.hidden[:num_tokens] = hidden
     return out
 
 
 def unpack(
-    packed: torch.Tensor, width: int, num_choices: int, dtype: torch.dtype
+    packed: torch.Tensor,
+    width: int,
+    num_choices: int,
+    dtype: torch.dtype,
+    num_scales: int = 0,
 ) -> Unpacked:
-    """Views of packed rows whose hidden states are `dtype`."""
-    is_fp8 = dtype == torch.float8_e4m3fn
-    row = PackedRow.of(width, dtype.itemsize, num_choices, quantises=is_fp8)
+    """Views of packed rows whose hidden states are `dtype`, with so many scales a row."""
+    row = PackedRow.of(width, dtype.itemsize, num_choices, num_scales)
     floats = packed.view(torch.float32)
     return Unpacked(
         hidden=packed[:, : row.scales].view(dtype)[:, :width],
-        scales=floats[:, row.scales : row.ids] if is_fp8 else None,
+        scales=floats[:, row.scales : row.ids] if num_scales else None,
         topk_idx=packed[:, row.ids : row.weights],
         weights=floats[:, row.weights : row.weights + num_choices],
     )

@@ -14,7 +14,7 @@ import torch
 
 # Best first; the reference comes behind all of them.
 OPERATIONS: dict[str, tuple[str, ...]] = {
-    "absorb": ("triton",),
+    "absorb": ("cuda", "triton"),
     "combine": ("triton",),
     "fp8_gemm": ("deep_gemm", "triton"),
     "fp8_grouped_gemm": ("deep_gemm", "triton"),
@@ -22,6 +22,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "gate": ("triton",),
     "grouped_linear": ("triton",),
     "head_linear": ("triton",),
+    "l2_fetch": ("cuda",),
     "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("cuda", "triton"),

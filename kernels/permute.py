@@ -6,7 +6,8 @@ contiguous grouped GEMM.
                      e = topk_idx[t, k]; -1 where that is -1
     rows[row_of[k, t]] = hidden[t]
 
-    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] float32 travels along
+    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] or [T, 1] float32 travels
+                            along
     topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here
     rows       [M, H]       M = N + E (alignment - 1), rounded up, where N is T K, or `most` if it
                             is known that no more choices are here
@@ -14,29 +15,15 @@ contiguous grouped GEMM.
     counts     [E]          int32
     ends       [E]          int32, start[e] + counts[e]
     expert_of  [M]          int32, -1: padding, whose row holds nothing of use
-    scales     [M, H / 128] float32, rows contiguous (`kernels.quantise.empty_scales`), or None
+    scales     [M, H / 128] or [M, 1] float32 (`kernels.fp8_scales`), or None
 
 Exact. Nothing waits for the host.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from kernels.aligned_rows import Permuted, empty_permuted
 from kernels.paths import path_of
-from kernels.quantise import empty_scales
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permuted:
-    """Shapes in this file's docstring."""
-
-    rows: torch.Tensor
-    scales: torch.Tensor | None
-    row_of: torch.Tensor
-    counts: torch.Tensor
-    ends: torch.Tensor
-    expert_of: torch.Tensor
 
 
 def permute(
@@ -88,27 +75,3 @@ def permute_reference(
         permuted.row_of[choice, token] = numbers
         start += -(-len(token) // alignment) * alignment
     return permuted
-
-
-def empty_permuted(
-    hidden: torch.Tensor,
-    topk_idx: torch.Tensor,
-    num_experts: int,
-    alignment: int,
-    scale: torch.Tensor | None,
-    most: int | None = None,
-) -> Permuted:
-    """The outputs, nothing in them yet."""
-    num_tokens, num_choices = topk_idx.shape
-    most = topk_idx.numel() if most is None else most
-    num_rows = -(-(most + min(num_experts, most) * (alignment - 1)) // alignment) * alignment
-    rows = hidden.new_empty(num_rows, hidden.shape[1])
-    integers = {"dtype": torch.int32, "device": hidden.device}
-    return Permuted(
-        rows=rows,
-        scales=None if scale is None else empty_scales(rows),
-        row_of=torch.empty(num_choices, num_tokens, **integers),
-        counts=torch.empty(num_experts, **integers),
-        ends=torch.empty(num_experts, **integers),
-        expert_of=torch.empty(num_rows, **integers),
-    )

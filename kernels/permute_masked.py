@@ -12,28 +12,18 @@
     rows       [E, C, H]       those from counts[e] on mean nothing
     row_of     [K, T]          int32
     counts     [E]             int32, rows of each expert
-    scales     [E, C, H / 128] float32, rows contiguous (`kernels.quantise.empty_scales`), or None
+    scales     [E, C, H / 128] float32, rows contiguous (`kernels.fp8_scales`), or None
 
 A token's choices are distinct, so that C = T is enough; what does not fit all the same is left out.
 Exact (what is quantised: as `kernels.quantise` says). Nothing waits for the host on a GPU.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from kernels.fp8_scales import GROUP
+from kernels.masked_rows import MaskedRows, empty_masked
 from kernels.paths import path_of
-from kernels.quantise import GROUP, empty_scales, quantise_reference
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedRows:
-    """Shapes in this file's docstring."""
-
-    rows: torch.Tensor
-    scales: torch.Tensor | None
-    row_of: torch.Tensor
-    counts: torch.Tensor
+from kernels.quantise import quantise_reference
 
 
 def permute_masked(
@@ -58,9 +48,7 @@ def permute_masked(
     if path_of("permute", hidden.device) == "triton":
         from kernels.permute_masked_triton import launch
 
-        return launch(
-            hidden, topk_idx, num_experts, capacity, first, scale, quantises=quantises
-        )
+        return launch(hidden, topk_idx, num_experts, capacity, first, scale, quantises=quantises)
     if quantises:
         hidden, scale = quantise_reference(hidden)
     return permute_masked_reference(
@@ -90,25 +78,3 @@ def permute_masked_reference(
         numbers = torch.arange(count, dtype=torch.int32, device=hidden.device)
         out.row_of[choice, token] = numbers + expert * capacity
     return out
-
-
-def empty_masked(
-    hidden: torch.Tensor,
-    topk_idx: torch.Tensor,
-    num_experts: int,
-    capacity: int,
-    scale: torch.Tensor | None,
-    *,
-    quantises: bool = False,
-) -> MaskedRows:
-    """The outputs, nothing in them yet."""
-    num_tokens, num_choices = topk_idx.shape
-    dtype = torch.float8_e4m3fn if quantises else hidden.dtype
-    rows = hidden.new_empty(num_experts, capacity, hidden.shape[1], dtype=dtype)
-    integers = {"dtype": torch.int32, "device": hidden.device}
-    return MaskedRows(
-        rows=rows,
-        scales=empty_scales(rows) if quantises or scale is not None else None,
-        row_of=torch.empty(num_choices, num_tokens, **integers),
-        counts=torch.empty(num_experts, **integers),
-    )

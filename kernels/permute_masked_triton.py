@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
-from kernels.permute_masked import MaskedRows, empty_masked
-from kernels.quantise import GROUP, LARGEST, SMALLEST
+from kernels.fp8_scales import GROUP, LARGEST, SMALLEST
+from kernels.masked_rows import MaskedRows, empty_masked
 from kernels.quantise_triton import quantise_group
 
 CHUNK = 1024
@@ -20,7 +20,7 @@ MAX_GROUPS = 64  # of a row, one that does
 MAX_FOUND = 2048  # choices, of which each program looks at all in front of its own
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "capacity"])
 def _place(
     topk_idx, row_of, counts, num_tokens, capacity, first, idx_stride,
     num_choices: tl.constexpr, chunk: tl.constexpr, dependent: tl.constexpr,
@@ -82,7 +82,12 @@ def find_row(
     return tl.where(here, own * capacity + place, -1)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_tokens", "capacity", "scale_group_stride", "scales_expert_stride",
+        "scales_group_stride",
+    ]
+)  # fmt: skip
 def _copy(
     hidden, scale, topk_idx, rows, scales, row_of, counts, num_tokens, width, num_groups, capacity,
     first, num_experts, hidden_stride, idx_stride, scale_row_stride, scale_group_stride,

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.permute import Permuted, empty_permuted
+from kernels.aligned_rows import Permuted, empty_permuted
 
 CHUNK = 1024
 LARGE_CHUNK = 4096
@@ -17,7 +17,7 @@ MANY_TOKENS = (8192, 16)
 NAMED = 4096  # pairs of a row and an expert that a program looks at, to say whose the rows are
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _rank(topk_idx, rank_of, counts, num_entries, part_size, chunk: tl.constexpr):
     """rank_of[i]: which of its expert's choices entry i is. A program a part of the entries: it
     counts those in front of it."""
@@ -36,7 +36,7 @@ def _rank(topk_idx, rank_of, counts, num_entries, part_size, chunk: tl.constexpr
         tl.store(counts + expert, seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _name_rows(
     counts, ends, expert_of, first, num_rows, num_experts, alignment, experts: tl.constexpr,
     named: tl.constexpr,
@@ -53,7 +53,9 @@ def _name_rows(
     tl.store(expert_of + place, tl.max(owner, axis=1), mask=place < num_rows)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_rows", "scale_group_stride", "scales_group_stride"]
+)
 def _place(
     topk_idx, rank_of, counts, hidden, scale, rows, scales, row_of, ends, expert_of, num_tokens,
     num_rows, width, num_groups, scale_row_stride, scale_group_stride, scales_group_stride,

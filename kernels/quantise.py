@@ -1,74 +1,66 @@
-"""Activations to FP8, one scale for 128 values of a row.
+"""Activations to FP8, one scale for 128 values of a row or, `by_row`, for all of them.
 
     scale[t, g] = max over the group of |x| / 448        at least SMALLEST / 448
     out[t, k]   = e4m3(x[t, k] / scale[t, k / 128])
+
+    by_row: scale[t, 0] = max over the row of |x| / 448, the same for each k
+    given:  out[t, k] = e4m3(x[t, k] * (1 / scale)), clamped to +-448, of one scale that the caller
+            has, float32 [] on the device of x; it is what comes back as `scale`, too
 
     x       [T, K], whose rows may be slices of longer ones, or masked [E, C, K]  bfloat16 or
             float32, K a multiple of 128
     counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
     out     shape of x  float8_e4m3fn
-    scale   [T, K / 128] or [E, C, K / 128] float32, rows contiguous in memory (as matrix products
-            on Hopper fetch them), their number padded to a multiple of 4
+    scale   [T, K / 128] or [E, C, K / 128], or [T, 1]; `kernels.fp8_scales` says where they lie
 
 The Triton path gives the bits of the reference.
 """
 
 import torch
 
+from kernels.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.paths import path_of
 
-GROUP = 128
-LARGEST = 448.0  # of float8_e4m3fn
-SMALLEST = 1e-12  # a group of zeros still needs a scale
 
-
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(
+    x: torch.Tensor, *, by_row: bool = False, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale) of all rows. Raises ValueError for a shape or dtype that does not fit."""
     check(x, num_dims=2)
+    check_scale(x, scale)
     if path_of("quantise", x.device) == "triton":
         from kernels.quantise_triton import launch
 
-        return launch(x.unsqueeze(0), None, squeeze=True)
-    return quantise_reference(x)
+        return launch(x.unsqueeze(0), None, squeeze=True, by_row=by_row, scale=scale)
+    return quantise_reference(x, by_row=by_row, scale=scale)
 
 
-def quantise_masked(x: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale) of the first `counts[e]` rows of each expert."""
-    check(x, num_dims=3)
-    check_counts(x, counts)
-    if path_of("quantise", x.device) == "triton":
-        from kernels.quantise_triton import launch
-
-        return launch(x, counts, squeeze=False)
-    return quantise_masked_reference(x, counts)
-
-
-def quantise_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = x.float().unflatten(-1, (-1, GROUP))
+def quantise_reference(
+    x: torch.Tensor, *, by_row: bool = False, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if scale is not None:
+        values = x.float() * (1 / scale)
+        return values.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+    groups = x.float().unflatten(-1, (-1, x.shape[-1] if by_row else GROUP))
     peak = groups.abs().amax(dim=-1).clamp_min_(SMALLEST)
     # NOTE: a tensor, because on a GPU torch divides by a number with its rounded reciprocal.
     largest = torch.full_like(peak, LARGEST)
     out = (groups * (largest / peak).unsqueeze(-1)).to(torch.float8_e4m3fn)
-    scale = empty_scales(x)
+    scale = empty_scales(x, by_row=by_row)
     scale.copy_(peak / largest)
     return out.flatten(-2), scale
 
 
 def quantise_masked_reference(
-    x: torch.Tensor, counts: torch.Tensor
+    x: torch.Tensor, counts: torch.Tensor, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), empty_scales(x)
+    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    scales = empty_scales(x) if scale is None else scale
     for expert, count in enumerate(counts.tolist()):
-        out[expert, :count], scale[expert, :count] = quantise_reference(x[expert, :count])
-    return out, scale
-
-
-def empty_scales(x: torch.Tensor) -> torch.Tensor:
-    """[..., rows, K / 128] float32 with rows contiguous and padded to 16 bytes."""
-    *lead, num_rows, width = x.shape
-    padded = -(-num_rows // 4) * 4
-    scales = x.new_empty(*lead, width // GROUP, padded, dtype=torch.float32)
-    return scales.transpose(-1, -2)[..., :num_rows, :]
+        out[expert, :count], own = quantise_reference(x[expert, :count], scale=scale)
+        if scale is None:
+            scales[expert, :count] = own
+    return out, scales
 
 
 def check(x: torch.Tensor, *, num_dims: int) -> None:
@@ -80,6 +72,14 @@ def check(x: torch.Tensor, *, num_dims: int) -> None:
         raise ValueError(f"K = {x.shape[-1]} is not a multiple of {GROUP}")
     if x.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"x must be bfloat16 or float32, is {x.dtype}")
+
+
+def check_scale(x: torch.Tensor, scale: torch.Tensor | None) -> None:
+    """Raises ValueError for a given scale that is not one float32 on the device of `x`."""
+    if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
+        raise ValueError(f"a given scale is one float32, not {tuple(scale.shape)} {scale.dtype}")
+    if scale is not None and scale.device != x.device:
+        raise ValueError(f"scale is on {scale.device}, x on {x.device}")
 
 
 def check_counts(x: torch.Tensor, counts: torch.Tensor) -> None:

@@ -4,11 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantise import GROUP, LARGEST
+from kernels.fp8_scales import GROUP, LARGEST
 from kernels.quantise_triton import GROUPS, row_programs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "expert_stride", "group_stride"])
 def _rescale(
     x, scale, tensor_scale, counts, out, capacity, width, expert_stride, row_stride, group_stride,
     largest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,

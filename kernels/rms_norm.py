@@ -7,22 +7,21 @@
     weight            [H]     same dtype
     eps               inside the root; the mean is taken in float32
     x of add_...      may be a `kernels.combine.Combination`, which is combined first
-    quantised out     e4m3 and scales as `kernels.quantise` gives them, H a multiple of 128
+    quantised out     e4m3 and scales as `kernels.quantise` gives them, H a multiple of 128;
+                      `by_row`: the scale of a row comes H / 128 times, [T, H / 128]
+    by a given scale  e4m3 as `kernels.quantise` gives it for that, [] float32
 
 The Triton path agrees with the reference within one bit of the last place; the sum is exact.
 What is quantised is not rounded to bfloat16 before.
 """
 
-from typing import TypeAlias
-
 import torch
 import torch.nn.functional as F
 
-from kernels.combine import Combination
+from kernels.combine import Combination, Update, combined
+from kernels.fp8_scales import GROUP, empty_scales
 from kernels.paths import path_of
-from kernels.quantise import GROUP, quantise_reference
-
-Update: TypeAlias = torch.Tensor | Combination
+from kernels.quantise import check_scale, quantise_reference
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -69,15 +68,28 @@ def add_rms_norm_quantise(
 
 
 def add_rms_norm_both(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, by_row: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
     _check_width(residual)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch_both
 
-        return launch_both(x, residual, weight, eps)
-    return add_rms_norm_both_reference(x, residual, weight, eps)
+        return launch_both(x, residual, weight, eps, by_row=by_row)
+    return add_rms_norm_both_reference(x, residual, weight, eps, by_row=by_row)
+
+
+def add_rms_norm_all(
+    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
+    _check_width(residual)
+    check_scale(residual, scale)
+    if _has_kernel(x):
+        from kernels.rms_norm_triton import launch_all
+
+        return launch_all(x, residual, weight, eps, scale)
+    return add_rms_norm_all_reference(x, residual, weight, eps, scale)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -105,14 +117,23 @@ def add_rms_norm_quantise_reference(
 
 
 def add_rms_norm_both_reference(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, by_row: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     out, total = add_rms_norm_reference(x, residual, weight, eps)
-    return out, *rms_norm_quantise_reference(total, weight, eps), total
+    if not by_row:
+        return out, *rms_norm_quantise_reference(total, weight, eps), total
+    normed = rms_norm_reference(total.float(), weight.float(), eps)
+    values, scale = quantise_reference(normed, by_row=True)
+    repeated = empty_scales(values).copy_(scale.expand(-1, values.shape[1] // GROUP))
+    return out, values, repeated, total
 
 
-def combined(x: Update) -> torch.Tensor:
-    return x.combined() if isinstance(x, Combination) else x
+def add_rms_norm_all_reference(
+    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    out, values, scales, total = add_rms_norm_both_reference(x, residual, weight, eps)
+    normed = rms_norm_reference(total.float(), weight.float(), eps)
+    return out, values, scales, quantise_reference(normed, scale=scale)[0], total
 
 
 def _has_kernel(x: Update) -> bool:

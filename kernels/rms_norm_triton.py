@@ -6,11 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.combine import Combination
+from kernels.combine import Combination, Update
 from kernels.dependent_launch_triton import dependent, follow
-from kernels.quantise import GROUP, LARGEST, SMALLEST, empty_scales
-from kernels.quantise_triton import quantise_group
-from kernels.rms_norm import Update
+from kernels.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
+from kernels.quantise_triton import quantise_by, quantise_group
 
 FEW_ROWS = 256
 # Up to so many, one for each multiprocessor, all choices of a row are loaded together; of more only
@@ -45,14 +44,15 @@ def _combined(
     return total.to(rows.dtype.element_ty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "scale_group_stride"])
 def _rms_norm(
-    x, rows, row_of, weights, residual, weight, total, out, small, scale, num_rows, width, x_stride,
+    x, rows, row_of, weights, residual, weight, total, out, small, scale, given, given_scale,
+    num_rows, width, x_stride,
     residual_stride, weights_stride, scale_group_stride, eps, num_choices: tl.constexpr,
     at_once: tl.constexpr, has_base: tl.constexpr,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
-    dependent: tl.constexpr,
+    by_row: tl.constexpr, has_given: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """`num_choices`: x is the base of a combination of so many rows, if there is one."""
     row = tl.program_id(0).to(tl.int64)
@@ -61,6 +61,8 @@ def _rms_norm(
     inside = columns < width
     # Weights are there before the kernel in front ends.
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if has_given:
+        one_scale = tl.load(given_scale)
     follow(dependent)
     if num_choices:
         values = _combined(
@@ -79,9 +81,13 @@ def _rms_norm(
     if plain:
         tl.store(out + row * width + columns, normed.to(values.dtype), mask=inside)
     if quantised:
-        rounded, scales = quantise_group(normed, largest, smallest)
+        rounded, scales = quantise_group(normed, largest, smallest, by_row)
         tl.store(small + row * width + columns, rounded, mask=inside)
         tl.store(scale + index * scale_group_stride + row, scales, mask=index * group < width)
+    if has_given:
+        tl.store(
+            given + row * width + columns, quantise_by(normed, one_scale, largest), mask=inside
+        )
 
 
 def launch(
@@ -117,12 +123,31 @@ def launch_both(
     weight: torch.Tensor,
     eps: float,
     *,
+    by_row: bool = False,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
     shaped = _shaped(x, residual)
     out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
-    return out, *small, _run(x, residual, weight, eps, out, small, num_warps)
+    total = _run(x, residual, weight, eps, out, small, num_warps, by_row=by_row)
+    return out, *small, total
+
+
+def launch_all(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    *,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
+    shaped = _shaped(x, residual)
+    out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
+    given = torch.empty_like(small[0]), scale
+    total = _run(x, residual, weight, eps, out, small, num_warps, given=given)
+    return out, *small, given[0], total
 
 
 def _shaped(x: Update, residual: torch.Tensor | None) -> torch.Tensor:
@@ -146,8 +171,11 @@ def _run(
     out: torch.Tensor | None,
     small: tuple[torch.Tensor, torch.Tensor] | None,
     num_warps: int,
+    *,
+    by_row: bool = False,
+    given: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """The sum; the norm goes to `out` and, with its scales, to `small`."""
+    """The sum; the norm goes to `out`, with its scales to `small`, and by a scale to `given`."""
     shaped = _shaped(x, residual)
     num_rows, width = shaped.shape
     total = shaped if residual is None else shaped.new_empty(shaped.shape)
@@ -164,17 +192,19 @@ def _run(
         assert base is None or base.is_contiguous()
     groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
     values, scale = small or (None, None)
+    given_values, given_scale = given or (None, None)
     num_choices = 0 if parts is None else len(parts.row_of)
     usual = _usual_warps(num_rows, groups, num_choices > 0, out is not None and small is not None)
     _rms_norm[(num_rows,)](
         base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
-        residual, weight, total, out, values, scale, num_rows, width,
+        residual, weight, total, out, values, scale, given_values, given_scale, num_rows, width,
         0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
         0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
         eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
         has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, plain=out is not None, quantised=small is not None,
-        dependent=is_dependent, num_warps=num_warps or usual, launch_pdl=is_dependent,
+        by_row=by_row, has_given=given is not None, dependent=is_dependent,
+        num_warps=num_warps or usual, launch_pdl=is_dependent,
     )  # fmt: skip
     return total
 

@@ -36,7 +36,7 @@ def shape_for(num_rows: int) -> Shape:
     return Shape(128, 128, 64, 8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _router_gemm(
     hidden, weight, out, part, counters, num_rows, n, k, k_per_split,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, splits: tl.constexpr,

@@ -44,7 +44,7 @@ def _limit(logit, low, peak, num_real, capacity: tl.constexpr):
     return high
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "least", "limits", "reals"])
 def near(
     logits, temperatures, near_logits, near_tokens, peaks, peak_tokens, least, limits, sums, reals,
     num, part: tl.constexpr, capacity: tl.constexpr,

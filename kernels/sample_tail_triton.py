@@ -27,7 +27,10 @@ def row_facts(temperatures, uniforms, peaks, part_sums, row, num_parts, padded_p
     return best, total, total * tl.load(uniforms + row).to(tl.float64)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["temperatures", "least", "limits"],
+)
 def tail_sums(
     logits, temperatures, pending, peaks, least, limits, tail_limits, sums, counts, num_rows, num,
     part: tl.constexpr, padded_parts: tl.constexpr,
@@ -80,7 +83,9 @@ def tail_interval(tail_limits, sums, counts, goal, row, num_parts, padded_parts:
     return low, high, top_sum, top_count, tl.sum(tl.where(probe == at, nums, 0), 0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["temperatures", "found"]
+)
 def tail_near(
     logits, temperatures, uniforms, pending, peaks, part_sums, tail_limits, sums, counts,
     near_logits, near_tokens, found, num_rows, num,

@@ -225,7 +225,11 @@ def _cut_and_draw(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "temperatures", "top_ks", "top_ps", "min_ps", "least", "limits", "reals",
+    ]
+)  # fmt: skip
 def _decide(
     logits, temperatures, top_ks, top_ps, min_ps, uniforms, near_logits, near_tokens, peaks,
     peak_tokens, least, limits, part_sums, reals, pending, out, num, num_parts,
@@ -292,7 +296,7 @@ def _decide(
         tl.store(out + row, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "found"])
 def _decide_tail(
     logits, temperatures, uniforms, pending, near_logits, near_tokens, peaks, part_sums,
     tail_limits, tail_sums, tail_counts, found, out, num, num_parts,

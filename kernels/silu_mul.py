@@ -6,7 +6,7 @@ what it gives.
     x       [T, 2 I] or masked [E, C, 2 I]  gate half first, float32 or bfloat16
     counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
     out     [T, I] or [E, C, I] same dtype; quantised: e4m3 and scales as `kernels.quantise` gives
-            them
+            them, by row or with a given scale where that is asked for
 
 Quantised from float32, without rounding to bfloat16 between. The Triton path agrees with the
 reference to the last bit or the one beside it (exp).
@@ -15,11 +15,11 @@ reference to the last bit or the one beside it (exp).
 import torch
 import torch.nn.functional as F
 
+from kernels.fp8_scales import GROUP
 from kernels.paths import path_of
 from kernels.quantise import (
-    GROUP,
     check_counts,
-    empty_scales,
+    check_scale,
     quantise_masked_reference,
     quantise_reference,
 )
@@ -47,31 +47,43 @@ def silu_mul_masked(
 
 
 def silu_mul_quantise(
-    x: torch.Tensor, owner: torch.Tensor | None = None
+    x: torch.Tensor,
+    owner: torch.Tensor | None = None,
+    *,
+    by_row: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale), which mean nothing for rows whose `owner` [T] int32 is negative. Raises
     ValueError unless I is a multiple of 128."""
     _check(x, num_dims=2)
+    check_scale(x, scale)
     if owner is not None and owner.shape != x.shape[:1]:
         raise ValueError(f"owner {tuple(owner.shape)} does not fit {tuple(x.shape)}")
     if path_of("silu_mul", x.device) == "triton":
         from kernels.silu_mul_triton import launch_quantise
 
-        return launch_quantise(x.unsqueeze(0), None, squeeze=True, owner=owner)
-    return silu_mul_quantise_reference(x)
+        return launch_quantise(
+            x.unsqueeze(0), None, squeeze=True, by_row=by_row, scale=scale, owner=owner
+        )
+    return silu_mul_quantise_reference(x, by_row=by_row, scale=scale)
 
 
 def silu_mul_quantise_masked(
-    x: torch.Tensor, counts: torch.Tensor, *, expected_rows: int = 0
+    x: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    scale: torch.Tensor | None = None,
+    expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale) of the first `counts[e]` rows of each expert, `expected_rows` as above."""
     _check(x, num_dims=3)
     check_counts(x, counts)
+    check_scale(x, scale)
     if path_of("silu_mul", x.device) == "triton":
         from kernels.silu_mul_triton import launch_quantise
 
-        return launch_quantise(x, counts, squeeze=False, expected_rows=expected_rows)
-    return silu_mul_quantise_masked_reference(x, counts)
+        return launch_quantise(x, counts, squeeze=False, scale=scale, expected_rows=expected_rows)
+    return silu_mul_quantise_masked_reference(x, counts, scale=scale)
 
 
 def silu_mul_reference(x: torch.Tensor) -> torch.Tensor:
@@ -86,20 +98,16 @@ def silu_mul_masked_reference(x: torch.Tensor, counts: torch.Tensor) -> torch.Te
     return out
 
 
-def silu_mul_quantise_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantise_reference(silu_mul_reference(x.float()))
+def silu_mul_quantise_reference(
+    x: torch.Tensor, *, by_row: bool = False, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantise_reference(silu_mul_reference(x.float()), by_row=by_row, scale=scale)
 
 
 def silu_mul_quantise_masked_reference(
-    x: torch.Tensor, counts: torch.Tensor
+    x: torch.Tensor, counts: torch.Tensor, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantise_masked_reference(silu_mul_reference(x.float()), counts)
-
-
-def empty_outputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale), nothing in them yet."""
-    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.float8_e4m3fn)
-    return out, empty_scales(out)
+    return quantise_masked_reference(silu_mul_reference(x.float()), counts, scale=scale)
 
 
 def _check(x: torch.Tensor, *, num_dims: int) -> None:

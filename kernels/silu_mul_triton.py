@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
-from kernels.quantise_triton import GROUPS, row_programs, run, silu
-from kernels.silu_mul import empty_outputs
+from kernels.fp8_scales import empty_scales
+from kernels.quantise_triton import GROUPS, row_programs, run, silu, whole_row
 
 BLOCK = 1024
 # Rows from which on programs that quantise have these numbers of groups and rows.
@@ -32,7 +32,7 @@ def _silu_mul(x, out, width, block: tl.constexpr, dependent: tl.constexpr):
     silu_mul_row(x, out, row, columns, width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _silu_mul_masked(
     x, out, counts, capacity, width, block: tl.constexpr, dependent: tl.constexpr
 ):  # fmt: skip
@@ -78,9 +78,11 @@ def launch_quantise(
     counts: torch.Tensor | None,
     *,
     squeeze: bool,
+    by_row: bool = False,
+    scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
-    num_warps: int = 4,
+    num_warps: int = 0,
     expected_rows: int = 0,
     owner: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,10 +91,16 @@ def launch_quantise(
     usual = (GROUPS, 1)
     if counts is None and x.shape[1] >= SOME_ROWS:
         usual = SHAPE_OF_SOME if x.shape[1] < MANY_ROWS else SHAPE_OF_MANY
-    groups, rows = groups or usual[0], rows or usual[1]
-    out, scale = empty_outputs(x)
+    usual_warps = 4
+    if by_row:
+        usual, usual_warps = whole_row(x.shape[2] // 2)
+    groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or usual_warps
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.float8_e4m3fn)
+    scales = empty_scales(out, by_row=by_row) if scale is None else scale
     run(
-        x, counts, out, scale, gated=True, groups=groups, rows=rows, num_warps=num_warps,
-        expected_rows=expected_rows, owner=owner,
+        x, counts, out, scales, gated=True, by_row=by_row, given=scale is not None, groups=groups,
+        rows=rows, num_warps=num_warps, expected_rows=expected_rows, owner=owner,
     )  # fmt: skip
-    return (out[0], scale[0]) if squeeze else (out, scale)
+    if not squeeze:
+        return out, scales
+    return out[0], scales[0] if scale is None else scale

@@ -5,16 +5,18 @@
 with e the expert of row i, summed in float32.
 
     activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn
-    activation_scales  [E, C, K / 128] or [M, K / 128] float32, any strides; or one float32 for all
+    activation_scales  [E, C, K / 128] or [M, K / 128] float32, any strides; or one of a whole row,
+                       [E, C, 1] or [M, 1]; or one float32 for all
     weights            PackedWeights of E experts, N x K: int4, float32 scales per 128 along K
     counts             [E] int32, on the device of the activations: rows of each expert
     out                [E, C, N] or [M, N]  bfloat16
 
 Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
 then those of expert 1, without gaps. Rows behind those that counts names are not read and their
-outputs not written. N and K are multiples of 128. The product of gate and up goes on, gated, as FP8
-where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16 between, it gives what two launches
-would, to the last bit of e4m3 or the one beside it (exp).
+outputs not written. N and K are multiples of 128. One scale a row, or for all, multiplies the sum
+over k, which takes half as many float instructions as one for each 128 columns. The product of gate
+and up goes on, gated, as FP8 where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16
+between, it gives what two launches would, to the last bit of e4m3 or the one beside it (exp).
 
 On Hopper a CUDA kernel runs, else the reference, which also EPSERVE_KERNELS=reference asks for. The
 kernel never waits for the host and can be captured in a CUDA graph after one call outside of it.
@@ -24,9 +26,10 @@ It agrees with the reference within TOLERANCE, relative by norm; bfloat16 roundi
 import torch
 
 from kernels import w4a8_grouped_gemm_cuda
+from kernels.fp8_scales import empty_scales
 from kernels.linear import linear
 from kernels.paths import path_of
-from kernels.quantise import empty_scales
+from kernels.quantise import check_scale
 from kernels.silu_mul import silu_mul_quantise_masked
 from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
 
@@ -59,7 +62,7 @@ def w4a8_grouped_gemm_masked(
     w4a8_grouped_gemm_cuda.launch(
         activations,
         activation_scales,
-        _masked_strides(activation_scales),
+        _strides(activation_scales),
         weights.blocks,
         counts,
         out,
@@ -76,15 +79,18 @@ def w4a8_grouped_gemm_gated(
     weights: PackedWeights,
     counts: torch.Tensor,
     *,
+    out_scale: torch.Tensor | None = None,
     expected_rows: int | None = None,
     leads: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Masked layout of gate_up, gate half first: what `kernels.silu_mul.silu_mul_quantise_masked`
-    makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]). `expected_rows`
-    as in `w4a8_grouped_gemm_masked`; `leads`: the kernel behind, if it is one that begins early,
-    may take multiprocessors as soon as this one leaves them. Raises ValueError for arguments that
-    do not fit, and unless N is a multiple of 256."""
+    makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]); or, with an
+    `out_scale` [] float32 that the caller has, (values quantised with it, `out_scale`).
+    `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the kernel behind, if it is one that
+    begins early, may take multiprocessors as soon as this one leaves them. Raises ValueError for
+    arguments that do not fit, and unless N is a multiple of 256."""
     _check_masked(activations, activation_scales, weights, counts)
+    check_scale(activations, out_scale)
     if weights.num_outputs % (2 * GROUP):
         raise ValueError(f"N = {weights.num_outputs} is not a multiple of {2 * GROUP}")
     capacity = activations.shape[1]
@@ -93,15 +99,17 @@ def w4a8_grouped_gemm_gated(
     if not is_cuda or not w4a8_grouped_gemm_cuda.gates(likely, weights.num_outputs):
         given = (activations, activation_scales, weights, counts)
         inner = w4a8_grouped_gemm_masked(*given, expected_rows=expected_rows)
-        return silu_mul_quantise_masked(inner, counts, expected_rows=expected_rows or 0)
+        return silu_mul_quantise_masked(
+            inner, counts, scale=out_scale, expected_rows=expected_rows or 0
+        )
     shape = (*activations.shape[:-1], weights.num_outputs // 2)
     out = activations.new_empty(shape)
-    out_scales = empty_scales(out)
+    out_scales = empty_scales(out) if out_scale is None else out_scale.view(())
     if activations.numel():
         w4a8_grouped_gemm_cuda.launch(
             activations,
             activation_scales,
-            _masked_strides(activation_scales),
+            _strides(activation_scales),
             weights.blocks,
             counts,
             out,
@@ -137,7 +145,7 @@ def w4a8_grouped_gemm_contiguous(
     w4a8_grouped_gemm_cuda.launch(
         activations,
         activation_scales,
-        (0, 0, 0) if activation_scales.numel() == 1 else (0, *activation_scales.stride()),
+        _strides(activation_scales),
         weights.blocks,
         counts,
         out,
@@ -193,8 +201,8 @@ def _rows(
     rows = activations[where].float()
     if scales.numel() == 1:
         return rows * scales.reshape(())
-    own = scales if expert is None else scales[expert]
-    return rows * own[where].repeat_interleave(GROUP, dim=-1)
+    own = (scales if expert is None else scales[expert])[where]
+    return rows * own.repeat_interleave(rows.shape[-1] // own.shape[-1], dim=-1)
 
 
 def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
@@ -202,12 +210,12 @@ def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
     return dequantise_weights(PackedWeights(weights.blocks[expert : expert + 1]))[0]
 
 
-def _masked_strides(scales: torch.Tensor) -> tuple[int, int, int]:
-    """By expert, row and group of columns."""
+def _strides(scales: torch.Tensor) -> tuple[int, int, int]:
+    """By expert, row and group of columns; the last is 0 where a row has one scale."""
     if scales.numel() == 1:
         return 0, 0, 0
-    expert, row, group = scales.stride()
-    return expert, row, group
+    *outer, row, group = scales.stride()
+    return outer[0] if outer else 0, row, 0 if scales.shape[-1] == 1 else group
 
 
 def _check_masked(
@@ -236,10 +244,11 @@ def _check(
         raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
     if activations.dtype != torch.float8_e4m3fn or not activations.is_contiguous():
         raise ValueError(f"activations are contiguous float8_e4m3fn, not {activations.dtype}")
-    wanted = (*activations.shape[:-1], k // GROUP)
-    if scales.dtype != torch.float32 or (scales.numel() != 1 and scales.shape != wanted):
+    by_group, by_row = ((*activations.shape[:-1], columns) for columns in (k // GROUP, 1))
+    fits = scales.numel() == 1 or scales.shape in (by_group, by_row)
+    if scales.dtype != torch.float32 or not fits:
         raise ValueError(
-            f"activation scales are one float32 or {wanted} float32, "
+            f"activation scales are float32, {by_group} or {by_row} or one, "
             f"not {tuple(scales.shape)} {scales.dtype}"
         )
     if counts.dtype != torch.int32 or counts.shape != (weights.num_experts,):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import absorb_pieces_triton, mla_decode_triton
+from kernels import absorb_pieces_cuda, absorb_pieces_triton, mla_decode_triton
 from kernels.mla_decode_pieces import TOKENS, Pieces, join_reference
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED
@@ -61,3 +61,51 @@ def test_against_the_reference(
     # NOTE: the interpreter loses the carry of some values that round up.
     bound = 0.2 if INTERPRETED else 4e-2
     assert float((found - want).norm()) <= bound * float(want.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("lengths", "num_parts"),
+    [
+        ([300, 0, 64, 1000, 1, 70], 5),
+        ([100000] + [5] * 30, 66),
+        ([2049] * 64, 66),
+        ([0] * 3 + [7000] * 90 + [0] * 7, 66),
+        ([2049, 1, 0, 500, 64] * 30, 66),
+    ],
+)
+def test_many_rows_against_the_reference(
+    request: pytest.FixtureRequest, lengths: list[int], num_parts: int
+) -> None:
+    """Up to a tile of 64 rows, two of them, more than one block has."""
+    pieces = make_pieces(request.node.nodeid, "cuda", lengths, num_parts)
+    kv_b = randn(generator(request.node.nodeid), HEADS, NOPE + 128, RANK)
+    kv_b = kv_b.to("cuda", torch.bfloat16)
+    assert absorb_pieces_cuda.is_possible(pieces, kv_b, NOPE)
+    values, scales = absorb_pieces_cuda.launch(pieces, kv_b, NOPE)
+    joined = join_reference(pieces).float()
+    want = torch.einsum("thc,hvc->thv", joined, kv_b[:, NOPE:].float())
+    found = values.float().view(want.shape) * scales.unsqueeze(-1)
+    assert float((found - want).norm()) <= 4e-2 * float(want.norm())
+    again, _ = absorb_pieces_cuda.launch(pieces, kv_b, NOPE)
+    assert torch.equal(values.view(torch.uint8), again.view(torch.uint8))
+
+
+@pytest.mark.gpu
+def test_a_graph_follows_the_lengths(request: pytest.FixtureRequest) -> None:
+    """Captured with other lengths, and pieces, than it is replayed with."""
+    first = make_pieces(request.node.nodeid, "cuda", [2049] * 40, 66)
+    kv_b = randn(generator(request.node.nodeid), HEADS, NOPE + 128, RANK)
+    kv_b = kv_b.to("cuda", torch.bfloat16)
+    absorb_pieces_cuda.launch(first, kv_b, NOPE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values, scales = absorb_pieces_cuda.launch(first, kv_b, NOPE)
+    for lengths in ([100, 4000] * 20, [0, 1, 64, 9000] * 10):
+        other = make_pieces(str(lengths), "cuda", lengths, 66)
+        for name in ("values", "lse", "kv_lengths"):
+            getattr(first, name).copy_(getattr(other, name))
+        graph.replay()
+        want = absorb_pieces_cuda.launch(other, kv_b, NOPE)
+        assert torch.equal(values.view(torch.uint8), want[0].view(torch.uint8))
+        assert torch.equal(scales, want[1])

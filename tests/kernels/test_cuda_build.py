@@ -56,3 +56,16 @@ def test_what_cannot_be_built_says_why_and_is_tried_again(tmp_path: Path, asked:
             cuda_build.build(source)
     source.write_text("mended")
     assert cuda_build.build(source).read_text() == "mended"
+
+
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full or read-only disk costs speed, as a missing compiler does."""
+    source = tmp_path / "some.cu"
+    source.write_text("int x;")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EPSERVE_CACHE", str(tmp_path / "file" / "cache"))
+    assert not cuda_build.is_built(source, "slower")
+    assert "slower: " in caplog.text
+    assert not asked.exists() or not asked.read_text()

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 import kernels
-from kernels import deep_gemm_ahead
 from kernels.deep_gemm_ahead import Product, compile_ahead, noted_products, shares
 from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
-from kernels.quantise import empty_scales
+from kernels.fp8_scales import empty_scales
 
 CPU = torch.device("cpu")
 # Writes what it was told into the folder that it was given, in a file of its own.
@@ -109,10 +108,12 @@ def test_processes_get_all_products_and_a_second_start_begins_none(
 def test_another_library_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known by its version, whenever it was installed."""
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(deep_gemm_ahead, "packages_distributions", lambda: {"deep_gemm": ["dg"]})
     products = made_up(random.Random(7), 3)
     for installed, num_asked in (("2.1", 1), ("2.1", 0), ("2.2", 1)):
-        monkeypatch.setattr(deep_gemm_ahead, "version", lambda _, it=installed: it)
+        site = tmp_path / installed / f"sgl_deep_gemm-{installed}.dist-info"
+        site.mkdir(parents=True, exist_ok=True)
+        (site / "METADATA").write_text(f"Name: sgl-deep-gemm\nVersion: {installed}\n")
+        monkeypatch.syspath_prepend(site.parent)
         told = tmp_path / "told"
         told.mkdir()
         command = (sys.executable, "-c", SCRIBE, str(told))

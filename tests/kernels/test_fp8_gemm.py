@@ -13,9 +13,8 @@ from kernels.fp8_gemm_blocks import (
     Fp8Choice,
     candidates,
     default_fp8_blocks,
-    faster_path,
-    fp8_blocks,
 )
+from kernels.fp8_gemm_choice import faster_path, fp8_blocks
 from kernels.fp8_grouped_gemm import (
     fp8_grouped_gemm_contiguous,
     fp8_grouped_gemm_contiguous_reference,

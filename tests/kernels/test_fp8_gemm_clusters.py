@@ -12,7 +12,6 @@ from kernels.fp8_gemm_clusters import (
     MULTIPROCESSOR_BYTES,
     ClusterBlocks,
     candidates,
-    height_of,
 )
 from tests.kernels.tensors import generator
 from tests.kernels.test_fp8_gemm import activations, relative_error, weights
@@ -23,10 +22,17 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return generator(request.node.nodeid)
 
 
-def blocks(warpgroups: int, across: int, splits: int, per_multiprocessor: int = 1) -> ClusterBlocks:
+def blocks(
+    warpgroups: int,
+    across: int,
+    splits: int,
+    per_multiprocessor: int = 1,
+    tokens_first: bool = False,
+) -> ClusterBlocks:
     return ClusterBlocks(
-        warpgroups=warpgroups, across=across, splits=splits, per_multiprocessor=per_multiprocessor
-    )
+        warpgroups=warpgroups, across=across, splits=splits,
+        per_multiprocessor=per_multiprocessor, tokens_first=tokens_first,
+    )  # fmt: skip
 
 
 def test_cuts_fit_and_are_bounded() -> None:
@@ -34,11 +40,13 @@ def test_cuts_fit_and_are_bounded() -> None:
         for rows in (1, 9, 64, 65, MAX_ROWS):
             found = list(candidates(rows, n, k))
             assert 5 < len(found) == len(set(found)) <= 150
+            assert any(each.tokens_first for each in found) == (rows > 64)
             for each in found:
-                stages, height = each.num_stages(rows, k), height_of(rows)
+                stages, height = each.num_stages(rows, k), each.height(rows)
                 assert rows <= height in HEIGHTS
                 assert 3 <= stages <= -(-k // 128 // each.splits)
-                num_bytes = stages * 128 * (height + 64 * each.warpgroups)
+                num_bytes = stages * 128 * 64 * each.warpgroups
+                num_bytes += each.token_stages(rows, k) * 128 * height
                 assert each.per_multiprocessor * num_bytes < MULTIPROCESSOR_BYTES
                 assert ClusterBlocks(**each.record()) == each
     assert not list(candidates(MAX_ROWS + 1, 7168, 16384))
@@ -47,30 +55,36 @@ def test_cuts_fit_and_are_bounded() -> None:
 def test_cuts_that_no_kernel_has_are_refused() -> None:
     with pytest.raises(ValueError, match="no kernel"):
         blocks(4, 1, 1)
+    with pytest.raises(ValueError, match="no kernel"):
+        blocks(3, 1, 1, tokens_first=True)
     with pytest.raises(ValueError, match="cluster"):
         blocks(1, 4, 3)
 
 
 def test_a_choice_keeps_its_clusters() -> None:
     cut = default_fp8_blocks(0, 8, 7168, 16384)
-    for clusters in (None, blocks(2, 2, 3)):
+    for clusters in (None, blocks(2, 2, 3), blocks(2, 1, 3, tokens_first=True)):
         choice = Fp8Choice(path="triton", blocks=cut, clusters=clusters)
         assert Fp8Choice.of_record(choice.record()) == choice
 
 
 # One block a sum, sums that blocks share, tokens that neighbours copy for each other, both; edges.
 SHAPES = [(1, 2112, 7168), (7, 200, 1024), (16, 328, 1536), (90, 4104, 1536), (128, 7168, 2048)]
-CUTS = [(1, 1, 1, 3), (2, 1, 1, 2), (3, 1, 4, 1), (2, 2, 1, 1), (1, 4, 2, 1), (2, 1, 7, 1)]
+CUTS = [
+    *(blocks(1, 1, 1, 3), blocks(2, 1, 1, 2), blocks(3, 1, 4), blocks(2, 2, 1), blocks(1, 4, 2)),
+    blocks(2, 1, 7),
+    *(blocks(2, 1, splits, tokens_first=True) for splits in (1, 2, 3, 7)),
+]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
 def test_against_the_reference(
-    rng: torch.Generator, rows: int, n: int, k: int, cut: tuple[int, int, int, int]
+    rng: torch.Generator, rows: int, n: int, k: int, cut: ClusterBlocks
 ) -> None:
-    chosen = blocks(*cut)
-    if height_of(rows) < 8 * chosen.across or not chosen.num_stages(rows, k):
+    chosen = cut
+    if chosen.height(rows) < 8 * chosen.across or not chosen.num_stages(rows, k):
         chosen = blocks(1, 1, chosen.splits)
     operands = (*activations(rng, rows, k, device="cuda"), *weights(rng, n, k, device="cuda"))
     assert fp8_gemm_cuda.is_possible(*operands[:3])

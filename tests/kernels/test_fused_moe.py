@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels import fused_moe_triton
-from kernels.fused_moe import TOLERANCE, Experts, fused_moe, fused_moe_reference
+from kernels.fused_experts import FusedExperts
+from kernels.fused_moe import TOLERANCE, fused_moe, fused_moe_reference
 from kernels.tuned import Blocks, blocks_for, default_blocks
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED
@@ -13,18 +14,18 @@ from tests.kernels.triton_device import DEVICES, INTERPRETED
 HIDDEN, WIDTH, EXPERTS, CHOICES = (256, 128, 5, 3) if INTERPRETED else (7168, 2048, 8, 4)
 
 
-def experts_of(rng: torch.Generator, device: str, dtype: torch.dtype) -> Experts:
+def experts_of(rng: torch.Generator, device: str, dtype: torch.dtype) -> FusedExperts:
     gate_up = randn(rng, EXPERTS, 2 * WIDTH, HIDDEN).to(device) * HIDDEN**-0.5
     down = randn(rng, EXPERTS, HIDDEN, WIDTH).to(device) * WIDTH**-0.5
     if dtype != torch.float8_e4m3fn:
-        return Experts(gate_up=gate_up.to(dtype), down=down.to(dtype))
+        return FusedExperts(gate_up=gate_up.to(dtype), down=down.to(dtype))
     scales = [
         (torch.rand(EXPERTS, each.shape[1] // 128, each.shape[2] // 128, generator=rng) + 0.5).to(
             device
         )
         for each in (gate_up, down)
     ]
-    return Experts(
+    return FusedExperts(
         gate_up=(gate_up * 60).to(dtype),
         down=(down * 60).to(dtype),
         gate_up_scale=scales[0] / 60,
@@ -87,9 +88,9 @@ def test_what_does_not_fit_is_refused(request: pytest.FixtureRequest) -> None:
     with pytest.raises(ValueError, match="do not fit together"):
         fused_moe(randn(rng, 3, HIDDEN), topk_idx, topk_weights, experts)
     with pytest.raises(ValueError, match="does not fit gate_up"):
-        Experts(gate_up=experts.gate_up, down=experts.down[:, :, 1:])
+        FusedExperts(gate_up=experts.gate_up, down=experts.down[:, :, 1:])
     with pytest.raises(ValueError, match="scales"):
-        Experts(gate_up=experts.gate_up, down=experts.down, gate_up_scale=experts.down)
+        FusedExperts(gate_up=experts.gate_up, down=experts.down, gate_up_scale=experts.down)
 
 
 def test_untuned_shapes_have_blocks() -> None:

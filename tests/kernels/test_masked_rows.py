@@ -24,7 +24,8 @@ from kernels.grouped_linear import (
 )
 from kernels.grouped_linear_triton import aligned, masked
 from kernels.linear import favoured_layout
-from kernels.permute_masked import MaskedRows, permute_masked, permute_masked_reference
+from kernels.masked_rows import MaskedRows
+from kernels.permute_masked import permute_masked, permute_masked_reference
 from kernels.quantise import quantise_reference
 from kernels.silu_mul import (
     silu_mul_masked_reference,
@@ -144,9 +145,7 @@ def test_permute_and_quantise(rng: torch.Generator, device: str) -> None:
         scale=quantise_reference(hidden.cpu())[1],
     )  # fmt: skip
     assert on_cpu.rows.dtype == torch.float8_e4m3fn
-    assert_same(
-        replace(on_cpu, rows=on_cpu.rows.float()), replace(want, rows=want.rows.float())
-    )
+    assert_same(replace(on_cpu, rows=on_cpu.rows.float()), replace(want, rows=want.rows.float()))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -219,9 +218,7 @@ def test_aligned_product(
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 1, 9], [1, 5, 0, 0], [12, 12, 12, 12], [0, 0, 0, 0]])
-def test_bits_of_a_row_do_not_depend_on_the_layout(
-    rng: torch.Generator, counts: list[int]
-) -> None:
+def test_bits_of_a_row_do_not_depend_on_the_layout(rng: torch.Generator, counts: list[int]) -> None:
     x, weight = randn(rng, 4, 12, 200), favoured_layout(randn(rng, 4, 64, 200))
     found = grouped_linear_masked(x, torch.tensor(counts, dtype=torch.int32), weight)
     for expert, count in enumerate(counts):
@@ -250,15 +247,11 @@ def test_silu_mul(rng: torch.Generator, device: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("expected_rows", [0, 1, 40])
-def test_few_programs_do_all_rows(
-    rng: torch.Generator, device: str, expected_rows: int
-) -> None:
+def test_few_programs_do_all_rows(rng: torch.Generator, device: str, expected_rows: int) -> None:
     """As many as are expected share those that come."""
     x = randn(rng, 2, 19, 256).to(device, dtypes()[-1])
     counts = torch.tensor([19, 3], dtype=torch.int32, device=device)
-    found = silu_mul_triton.launch_quantise(
-        x, counts, squeeze=False, expected_rows=expected_rows
-    )
+    found = silu_mul_triton.launch_quantise(x, counts, squeeze=False, expected_rows=expected_rows)
     want = silu_mul_quantise_masked_reference(x, counts)
     whole = torch.tensor(0.3, device=device)
     rescaled = rescale_triton.launch(*want, whole, counts, expected_rows)

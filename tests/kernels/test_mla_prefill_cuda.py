@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import mla_prefill_cuda
+from kernels.fp8_scales import empty_scales
 from kernels.mla_prefill import (
     attend_group_reference,
     mla_prefill,
@@ -13,7 +14,7 @@ from kernels.mla_prefill import (
 )
 from kernels.mla_prefill_plan import KeyGroup, plan_groups
 from kernels.paged_rows import split_rows
-from kernels.quantise import empty_scales, quantise_reference
+from kernels.quantise import quantise_reference
 from tests.kernels.attention_case import make_case
 from tests.kernels.tensors import generator, randn
 

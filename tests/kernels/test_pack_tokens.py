@@ -1,10 +1,13 @@
 """Packed rows: their parts are what went in, and Triton packs the same bytes."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from kernels import pack_tokens_triton
-from kernels.pack_tokens import ROW_WORDS, PackedRow, pack_tokens, pack_tokens_reference, unpack
+from kernels.pack_tokens import pack_tokens, pack_tokens_reference, unpack
+from kernels.packed_row import ROW_WORDS, PackedRow
 from kernels.quantise import quantise_reference
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, assert_same_fp8, dtypes
@@ -39,39 +42,58 @@ def test_what_goes_in_comes_out(
     assert found.topk_idx[5:].eq(-1).all()
 
 
-def test_quantised_on_the_way(request: pytest.FixtureRequest) -> None:
+# How rows are quantised.
+GROUPS: dict[str, Any] = {}
+ROWS = {"by_row": True}
+STATIC = {"scale": torch.tensor(0.01)}
+
+
+def scales_of(how: dict[str, Any] | None, width: int) -> int:
+    if how is None or how is STATIC:
+        return 0
+    return 1 if how is ROWS else width // 128
+
+
+@pytest.mark.parametrize("how", [GROUPS, ROWS, STATIC])
+def test_quantised_on_the_way(request: pytest.FixtureRequest, how: dict[str, Any]) -> None:
+    num_scales = scales_of(how, 384)
     hidden, topk_idx, weights = tokens(request, 5, 384, torch.bfloat16)
-    packed = pack_tokens(hidden, topk_idx, weights, 5, quantises=True)
-    assert packed.shape[1] == PackedRow.of(384, 2, CHOICES, quantises=True).size == 112
-    found, (values, scales) = unpack(packed, 384, CHOICES, FP8), quantise_reference(hidden)
-    assert found.scales is not None
+    packed = pack_tokens(hidden, topk_idx, weights, 5, quantises=True, **how)
+    place = PackedRow.of(384, 1, CHOICES, num_scales)
+    assert packed.shape[1] == place.size == 112
+    assert place.ids - place.scales == num_scales
+    found = unpack(packed, 384, CHOICES, FP8, num_scales)
+    values, scales = quantise_reference(hidden, **how)
     assert torch.equal(found.hidden.float(), values.float())
-    assert torch.equal(found.scales, scales)
+    if found.scales is None:
+        assert not num_scales
+    else:
+        assert torch.equal(found.scales, scales)
     assert torch.equal(found.topk_idx.long(), topk_idx)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
-@pytest.mark.parametrize("quantises", [False, True])
+@pytest.mark.parametrize("how", [None, GROUPS, ROWS, STATIC])
 def test_triton(
-    request: pytest.FixtureRequest, device: str, num_tokens: int, quantises: bool
+    request: pytest.FixtureRequest, device: str, num_tokens: int, how: dict[str, Any] | None
 ) -> None:
-    dtype = dtypes()[-1]
+    dtype, num_scales = dtypes()[-1], scales_of(how, 1280)
     parts = [part.to(device) for part in tokens(request, num_tokens, 1280, dtype)]
+    given = {"scale": STATIC["scale"].to(device)} if how is STATIC else how or {}
     found, want = (
         unpack(
-            pack(*parts, 6, quantises=quantises),
-            1280, CHOICES, FP8 if quantises else dtype,
+            pack(*parts, 6, quantises=how is not None, **given),
+            1280, CHOICES, dtype if how is None else FP8, num_scales,
         )
         for pack in (pack_tokens_triton.launch, pack_tokens_reference)
     )  # fmt: skip
     assert torch.equal(found.topk_idx, want.topk_idx)
     assert torch.equal(found.weights, want.weights)
     own = slice(0, num_tokens)
-    if quantises and num_tokens:
-        assert_same_fp8(
-            (found.hidden[own], found.scales[own]), (want.hidden[own], want.scales[own])
-        )
+    if how is not None and num_tokens:
+        scales = (parts[2], parts[2]) if not num_scales else (found.scales[own], want.scales[own])
+        assert_same_fp8((found.hidden[own], scales[0]), (want.hidden[own], scales[1]))
     else:
         assert torch.equal(found.hidden[own].float(), want.hidden[own].float())
 

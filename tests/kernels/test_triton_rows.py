@@ -14,11 +14,13 @@ from kernels import (
     silu_mul_triton,
 )
 from kernels.combine import Combination, combine_reference
+from kernels.fp8_scales import empty_scales
 from kernels.merge_states import merge_states_reference
 from kernels.permute import permute_reference
-from kernels.quantise import empty_scales, quantise_masked_reference, quantise_reference
+from kernels.quantise import quantise_masked_reference, quantise_reference
 from kernels.rescale import rescale_reference
 from kernels.rms_norm import (
+    add_rms_norm_all_reference,
     add_rms_norm_both_reference,
     add_rms_norm_quantise_reference,
     add_rms_norm_reference,
@@ -54,19 +56,23 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return generator(request.node.nodeid)
 
 
+@pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
-def test_quantise(rng: torch.Generator, device: str, num_tokens: int) -> None:
+def test_quantise(rng: torch.Generator, device: str, num_tokens: int, by_row: bool) -> None:
     x = (randn(rng, num_tokens, WIDTH) * 30).to(device, dtypes()[-1])
     x[:, :128] = 0
-    for groups, rows in ((0, 0), (2, 8), (4, 4)):
+    x[1:2] = 0
+    for groups, rows in ((0, 0),) if by_row else ((0, 0), (2, 8), (4, 4)):
         out, scale = quantise_triton.launch(
-            x.unsqueeze(0), None, squeeze=True, groups=groups, rows=rows
+            x.unsqueeze(0), None, squeeze=True, by_row=by_row, groups=groups, rows=rows
         )
         assert scale.stride(0) == 1
-        assert_same_fp8((out, scale), quantise_reference(x))
+        assert scale.shape == (num_tokens, 1 if by_row else WIDTH // 128)
+        assert_same_fp8((out, scale), quantise_reference(x, by_row=by_row))
     part = x[:, 128:]
     assert_same_fp8(
-        quantise_triton.launch(part.unsqueeze(0), None, squeeze=True), quantise_reference(part)
+        quantise_triton.launch(part.unsqueeze(0), None, squeeze=True, by_row=by_row),
+        quantise_reference(part, by_row=by_row),
     )
 
 
@@ -80,13 +86,34 @@ def test_quantise_masked(rng: torch.Generator, device: str) -> None:
         assert_same_fp8(found, (want[0][expert, :count], want[1][expert, :count]))
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_one_given_scale(rng: torch.Generator, device: str, *, gated: bool) -> None:
+    x = (randn(rng, 3, TOKENS, WIDTH * (1 + gated)) * 5).to(device, dtypes()[-1])
+    x[:, 0, 0] = 1e4  # saturates
+    counts = torch.tensor([TOKENS, 0, 3], dtype=torch.int32, device=device)
+    scale = torch.tensor(0.173, device=device)
+    launch = silu_mul_triton.launch_quantise if gated else quantise_triton.launch
+    of_rows = silu_mul_quantise_reference if gated else quantise_reference
+    of_masked = silu_mul_quantise_masked_reference if gated else quantise_masked_reference
+    found = launch(x[:1], None, squeeze=True, scale=scale)
+    want = of_rows(x[0], scale=scale)
+    assert float(want[0].float().abs().max()) == 448
+    assert found[1] is scale
+    assert_same_fp8(found, want)
+    out, _ = launch(x, counts, squeeze=False, scale=scale)
+    want = of_masked(x, counts, scale=scale)
+    for expert, count in enumerate(counts.tolist()):
+        assert_same_fp8((out[expert, :count], scale), (want[0][expert, :count], want[1]))
+
+
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
 def test_silu_mul(rng: torch.Generator, device: str, num_tokens: int, dtype: torch.dtype) -> None:
     x = (randn(rng, num_tokens, 2 * WIDTH) * 5).to(device, dtype)
     close(silu_mul_triton.launch(x), silu_mul_reference(x))
-    out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True)
-    assert_same_fp8(out, silu_mul_quantise_reference(x))
+    for by_row in (False, True):
+        out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True, by_row=by_row)
+        assert_same_fp8(out, silu_mul_quantise_reference(x, by_row=by_row))
 
 
 def test_silu_mul_of_owned_rows(rng: torch.Generator, device: str) -> None:
@@ -132,9 +159,20 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
         *wanted, _ = add_rms_norm_quantise_reference(x, residual, weight, 1e-6)
         assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
         assert torch.equal(total, wanted_total)
-        out, *quantised, total = rms_norm_triton.launch_both(x, residual, weight, 1e-6)
+        for by_row in (False, True):
+            given = (x, residual, weight, 1e-6)
+            out, *quantised, total = rms_norm_triton.launch_both(*given, by_row=by_row)
+            _, *wanted, _ = add_rms_norm_both_reference(*given, by_row=by_row)
+            close(out, want)
+            assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
+            assert torch.equal(total, wanted_total)
+            assert bool((quantised[1] == quantised[1][:, :1]).all()) == (by_row or width == 128)
+        scale = torch.tensor(0.01, device=device)
+        out, *quantised, total = rms_norm_triton.launch_all(*given, scale)
+        _, *wanted, _ = add_rms_norm_all_reference(*given, scale)
         close(out, want)
         assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
+        assert_same_fp8((quantised[2], scale), (wanted[2], scale))
         assert torch.equal(total, wanted_total)
 
 
@@ -271,13 +309,15 @@ def test_choices_are_ranked_in_parts(rng: torch.Generator, device: str, parts: i
     ("num_tokens", "num_choices", "num_experts", "alignment"),
     LAYOUTS if INTERPRETED else [*LAYOUTS, (3000, 8, 32, 128)],
 )
-@pytest.mark.parametrize("everything", ["spread", "to one", "to none"])
+@pytest.mark.parametrize(
+    ("everything", "num_scales"), [("spread", 1), ("spread", 2), ("to one", 2), ("to none", 2)]
+)
 def test_permute_and_combine(
     rng: torch.Generator, device: str, num_tokens: int, num_choices: int, num_experts: int,
-    alignment: int, everything: str,
+    alignment: int, everything: str, num_scales: int,
 ) -> None:  # fmt: skip
     hidden = randn(rng, num_tokens, 256).to(device)
-    scale = torch.rand(num_tokens, 2, generator=rng).to(device)
+    scale = torch.rand(num_tokens, num_scales, generator=rng).to(device)
     shape = (num_tokens, num_choices)
     idx = torch.randint(-1, num_experts, shape, generator=rng)
     if everything != "spread":

@@ -22,7 +22,8 @@ def dtypes() -> tuple[torch.dtype, ...]:
 
 
 def assert_same_fp8(
-    out: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]
+    out: tuple[torch.Tensor, torch.Tensor],
+    want: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     """Values and scales. NOTE: the interpreter loses the carry when rounding up to e4m3 reaches
     the next power of two: some values come out as half of what they should be."""

@@ -1,0 +1,73 @@
+"""CUDA path of `kernels.absorb` on pieces of latents, for Hopper: bfloat16, C = 512, V = 128.
+
+Built at first use and kept by `kernels.cuda_build`. `kv_lengths` and `kv_b` are read before the
+kernels in front have ended: neither may be written by a kernel that lets the next one begin early.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+
+from kernels import cuda_build
+from kernels.fp8_scales import GROUP, empty_scales
+from kernels.mla_decode_pieces import Pieces
+
+LATENT_DIM = 512
+_OTHERWISE = "pieces of attention are joined by a kernel of their own"
+_SOURCE = Path(__file__).with_name("absorb_pieces.cu")
+
+
+def is_possible(pieces: Pieces, kv_b: torch.Tensor, nope_dim: int) -> bool:
+    """Whether the kernel is there, and takes these operands."""
+    return (
+        pieces.num_queries == 1
+        and pieces.values.dtype == torch.bfloat16
+        and kv_b.shape[1:] == (nope_dim + GROUP, LATENT_DIM)
+        and kv_b.is_contiguous()
+        and kv_b.data_ptr() % 16 == 0
+        and cuda_build.is_built(_SOURCE, _OTHERWISE)
+    )
+
+
+def launch(pieces: Pieces, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `kernels.absorb.absorb_values`, for operands that are possible. It may begin early, and
+    lets the kernel behind it do so. Raises RuntimeError where it cannot be launched."""
+    num_rows, num_heads = len(pieces.kv_lengths), len(kv_b)
+    out = pieces.values.new_empty(num_rows, num_heads * GROUP, dtype=torch.float8_e4m3fn)
+    scale = empty_scales(out)
+    with torch.cuda.device(out.device):
+        message = _library().absorb_pieces_launch(
+            pieces.values.data_ptr(),
+            pieces.lse.data_ptr(),
+            pieces.kv_lengths.data_ptr(),
+            kv_b.data_ptr(),
+            out.data_ptr(),
+            scale.data_ptr(),
+            num_rows,
+            num_heads,
+            pieces.num_parts,
+            pieces.min_tiles,
+            nope_dim,
+            scale.stride(1),
+            torch.cuda.current_stream().cuda_stream,
+        )
+    if message:
+        raise RuntimeError(f"values of {num_rows} rows: {message.decode()}")
+    return out, scale
+
+
+def build() -> Path:
+    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
+    return cuda_build.build(_SOURCE)
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    library = ctypes.PyDLL(str(build()))
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    function = library.absorb_pieces_launch
+    function.argtypes = [*[pointer] * 6, *[number] * 6, pointer]
+    function.restype = ctypes.c_char_p
+    return library

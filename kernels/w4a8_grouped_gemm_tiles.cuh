@@ -1,0 +1,212 @@
+// What a W4A8 grouped GEMM is given, and how it is cut into tiles.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "hopper_ptx.cuh"
+#include "hopper_tensor_map.cuh"
+
+namespace w4a8 {
+
+constexpr int kGroup = 128;         // columns that share a scale
+constexpr int kHalfBytes = 4096;    // 64 rows x 128 columns of weights
+constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and their scales
+constexpr int kScaleOffset = 8192;  // of the scales in a block
+constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
+constexpr int kMaxExperts = 512;
+constexpr int kNumBoxes = 10;  // tensor maps of 8, 16, 32, 64 rows and so on by 32
+
+struct Boxes {
+  CUtensorMap map[kNumBoxes];
+};
+
+// The tensor map of so many rows.
+__host__ __device__ constexpr int box_of(int rows) {
+  return rows > 64 ? rows / 32 + 1 : rows > 32 ? 3 : rows / 16;
+}
+
+struct Problem {
+  const uint8_t* weights;  // [E, N / 128, K / 128, kBlockBytes]
+  const float* scales;     // of activations, with the strides below, in elements; a stride between
+                           // groups of columns of 0 says that a row has one
+  long long scale_stride_expert, scale_stride_row, scale_stride_group;
+  const int* counts;  // [E] rows of each expert
+  void* out;          // bfloat16; of what is gated e4m3, half as many columns
+  float* out_scales;  // of e4m3, with the strides below and rows side by side; a stride between
+                      // groups of columns of 0 says that one for all is there already
+  long long out_scale_stride_expert, out_scale_stride_group;
+  int num_experts;
+  int capacity;  // rows reserved for an expert; 0: experts follow each other without gaps
+  int num_rows;  // of activations and out, all experts together
+  int n;
+  int num_groups;  // K / 128
+  bool early;      // weights and counts are there before the kernel in front ends
+  bool leads;      // the kernel behind may begin
+};
+
+// kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
+// one, each warpgroup computes a half. kTokens: most tokens of a tile. kByRow: activations have one
+// scale a row.
+template <int kBlocks, int kTokens, bool kByRow>
+struct Shared {
+  static constexpr int kStages = kTokens == 64 ? 7 : kTokens == 128 ? 6 : 5;
+  static constexpr int kColumns = kBlocks * 64;            // output columns of a warpgroup
+  static constexpr int kPitch = kColumns * 2 + 16;         // bytes between staged output rows
+  static constexpr int kStaged = kTokens % 128 ? 64 : 32;  // output rows staged at a time
+  static constexpr int kScalePitch = kTokens / 4 + 4;      // floats between scales of lane quads
+  alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
+  alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
+  alignas(128) uint8_t staging[2][kStaged * kPitch];
+  // Scale of token 8j + 2q + i at [q][2j + i]: what a lane needs lies together. Where a row has
+  // one, each warpgroup has its own, in order.
+  alignas(16) float scales[kByRow ? 2 : kStages][kByRow ? kTokens : 4 * kScalePitch];
+  alignas(8) uint64_t full[kStages];
+  uint64_t empty[kStages];
+  int first_row[kMaxExperts];
+  int count[kMaxExperts];
+  int height[kMaxExperts];  // tokens of its tiles but the last
+  int first_tile[kMaxExperts + 1];
+};
+
+// Where each expert's rows and tiles begin; by one warp.
+template <int kTokens, int kWider, typename S>
+__device__ void plan(S& shared, const Problem& p, int tiles_across) {
+  const int lane = threadIdx.x % 32;
+  int rows_before = 0, tiles_before = 0;
+  for (int base = 0; base < p.num_experts; base += 32) {
+    const int e = base + lane;
+    const int asked = e < p.num_experts ? max(p.counts[e], 0) : 0;
+    const int count = p.capacity ? min(asked, p.capacity) : asked;
+    const int down = (count + kTokens - 1) / kTokens;
+    int rows = count, tiles = down * tiles_across;
+    const int own_rows = rows, own_tiles = tiles;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int r = __shfl_up_sync(~0u, rows, distance), t = __shfl_up_sync(~0u, tiles, distance);
+      if (lane >= distance) rows += r, tiles += t;
+    }
+    if (e < p.num_experts) {
+      const int begin = p.capacity ? e * p.capacity : rows_before + rows - own_rows;
+      shared.first_row[e] = begin;
+      shared.count[e] = max(min(own_rows, p.num_rows - begin), 0);
+      // An expert's tiles are as high as each other but for the last: 256 tokens make two of 128.
+      const int rows_down = kWider * down;
+      shared.height[e] = down ? (count + rows_down - 1) / rows_down * kWider : kTokens;
+      shared.first_tile[e] = tiles_before + tiles - own_tiles;
+    }
+    rows_before += __shfl_sync(~0u, rows, 31);
+    tiles_before += __shfl_sync(~0u, tiles, 31);
+  }
+  if (lane == 0) shared.first_tile[p.num_experts] = tiles_before;
+}
+
+struct Tile {
+  int expert, first_row, first_token, num_tokens, across;
+  int width;       // num_tokens rounded up to a width that is compiled
+  bool only_once;  // no other tile reads these weights
+};
+
+template <int kLeast, int kWider, typename S>
+__device__ __forceinline__ Tile locate(const S& shared, int tile, int& expert, int tiles_across) {
+  while (tile >= shared.first_tile[expert + 1]) ++expert;
+  const int local = tile - shared.first_tile[expert];
+  Tile t;
+  t.expert = expert;
+  t.across = local % tiles_across;
+  const int height = shared.height[expert];
+  t.first_token = local / tiles_across * height;
+  t.first_row = shared.first_row[expert] + t.first_token;
+  const int count = shared.count[expert];
+  t.num_tokens = max(min(height, count - t.first_token), 0);
+  t.width = t.num_tokens > 64 ? (t.num_tokens + kWider - 1) / kWider * kWider
+                              : 1 << (32 - __clz(max(t.num_tokens, kLeast) - 1));
+  t.only_once = count <= height;
+  return t;
+}
+
+// Activation scale of a tile's first token, for its first group of columns.
+__device__ __forceinline__ const float* first_scale(const Problem& p, const Tile& t) {
+  return p.scales + (p.capacity ? t.expert * p.scale_stride_expert +
+                                      t.first_token * p.scale_stride_row
+                                : t.first_row * p.scale_stride_row);
+}
+
+// A place in the ring of stages.
+template <int kStages>
+struct Places {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. kWhole: a warpgroup has
+// one of up to 128 tokens. Else it has two of up to 64, more than which do not fit beside the sums
+// of 192 tokens.
+template <int kBlocks, int kWidth, bool kWhole>
+struct Pieces {
+  static constexpr int kMost = kWhole ? 128 : 64;
+  static constexpr int kNumber = (kWidth + kMost - 1) / kMost;  // of a half
+  static constexpr int kColumns = kWidth / kNumber;
+  using Sums = float[kBlocks][kWidth / 2];
+};
+
+// The form of a kernel's tiles. kGated: a tile is a block of gate rows and the block of up rows
+// that belongs to it, one for each warpgroup, and what leaves it is silu(gate) * up, quantised.
+template <int kBlocks, int kTokens, bool kGated, bool kByRow>
+struct Form {
+  static_assert(!kGated || kBlocks == 2);
+  static constexpr int kNumBlocks = kBlocks, kMostTokens = kTokens;
+  static constexpr bool kGates = kGated, kHasRowScales = kByRow;
+  using S = Shared<kBlocks, kTokens, kByRow>;
+  using Ring = Places<S::kStages>;
+  // Tokens' scales are left to the end, so that registers have room for other pieces.
+  static constexpr bool kWhole = kByRow && kTokens > 64;
+  template <int kWidth>
+  using Pieces = Pieces<kBlocks, kWidth, kWhole>;
+  template <int kWidth>
+  using Sums = typename Pieces<kWidth>::Sums;
+  static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
+  // Widths of tiles in tokens are the powers of two from kLeast to 64, then multiples of kWider.
+  static constexpr int kLeast = kTokens == 64 ? 8 : 16;
+  static constexpr int kWider = kWhole ? 32 : 64;
+  // Warps that copy scales, in different quarters of the multiprocessor.
+  static constexpr int kScaleWarps = kByRow ? 0 : kTokens == 64 ? 1 : 3;
+
+  // What does not change from tile to tile: this thread, and where it reads in the first stage.
+  struct Place {
+    int warpgroup, thread, lane;
+    uint32_t codes;   // its part of the first half that its warpgroup computes
+    uint32_t rows;    // scale of its first row
+    uint32_t tokens;  // scale of its first token
+  };
+
+  static __device__ __forceinline__ Place place(const S& s) {
+    Place at;
+    at.warpgroup = threadIdx.x / 128;
+    at.thread = threadIdx.x % 128;
+    at.lane = threadIdx.x % 32;
+    const uint32_t weights = ptx::shared_address(s.weights);
+    const int row = at.thread / 32 * 16 + at.lane / 4;
+    at.codes = weights + at.thread * 16;
+    at.rows = weights + kScaleOffset + row * 4;
+    if constexpr (kBlocks == 2) {
+      at.codes += at.warpgroup * kBlockBytes;
+      at.rows += at.warpgroup * kBlockBytes;
+    } else {
+      at.codes += at.warpgroup * kHalfBytes;
+      at.rows += at.warpgroup * 256;
+    }
+    at.tokens = ptx::shared_address(s.scales[kByRow ? at.warpgroup : 0]) +
+                at.lane % 4 * (kByRow ? 8 : S::kScalePitch * 4);
+    // Kept in registers: without this they are computed anew at each use.
+    ptx::keep(at.codes);
+    ptx::keep(at.rows);
+    ptx::keep(at.tokens);
+    return at;
+  }
+};
+
+}  // namespace w4a8

@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from kernels.w4a8_grouped_gemm_packing import (
+    DATA_BYTES,
+    SIGNED_FACTOR,
+    ZIGZAG_FACTOR,
+    PackedWeights,
+    dequantise_weights,
+    pack_weights,
+    unpack_weights,
+)
+from tests.kernels.tensors import generator
+from tests.kernels.w4a8_cases import Make, experts, mixed, plain, symmetric
+
+
+@pytest.mark.parametrize("make", [experts, symmetric, mixed])
+def test_unpack_is_the_inverse_of_pack(request: pytest.FixtureRequest, make: Make) -> None:
+    weight, scale = make(generator(request.node.nodeid), 3, 256, 384)
+    packed = pack_weights(weight, scale)
+    values, scales = unpack_weights(packed)
+    assert torch.equal(values, plain(weight))
+    assert torch.equal(scales, scale)
+    want = plain(weight).float() * scale.repeat_interleave(128, dim=-1)
+    assert torch.equal(dequantise_weights(packed), want)
+    # A block says itself how to read it: what one expert's say does not hang on the others.
+    assert torch.equal(dequantise_weights(PackedWeights(packed.blocks[1:2])), want[1:2])
+
+
+def test_negative_scales(request: pytest.FixtureRequest) -> None:
+    weight, scale = symmetric(generator(request.node.nodeid), 1, 128, 256)
+    scale[:, ::2] *= -1
+    want = plain(weight).float() * scale.repeat_interleave(128, dim=-1)
+    assert torch.equal(dequantise_weights(pack_weights(weight, scale)), want)
+    weight[0, 4, 5] = -128
+    with pytest.raises(ValueError, match="-8 with a negative scale"):
+        pack_weights(weight, scale)
+
+
+def e4m3(word: list[int], high: int, byte: int, signed: bool) -> int:
+    """A byte of one of the two registers that the kernel makes of four bytes."""
+    if signed:
+        whole = int.from_bytes(bytes(word), "little")
+        turned = (whole << 4 | whole >> 28) if high else whole
+        return turned >> 8 * byte & 0x87
+    nibble = word[byte] >> 4 * high & 15
+    return (nibble & 1) * 0x82 + (nibble & 14)
+
+
+@pytest.mark.parametrize("make", [experts, symmetric])
+def test_blocks_hold_the_operands_of_wgmma(request: pytest.FixtureRequest, make: Make) -> None:
+    """Follows the kernel: thread, word, register, byte of e4m3 to row and column."""
+    weight, scale = make(generator(request.node.nodeid), 1, 128, 256)
+    signed = make is symmetric
+    data = pack_weights(weight, scale).blocks[0, 0, :, :DATA_BYTES].view(2, 2, 2, 128, 4, 4)
+    values = plain(weight[0])
+    for group, half, pair, thread, word, byte in torch.randint(
+        0, 2**30, (500, 6), generator=generator(request.node.nodeid + "places")
+    ).tolist():
+        group, half, pair, thread, word, byte = (
+            group % 2, half % 2, pair % 2, thread % 128, word % 4, byte % 4,
+        )  # fmt: skip
+        codes = data[group, half, pair, thread, word].tolist()
+        for high in (0, 1):
+            made = torch.tensor([e4m3(codes, high, byte, signed)], dtype=torch.uint8)
+            warp, lane = divmod(thread, 32)
+            row = half * 64 + warp * 16 + high * 8 + lane // 4
+            step = 2 * pair + word // 2
+            column = group * 128 + step * 32 + word % 2 * 16 + lane % 4 * 4 + byte
+            factor = SIGNED_FACTOR if signed else ZIGZAG_FACTOR
+            assert made.view(torch.float8_e4m3fn).float() * factor == values[row, column]
+
+
+@pytest.mark.parametrize("shape", [(128, 192), (100, 256)])
+def test_weights_off_the_grid_are_refused(shape: tuple[int, int]) -> None:
+    n, k = shape
+    weight = torch.zeros(1, n, k // 2, dtype=torch.int8)
+    with pytest.raises(ValueError, match="multiples of 128"):
+        pack_weights(weight, torch.ones(1, n, k // 128))
+
+
+def test_scales_of_the_wrong_shape_are_refused() -> None:
+    weight = torch.zeros(1, 128, 128, dtype=torch.int8)
+    with pytest.raises(ValueError, match="weight_scale_inv of expert 0"):
+        pack_weights(weight, torch.ones(1, 128, 1))
