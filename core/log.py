@@ -10,6 +10,7 @@ so by themselves) and every line logged beneath carries it, also from libraries.
 import faulthandler
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
 LogFormat = Literal["json", "console"]
 LEVELS = ("debug", "info", "warning", "error")
+# What terminals obey, but for white space, which is escaped where it could make a line of its own.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 # Does nothing to who does not listen. Not SIGUSR1: LLVM, within Triton, takes that for itself.
 STACKS_SIGNAL = signal.SIGURG
 
@@ -131,7 +134,16 @@ def _renderers(fmt: LogFormat) -> list[Processor]:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     # NOTE: the default traceback shows local variables, and with them users' prompts.
     return [
+        _escape_controls,
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+        ),
     ]
+
+
+def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Texts of clients, such as paths, are not for the terminal to obey."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = _CONTROLS.sub(lambda found: repr(found[0])[1:-1], value)
+    return event

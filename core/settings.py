@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
 from core.address import Address, parse_address
@@ -25,7 +26,7 @@ def _check_address(text: str) -> str:
 
 
 def split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever it got
-    """"a,b" or ["a", "b,c"] as a tuple of texts; anything else as it is."""
+    """ "a,b" or ["a", "b,c"] as a tuple of texts; anything else as it is."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
         return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
@@ -105,7 +106,15 @@ class ProcessSettings(BaseSettings):
                     continue
                 flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
                 text = problem["msg"].removeprefix("Value error, ")
-                sys.stderr.write(f"error: {flag}: {text}, got {problem.get('input')!r}\n")
+                sys.stderr.write(f"error: {flag}: {text}{cls._given(problem)}\n")
         except SettingsError as error:
             sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2)
+
+    @classmethod
+    def _given(cls, problem: ErrorDetails) -> str:
+        """What the setting was, if it was anything: of a missing one the library gives all the
+        others. Secrets are not told."""
+        field = cls.model_fields.get(str(problem["loc"][0]))
+        is_told = problem["type"] != "missing" and (field is None or field.repr)
+        return f", got {problem['input']!r}" if is_told else ""

@@ -4,16 +4,20 @@ import asyncio
 import signal
 
 
-def stop_event() -> asyncio.Event:
+def stop_event(*, patient: bool = False) -> asyncio.Event:
     """An event that the first SIGTERM or SIGINT sets; call it inside the running loop.
 
-    A second signal finds the default handlers again, so that an impatient operator wins.
+    A second signal finds the default handlers again, so that an impatient operator wins. One
+    that is `patient` ignores it: its parent passes on what both may have got, from a terminal or
+    a service manager, and takes it along when it ends at once.
     """
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
     def on_signal() -> None:
         event.set()
+        if patient:
+            return
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 

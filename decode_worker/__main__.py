@@ -2,6 +2,7 @@
 
 import sys
 
+import core.first_process  # noqa: F401 - in front of all that takes its time
 from decode_worker.service import DecodeService
 from engine.settings import WorkerSettings
 from engine.worker_server import RoleService, run_worker

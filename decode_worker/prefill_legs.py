@@ -36,7 +36,7 @@ from engine.messages import (
     Reserved,
 )
 from proto import generate_pb2, router_pb2
-from rpc.client import request_metadata, to_error
+from rpc.client import Disconnected, request_metadata, to_error
 
 log = get_logger("decode_worker.prefill_legs")
 
@@ -173,7 +173,11 @@ class PrefillLegs:
             await self._run(leg, reserved)
         except Exception:
             # A defect, ours or the peer's: nobody else would ever end the request.
-            log.exception("prefill failed unexpectedly", request_id=leg.call.request_id)
+            log.exception(
+                "prefill failed unexpectedly",
+                request_id=leg.call.traced_id,
+                id=leg.call.request_id,
+            )
             error = InternalError("internal error; the log of the decode worker has the details")
             self._fail(leg, reserved.attempt_id, error)
 
@@ -210,7 +214,8 @@ class PrefillLegs:
         call.prefill_error = error
         log.info(
             "prefill failed",
-            request_id=call.request_id,
+            request_id=call.traced_id,
+            id=call.request_id,
             peer=leg.peer.address,
             code=error.status.grpc,
             reason=error.message,
@@ -229,18 +234,20 @@ class PrefillLegs:
 def lost_error(prefill: router_pb2.WorkerRef) -> Unavailable:
     """The prefill worker is, to all appearances, dead."""
     return Unavailable(
-        f"connection to prefill worker {prefill.address} was lost", failed_epoch=prefill.epoch
+        f"connection to prefill worker {prefill.name} was lost", failed_epoch=prefill.epoch
     )
 
 
 def draining_error(prefill: router_pb2.WorkerRef) -> Draining:
     """The prefill worker takes no new requests."""
-    return Draining(f"prefill worker {prefill.address} is draining", failed_epoch=prefill.epoch)
+    return Draining(f"prefill worker {prefill.name} is draining", failed_epoch=prefill.epoch)
 
 
 def _meant(error: grpc.aio.AioRpcError, call: Call) -> EpserveError:
     """What it means for the Generate call that its prefill ended like this."""
     meant = to_error(error, peer_epoch=call.prefill.epoch)
+    if isinstance(meant, Disconnected):
+        return lost_error(call.prefill)
     refused_late = isinstance(meant, Overloaded) and call.num_sent_tokens > 0
     # Cancelled by its server, which is leaving. Refused late: put back by preemption, it has
     # begun to answer and has to carry on elsewhere.

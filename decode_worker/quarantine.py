@@ -3,9 +3,11 @@
 For every quarantined attempt a task asks `Prefill.Abort` until one of these is true:
 
     it answers              the worker confirms, or is another process at the same address
-    it cannot be reached    for the whole lease: by then the worker has fenced itself off
+    it cannot be reached    for the whole lease, and there is no process any more: by then the
+                            worker has fenced itself off, where its host or the network is gone
 
-While the worker is connected but does not confirm, the pages stay where they are.
+While the worker is connected but does not confirm, the pages stay where they are, and also while
+it is frozen: it would go on with what it was writing.
 """
 
 import asyncio
@@ -23,6 +25,8 @@ log = get_logger("decode_worker.quarantine")
 ABORT_TIMEOUT_SECONDS = 2.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 0.5
+# Who is there confirms within a step.
+LATE_SECONDS = 5.0
 
 
 class QuarantineKeeper:
@@ -73,13 +77,14 @@ class QuarantineKeeper:
 
     async def _until_stopped(self, peer: PrefillPeer, attempt_id: str) -> str:
         request = generate_pb2.AbortRequest(attempt_id=attempt_id)
+        began, is_told = self._clock.now(), False
         unreachable_since: float | None = None
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
                 reply = await peer.stub.Abort(request, timeout=ABORT_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
-                log.debug("not confirmed", attempt=attempt_id, code=error.code().name)
+                reason = f"{error.code().name}: {error.details()}"
             else:
                 return "confirmed" if reply.was_known else "unknown there"
             now = self._clock.now()
@@ -87,7 +92,16 @@ class QuarantineKeeper:
                 unreachable_since = None
             elif unreachable_since is None:
                 unreachable_since = now
-            elif now - unreachable_since >= self._lease_seconds:
+            elif now - unreachable_since >= self._lease_seconds and not await peer.is_there():
                 return "lease over"
+            if not is_told and now - began >= LATE_SECONDS:
+                is_told = True
+                log.warning(
+                    "prefill does not confirm that it has stopped; its pages are kept",
+                    attempt=attempt_id,
+                    peer=peer.address,
+                    connected=peer.connected,
+                    reason=reason,
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

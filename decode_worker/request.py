@@ -35,7 +35,7 @@ class Attempt:
     num_in_flight: int = 0
     prefilled: Prefilled | None = None
     prefilled_at: float = 0.0  # seconds of the rank's clock
-    kv_complete_at: float = 0.0
+    kv_arrived_at: float = 0.0  # the last of it so far
 
 
 @dataclass(slots=True, kw_only=True)

@@ -310,7 +310,9 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
 
 
 def _failure(call: Call, failed: Failed) -> EpserveError:
-    """The prefill worker's own error if that was the cause, else the rank's."""
-    if call.prefill_error is not None:
-        return call.prefill_error
+    """The prefill worker's own error if the rank repeats it, else the rank's: one that dies when
+    its KV has arrived ends nothing, whatever ends the request later."""
+    error = call.prefill_error
+    if error is not None and (failed.code, failed.message) == (error.status.grpc, error.message):
+        return error
     return EpserveError.from_status(failed.code, failed.message, failed_epoch=call.prefill.epoch)

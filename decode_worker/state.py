@@ -234,7 +234,7 @@ class RankState:
         except ValueError as error:
             self.totals.kv_failures += 1
             return self._give_up(request, "UNAVAILABLE", f"prefill announced wrong pages: {error}")
-        request.attempt.kv_complete_at = now
+        request.attempt.kv_arrived_at = now
         return self._join_if_complete(request)
 
     def _join_if_complete(self, request: Request) -> list[RankMessage]:
@@ -247,7 +247,7 @@ class RankState:
         request.phase = Phase.RUNNING
         self.totals.tokens_transferred += len(request.tokens)
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
-        self.kv_waits.append(max(0.0, attempt.kv_complete_at - attempt.prefilled_at))
+        self.kv_waits.append(max(0.0, attempt.kv_arrived_at - attempt.prefilled_at))
         if attempt.prefilled.token is None:
             return self._finish(request, Finish.LENGTH)
         return self._append(request, attempt.prefilled.token)
@@ -324,11 +324,9 @@ class RankState:
                 continue
             if attempt.arrival.complete:
                 continue
-            if now - attempt.prefilled_at > self.facts.kv_arrival_seconds:
-                text = (
-                    f"KV of the prompt has not arrived {self.facts.kv_arrival_seconds:g} s"
-                    " after the end of prefill"
-                )
+            seconds = self.facts.kv_arrival_seconds
+            if now - max(attempt.prefilled_at, attempt.kv_arrived_at) > seconds:
+                text = f"KV of the prompt has not arrived: none for {seconds:g} s behind prefill"
                 self.totals.kv_failures += 1
                 messages += self._give_up(request, "UNAVAILABLE", text)
         return messages

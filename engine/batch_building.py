@@ -73,19 +73,23 @@ NUM_INT64_PARTS = 4  # in front; the parts behind them are int32
 
 
 def _num_longs(sizes: Sequence[int]) -> int:
-    """Length of the int64 buffer; every int32 part begins on an int64 boundary."""
-    return sum(sizes[:NUM_INT64_PARTS]) + sum((size + 1) // 2 for size in sizes[NUM_INT64_PARTS:])
+    """Length of the int64 buffer."""
+    return sum(_longs_of(index, size) for index, size in enumerate(sizes))
+
+
+def _longs_of(index: int, size: int) -> int:
+    """A pair more or less: every part begins at a multiple of 16 bytes. Triton would compile its
+    kernels once more for others."""
+    num_longs = size if index < NUM_INT64_PARTS else -(-size // 2)
+    return num_longs + num_longs % 2
 
 
 def _views(buffer: Buffer, sizes: Sequence[int], int32: Any) -> list[Buffer]:  # noqa: ANN401
     """The parts of a buffer, of numpy or torch alike; `int32` is the library's own dtype."""
     parts, begin = [], 0
     for index, size in enumerate(sizes):
-        if index < NUM_INT64_PARTS:
-            end = begin + size
-            parts.append(buffer[begin:end])
-        else:
-            end = begin + (size + 1) // 2
-            parts.append(buffer[begin:end].view(int32)[:size])
+        end = begin + _longs_of(index, size)
+        part = buffer[begin:end]
+        parts.append((part if index < NUM_INT64_PARTS else part.view(int32))[:size])
         begin = end
     return parts

@@ -99,9 +99,7 @@ class DecodeBuffers:
             host.copied.record()
         return self.batch(size)
 
-    def _write(
-        self, buffer: torch.Tensor, rows: Sequence[DecodeRow], size: int, stale: int
-    ) -> int:
+    def _write(self, buffer: torch.Tensor, rows: Sequence[DecodeRow], size: int, stale: int) -> int:
         """Writes all parts; of the block table, `stale` columns hold something else than 0.
         Returns how many columns do afterwards."""
         longs, kv_lengths, table = (

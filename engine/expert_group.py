@@ -113,13 +113,14 @@ class ExpertGroup:
         """As of now: placement, and load of the window that ends now."""
         self._check()
         self._num_asked += 1
+        report_id = self._num_asked  # others ask meanwhile
         answer: asyncio.Future[ExpertReport] = asyncio.get_running_loop().create_future()
-        self._reports[self._num_asked] = answer
-        self._front.send(0, ReportExperts(report_id=self._num_asked))
+        self._reports[report_id] = answer
+        self._front.send(0, ReportExperts(report_id=report_id))
         ends: set[asyncio.Future[Any]] = {answer, self._front.died}
         await asyncio.wait(ends, timeout=REPORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            self._reports.pop(self._num_asked, None)
+            self._reports.pop(report_id, None)
             raise Unavailable("the ranks of the group do not answer")
         return self._experts_of(answer.result())
 
@@ -153,10 +154,9 @@ class ExpertGroup:
     async def roll_back(self) -> Rebalance:
         """Begins to go to the placement before the last one that was put in force; Mismatch when
         there is none."""
-        self._check()
-        if not self._history:
-            raise Mismatch("there is no earlier placement")
         experts = await self.experts()
+        if not self._history:  # or another roll-back has just taken the last one
+            raise Mismatch("there is no earlier placement")
         earlier = self._history[-1]
         plan = await asyncio.to_thread(self._plan_of, experts, earlier, only_gains=False)
         return self._begin(plan, is_roll_back=True)
@@ -239,7 +239,8 @@ class ExpertGroup:
         counted = np.frombuffer(report.tokens, dtype=np.int64).astype(np.float64)
         totals = counted.reshape(placement.num_layers, placement.num_logical)
         seconds, tokens = self._windows.add(self._clock.now(), totals)
-        self.placement_version = report.placement_version
+        # The end of a move may have been heard of since the report came.
+        self.placement_version = max(self.placement_version, report.placement_version)
         by_layer = balancedness(slots_of(placement), tokens)
         self.balancedness = mean(by_layer)
         for number, value in zip(self.layer_numbers, by_layer, strict=True):

@@ -1,8 +1,27 @@
 """Where the experts are when a worker starts: in turn, or as a file says."""
 
+from hashlib import blake2b
+
 from engine.settings import WorkerSettings
+from ep.group import EpGroup
 from ep.placement import Placement
 from model.config import ModelConfig
+
+
+def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGroup) -> Placement:
+    """`starting_placement`, on all ranks of the group at once. ValueError also where ranks would
+    start with different ones: each would send tokens to experts that are elsewhere."""
+    placement = starting_placement(settings, config, group.size)
+    digest = blake2b(placement.as_json().encode(), digest_size=8).digest()
+    own = int.from_bytes(digest, "little", signed=True)
+    for rank, (other,) in enumerate(group.exchange([own])):
+        if other != own:
+            raise ValueError(
+                f"rank {rank} of the group starts with another placement of experts than rank "
+                f"{group.rank}: the file of expert-placement, or else num-redundant-experts, must "
+                f"be the same on all nodes"
+            )
+    return placement
 
 
 def starting_placement(settings: WorkerSettings, config: ModelConfig, num_ranks: int) -> Placement:

@@ -30,6 +30,11 @@ from engine.settings import WorkerSettings
 
 log = get_logger("engine.front")
 
+# How often it is looked whether ranks, which speak once a second, are silent.
+LOOK_SECONDS = 1.0
+# A group notices by itself who keeps it waiting, and knows better which rank it is.
+SILENCE_GRACE_SECONDS = 15.0
+
 OnMessage = Callable[[int, RankMessage], None]
 OnStats = Callable[[int, RankStats], None]
 OnChange = Callable[[], None]
@@ -71,6 +76,7 @@ class WorkerFront:
             tempfile.mkdtemp(prefix=f"epserve-{role}-", dir=settings.run_dir or None)
         )
         self._seen: dict[int, tuple[int, ...]] = {}
+        self._looking: asyncio.Task[None] | None = None
         self._stopping = False
 
     @property
@@ -103,6 +109,7 @@ class WorkerFront:
         self._reservation.close()
         _check_agreement(ready)
         self.ready = ready
+        self._looking = asyncio.create_task(self._look_for_silence(), name="silent-ranks")
         log.info("ranks ready", num_ranks=len(ready), seconds=round(time.monotonic() - began, 2))
         self.on_change()
 
@@ -114,6 +121,9 @@ class WorkerFront:
         """Has all ranks leave at a step boundary, and kills those that are not gone in time, or
         when `hurry` is set (at once, where some are not ready yet and cannot listen)."""
         self._stopping = True
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         living = [rank.died for rank in self._ranks if rank.pid and not rank.died.done()]
         if living and self.ready and not self.died.done():
             for rank in self._ranks:
@@ -152,6 +162,19 @@ class WorkerFront:
                 raise StartError(f"ranks {late} are not ready after {seconds:g} s")
             missing -= done
         return tuple(rank.ready.result() for rank in self._ranks)
+
+    async def _look_for_silence(self) -> None:
+        """A rank that hangs is killed. What a front that was held up itself has not heard is
+        nobody's silence."""
+        loop = asyncio.get_running_loop()
+        most = self.settings.step_timeout_seconds + SILENCE_GRACE_SECONDS
+        before = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = loop.time()
+            for rank in self._ranks:
+                rank.note_silence(min(now - before, 2 * LOOK_SECONDS), most)
+            before = now
 
     def _start_of(self, index: int, rendezvous: str) -> RankStart:
         return RankStart(

@@ -36,9 +36,7 @@ def grammar_of(message: generate_pb2.Grammar) -> Grammar:
 
 def grammar_message(grammar: Grammar) -> generate_pb2.Grammar:
     """The inverse of `grammar_of`."""
-    message = generate_pb2.Grammar(
-        after_token_id=grammar.after_token_id, compact=grammar.compact
-    )
+    message = generate_pb2.Grammar(after_token_id=grammar.after_token_id, compact=grammar.compact)
     for kind in ("json_schema", "regex", "ebnf"):
         text = getattr(grammar, kind)
         if text is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from core.clock import Clock
-from core.errors import EpserveError, InternalError, InvalidRequest
+from core.errors import EpserveError, InternalError, InvalidRequest, Overloaded
 from core.log import get_logger
 from engine.history import Match
 from engine.messages import Grammar, Sampling
@@ -24,7 +24,8 @@ log = get_logger("engine.grammars")
 
 MAX_REMEMBERED = 128
 MAX_REMEMBERED_BYTES = 256 * 2**20
-# Who waits longer is told that the grammar is too much; its thread goes on with it.
+# Who waits longer is told that the grammar is too much, and its thread goes on with it; or, where
+# no thread has come to it, that others' are.
 COMPILE_SECONDS = 20.0
 NUM_THREADS = 2
 # Compiled grammars wake nobody: who waits for one looks this often.
@@ -80,8 +81,7 @@ class Grammars:
             if waiting.compiled.done():
                 news.append((name, self._result(waiting)))
             elif now - waiting.since > COMPILE_SECONDS:
-                text = f"the grammar was not compiled within {COMPILE_SECONDS:g} s"
-                news.append((name, InvalidRequest(text, param="grammar")))
+                news.append((name, _too_late(waiting.compiled)))
             else:
                 continue
             del self._waiting[name]
@@ -123,6 +123,13 @@ class Grammars:
             if compiled.done():
                 num_bytes -= _num_bytes(compiled)
                 del self._remembered[key]
+
+
+def _too_late(compiled: "Future[Any]") -> EpserveError:
+    if compiled.running():
+        text = f"the grammar was not compiled within {COMPILE_SECONDS:g} s"
+        return InvalidRequest(text, param="grammar")
+    return Overloaded(f"other grammars were compiled for {COMPILE_SECONDS:g} s")
 
 
 # The results' types are those of a module that is not loaded yet.

@@ -1,8 +1,8 @@
 """How a decode step is recorded once and repeated: by a CUDA graph, or by calling it again.
 
-    capture = CudaCapture(device)
-    replay = capture(step)         # runs `step` to warm up, records it
-    replay()                       # the same kernels, with what is in their tensors by then
+capture = CudaCapture(device)
+replay = capture(step)         # runs `step` to warm up, records it
+replay()                       # the same kernels, with what is in their tensors by then
 """
 
 import time

@@ -172,6 +172,8 @@ class MoveExperts(Frozen, frozen=True, kw_only=True):
 
 
 ExpertOrder = ReportExperts | MoveExperts
+
+
 class LogLevel(Frozen, frozen=True, kw_only=True):
     """Log from this level on; the link obeys it, loops never see it."""
 

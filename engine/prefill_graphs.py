@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.graph_capture import Capture, Step, capture_sizes
-from kernels.rms_norm import Update, combined
+from kernels.combine import Update, combined
 from model.attention_plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3

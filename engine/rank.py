@@ -112,7 +112,8 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
         sys.exit(1)
     _leave_signals_to_the_front()  # LLVM takes them at Triton's first compilation
     log.info("kernels", rank=start.rank, **paths(context.kv_cache.device))
-    link.send([context.ready], RankStats(pages_total=context.kv_plan.num_pages))
+    num_pages = context.kv_plan.num_pages
+    link.send([context.ready], RankStats(pages_total=num_pages, pages_free=num_pages))
     loop(context)
     context.close()
     link.close()
@@ -207,4 +208,3 @@ def _take_device(settings: WorkerSettings, start: RankStart) -> torch.device:
 
 def _threads_of(settings: WorkerSettings) -> int:
     return max(1, len(os.sched_getaffinity(0)) // settings.ranks)
-

@@ -11,7 +11,7 @@ import torch
 
 from engine.compile_ahead import LibraryBuilds, Passes, compile_kernels
 from engine.decode_graphs import DecodeGraphs, graph_sizes
-from engine.expert_placement import starting_placement
+from engine.expert_placement import agreed_placement
 from engine.graph_capture import CudaCapture
 from engine.kv_memory import make_kv_cache
 from engine.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan, plan_memory
@@ -145,7 +145,7 @@ class Prepared:
     ) -> "Prepared":
         """With the other ranks. The plan is logged; ValueError when it does not fit,
         CheckpointError for a folder that is not what its configuration says."""
-        placement = starting_placement(settings, config, group.size)
+        placement = agreed_placement(settings, config, group)
         sizes, pass_sizes = recorded_sizes(settings, form), recorded_passes(settings, form)
         needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
         choice = agree(group, settings.ep_dispatcher, needs, device)

@@ -35,6 +35,7 @@ class RankProcess:
         self._on_message = on_message
         self._on_batch_end = on_batch_end
         self._reason = ""
+        self._silent_seconds = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._link: FrontLink | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -65,6 +66,14 @@ class RankProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    def note_silence(self, seconds: float, most: float) -> None:
+        """So long has nothing been heard, since the last call; all in all at most `most` seconds,
+        then it is killed: whatever it hangs in, nobody else would end the requests on it."""
+        self._silent_seconds += seconds
+        if self._silent_seconds > most:
+            self._reason = self._reason or f"it has said nothing for {most:g} s"
+            self.kill()
+
     async def close(self) -> None:
         """Kills the process if need be and waits for its end."""
         self.kill()
@@ -76,6 +85,7 @@ class RankProcess:
     def _hear(self, batch: RankBatch) -> None:
         assert batch.rank == self.index, f"rank {self.index} calls itself {batch.rank}"
         self.stats = batch.stats
+        self._silent_seconds = 0.0
         for message in batch.messages:
             if isinstance(message, Ready) and not self.ready.done():
                 self.ready.set_result(message)

@@ -32,9 +32,7 @@ class Wish:
         return min(bounds, default=None)
 
 
-def best_target(
-    experts: Experts, wish: Wish, *, num_nodes: int, num_groups: int
-) -> Placement:
+def best_target(experts: Experts, wish: Wish, *, num_nodes: int, num_groups: int) -> Placement:
     """For the load of `experts`."""
     now = experts.placement
     chosen = list(wish.layers) or list(range(now.num_layers))

@@ -1,12 +1,12 @@
 """Runs pieces of requests through the model: builds the batch, samples where asked to.
 
-    tokens = runner.step(pieces, tokens_per_rank)          # waits
+tokens = runner.step(pieces, tokens_per_rank)          # waits
 
-    first = runner.begin(pieces, tokens_per_rank)          # does not wait for the device
-    piece = Piece(token_ids=UNKNOWN, follows=PendingToken(first, row), ...)
-    second = runner.begin([piece], tokens_per_rank)        # the token never passes through the host
-    tokens = first.result()
-    second.sample()                                        # histories know these tokens by now
+first = runner.begin(pieces, tokens_per_rank)          # does not wait for the device
+piece = Piece(token_ids=UNKNOWN, follows=PendingToken(first, row), ...)
+second = runner.begin([piece], tokens_per_rank)        # the token never passes through the host
+tokens = first.result()
+second.sample()                                        # histories know these tokens by now
 """
 
 from collections.abc import Callable, Sequence

@@ -100,10 +100,13 @@ class WorkerSettings(ProcessSettings):
         0.9, gt=0, le=1, description="... and only when the balancedness is below this"
     )
     rebalance_bytes_per_second: float = Field(
-        1e9, gt=0, description="What a rank may send of experts that move"
+        1e9, ge=1e6, description="What a rank may send of experts that move"
     )
     step_timeout_seconds: float = Field(
-        120.0, gt=0, description="A rank that keeps its EP group waiting this long is lost"
+        120.0,
+        gt=0,
+        description="A rank that keeps its EP group waiting this long is lost; 15 s more, and one "
+        "that says nothing",
     )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda, or cuda:N for rank 0"
@@ -149,7 +152,9 @@ class WorkerSettings(ProcessSettings):
     transfer: Literal["nixl"] = Field("nixl", description="What moves KV pages between workers")
 
     kv_arrival_seconds: float = Field(
-        5.0, gt=0, description="Decode: KV still missing this long after prefill is given up"
+        5.0,
+        gt=0,
+        description="Decode: KV of which none comes for so long after prefill is given up",
     )
     quarantine_lease_seconds: float = Field(
         10.0,

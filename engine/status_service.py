@@ -121,9 +121,7 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
         legs = self._service.records.find(request.request_id) if request.request_id else []
         if not legs:
             raise NotFound(f"this worker remembers no request {request.request_id!r}")
-        return worker_pb2.ExplainRequestResponse(
-            legs=[leg.message(self._identity) for leg in legs]
-        )
+        return worker_pb2.ExplainRequestResponse(legs=[leg.message(self._identity) for leg in legs])
 
     def status(self) -> worker_pb2.WorkerStatus:
         """The worker's state as of now."""

@@ -16,6 +16,8 @@ from engine.messages import (
 from proto import generate_pb2
 
 MAX_LOGIT_BIAS = 1024
+# What is divided by less may become infinite, and nothing can be drawn from infinities.
+LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 1e-3, 100
 
 
 def sampling_of(params: generate_pb2.SamplingParams) -> Sampling:
@@ -26,7 +28,12 @@ def sampling_of(params: generate_pb2.SamplingParams) -> Sampling:
     _check_range("top_logprobs", params.top_logprobs, 0, MAX_TOP_LOGPROBS)
     _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
     _check_range("presence_penalty", params.presence_penalty, -2, 2)
-    _check_range("repetition_penalty", params.repetition_penalty, 0, 100)
+    _check_range(
+        "repetition_penalty",
+        params.repetition_penalty or 1.0,
+        LEAST_REPETITION_PENALTY,
+        MOST_REPETITION_PENALTY,
+    )
     _check_range("top_prompt_logprobs", params.top_prompt_logprobs, 0, MAX_TOP_PROMPT_LOGPROBS)
     _check_bias(params.logit_bias)
     return Sampling(

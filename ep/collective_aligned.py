@@ -29,9 +29,7 @@ class CollectiveAlignedHandle:
 class CollectiveAlignedDispatcher:
     """All ranks of the group call in the same order, with the same `tokens_per_rank`."""
 
-    def __init__(
-        self, group: EpGroup, slots_per_rank: int, *, exact: bool | None = None
-    ) -> None:
+    def __init__(self, group: EpGroup, slots_per_rank: int, *, exact: bool | None = None) -> None:
         """`exact` as in `way_back`; None: on the CPU. ValueError when `slots_per_rank` is below
         1."""
         if slots_per_rank < 1:

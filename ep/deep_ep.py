@@ -17,11 +17,13 @@ import torch
 from ep.deep_ep_buffer import DeepEpBuffer, Layout
 from ep.dispatch_needs import DispatchNeeds
 from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.masked_rows import as_payload
 from kernels.combine import combine
 from kernels.permute import Permuted, permute
-from kernels.quantise import quantise
 
-_FP8 = Payload.FP8
+# What follows a row's scales is read 8 bytes at a time where ranks are on several nodes, and scales
+# of whole 16 bytes are copied with the row: so often is the one scale of a row sent.
+_SCALES_OF_ROW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ class MaskedHandle(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Received:
-    """What came here: hidden [R, H], scales [R, H / 128] or None, topk_idx [R, K] int64 slots or
-    -1, weights [R, K] float32, rows of each slot."""
+    """What came here: hidden [R, H], scales [R, H / 128], [R, 1] or None, topk_idx [R, K] int64
+    slots or -1, weights [R, K] float32, rows of each slot."""
 
     hidden: torch.Tensor
     scales: torch.Tensor | None
@@ -157,13 +159,14 @@ class DeepEpDispatcher:
         payload: Payload,
         meanwhile: Callable[[], None] | None = None,
     ) -> DispatchedMasked:
-        """As `MaskedDispatcher.dispatch_masked`. Two dispatches may be open at a time."""
+        """As `MaskedDispatcher.dispatch_masked`; FP8 always comes with a scale for each 128 values,
+        as DeepEP quantises. Two dispatches may be open at a time."""
         num_tokens, width = hidden.shape
         if num_tokens > self._max_tokens:
             raise ValueError(f"{num_tokens} tokens, buffers are for {self._max_tokens}")
         if width != self._hidden or hidden.dtype is not torch.bfloat16:
             raise self._unfit(hidden)
-        is_fp8, in_two_halves = payload is _FP8, meanwhile is not None
+        is_fp8, in_two_halves = payload.quantises, meanwhile is not None
         topk_idx, topk_weights = topk_idx.contiguous(), topk_weights.contiguous()
         self._buffer.begin_low_latency(self._layout)
         received, counts, raw, _, receive = self._buffer.raw.low_latency_dispatch(
@@ -214,8 +217,12 @@ class DeepEpDispatcher:
             raise self._unfit(hidden)
         hidden, topk_idx = hidden.contiguous(), topk_idx.contiguous()
         sent: object = hidden
-        if payload is Payload.FP8:
-            sent = rows or quantise(hidden)
+        if payload.quantises:
+            values, scales = rows or as_payload(hidden, payload)
+            if scales is None:
+                sent = values.view(torch.bfloat16)  # FP8 it only takes with scales
+            else:
+                sent = values, scales.expand(-1, _SCALES_OF_ROW) if payload.by_row else scales
         beside: dict[str, Any] = {"async_finish": True, "allocate_on_comm_stream": True}
         per_rank, per_node, per_expert, is_in_rank, laid_out = raw.get_dispatch_layout(
             topk_idx,
@@ -238,9 +245,14 @@ class DeepEpDispatcher:
             **beside,
         )
         arrived.current_stream_wait()
-        values, scales = received if payload is Payload.FP8 else (received, None)
+        values, scales = received if isinstance(received, tuple) else (received, None)
         return _Received(
-            hidden=values, scales=scales, topk_idx=slots, weights=weights, counts=counts, raw=handle
+            hidden=values.view(torch.float8_e4m3fn) if payload.quantises else values,
+            scales=scales[:, :1] if payload.by_row else scales,
+            topk_idx=slots,
+            weights=weights,
+            counts=counts,
+            raw=handle,
         )
 
     def _unfit(self, hidden: torch.Tensor) -> ValueError:

@@ -16,14 +16,7 @@ import torch
 
 from core.errors import Unavailable
 from core.log import get_logger
-from core.memory_term import MemoryTerm
-from ep.buffer_plan import (
-    NUM_CHANNELS,
-    deep_ep_terms,
-    low_latency_bytes,
-    nvlink_bytes,
-    rdma_bytes,
-)
+from ep.buffer_plan import NUM_CHANNELS, low_latency_bytes, nvlink_bytes, rdma_bytes
 from ep.deep_ep_comm import DeepEpComm
 from ep.deep_ep_limits import num_nodes, refusal
 from ep.dispatch_needs import DispatchNeeds
@@ -63,6 +56,7 @@ class DeepEpBuffer:
         self.sizes = Sizes.of(library, group.size, needs)
         self._num_open = 0
         self._layout: Layout | None = None  # that the signals are zero for; None: for any
+        self._captured: Layout | None = None  # of the graphs, which keep to it
         self._is_clean = True
         _leave_room_in_queues(max(each.masked_tokens for each in needs))
         self.raw = library.Buffer(
@@ -87,8 +81,16 @@ class DeepEpBuffer:
 
     def begin_low_latency(self, layout: Layout) -> None:
         """In front of every low-latency dispatch. Asserts that no more than two results of them
-        are in use, which is how many buffers there are."""
+        are in use, which is how many buffers there are. ValueError for another layout than that of
+        a graph: its replays would not see that signals lie elsewhere by now."""
         assert self._num_open < MOST_OPEN, "a third dispatch before the first one is combined"
+        if self._captured not in (None, layout):
+            raise ValueError(
+                f"DeepEP's buffers serve CUDA graphs with {self._captured}, and cannot serve "
+                f"{layout} beside them"
+            )
+        if _captures():
+            self._captured = layout
         if not self._is_clean or self._layout not in (None, layout):
             self._clean(layout)
         self._layout = layout
@@ -157,17 +159,6 @@ class Sizes:
                 )
         low_latency = any(each.masked_tokens for each in needs)
         return cls(nvlink_bytes=nvlink, rdma_bytes=rdma, low_latency=low_latency)
-
-
-def planned_terms(needs: Sequence[DispatchNeeds], num_ranks: int) -> tuple[MemoryTerm, ...]:
-    """Of the buffers that serve all of `needs`: the largest of each term."""
-    largest: dict[str, MemoryTerm] = {}
-    for each in needs:
-        for term in deep_ep_terms(each, num_ranks):
-            known = largest.setdefault(term.name, term)
-            if term.num_bytes > known.num_bytes:
-                largest[term.name] = term
-    return tuple(largest.values())
 
 
 def _leave_room_in_queues(max_tokens: int) -> None:

@@ -21,9 +21,17 @@ def gather_tokens(
 ) -> Unpacked:
     """N = ranks * longest rows, those of rank r from r * longest on, with ids of -1 where a rank
     has no such token. `meanwhile` is called while they travel."""
-    quantises = payload is Payload.FP8
-    own = pack_tokens(hidden, topk_idx, weights, longest, quantises=quantises)
+    own = pack_tokens(
+        hidden,
+        topk_idx,
+        weights,
+        longest,
+        quantises=payload.quantises,
+        by_row=payload.by_row,
+        scale=payload.scale,
+    )
     everything = own.new_empty((num_ranks * longest, own.shape[1]))
     collectives.all_gather(everything, own, meanwhile)
-    dtype = torch.float8_e4m3fn if quantises else hidden.dtype
-    return unpack(everything, hidden.shape[1], topk_idx.shape[1], dtype)
+    width, num_choices = hidden.shape[1], topk_idx.shape[1]
+    dtype = torch.float8_e4m3fn if payload.quantises else hidden.dtype
+    return unpack(everything, width, num_choices, dtype, payload.num_scales(width))

@@ -99,9 +99,7 @@ class EpGroup:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             _init_torch(backend, store, rank, size, device, silence_seconds)
             collectives = TorchCollectives()
-        return cls(
-            rank=rank, size=size, mesh=mesh, collectives=collectives, store=store, host=host
-        )
+        return cls(rank=rank, size=size, mesh=mesh, collectives=collectives, store=store, host=host)
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         """All ranks' facts, by rank; equally many int64 on each. Begins a step."""
@@ -149,7 +147,8 @@ class EpGroup:
         ranks come within the time."""
         if self._store is None:
             return {}
-        store = dist.PrefixStore(f"side/{name}", self._store)
+        # A connection to it of our own: NCCL uses the other one, and may not wait for us.
+        store = dist.PrefixStore(f"side/{name}", self._store.clone())
         store.set_timeout(timedelta(seconds=timeout_seconds))
         return connect_all(
             store, self._host, rank=self.rank, size=self.size, timeout=timeout_seconds

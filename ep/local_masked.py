@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatcher import DispatchedMasked, Payload, Rows
-from ep.masked_rows import blocks_of, check_tokens, mean_rows
+from ep.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
 from kernels.combine import Combination
 
 
@@ -45,7 +45,9 @@ class LocalMaskedDispatcher:
         check_tokens(len(hidden), self._max_tokens)
         if meanwhile is not None:
             meanwhile()
-        quantises = payload is Payload.FP8 and rows is None
+        if rows is None and payload.scale is not None:
+            rows = as_payload(hidden, payload)
+        quantises = payload.quantises and rows is None
         blocks = blocks_of(rows or (hidden, None), topk_idx, self._num_slots, quantises=quantises)
         return DispatchedMasked(
             hidden=blocks.rows,

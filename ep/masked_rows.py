@@ -3,14 +3,18 @@
 import torch
 
 from ep.dispatcher import Payload, Rows
-from kernels.fp8_grouped_gemm import ALIGNMENT
-from kernels.permute_masked import MaskedRows, permute_masked
+from kernels.aligned_rows import ALIGNMENT
+from kernels.masked_rows import MaskedRows
+from kernels.permute_masked import permute_masked
 from kernels.quantise import quantise
 
 
 def as_payload(hidden: torch.Tensor, payload: Payload) -> Rows:
     """Hidden states [T, H] as they travel."""
-    return quantise(hidden) if payload is Payload.FP8 else (hidden, None)
+    if not payload.quantises:
+        return hidden, None
+    values, scales = quantise(hidden, by_row=payload.by_row, scale=payload.scale)
+    return values, scales if payload.scale is None else None
 
 
 def blocks_of(
@@ -21,7 +25,7 @@ def blocks_of(
     values, scales = rows
     capacity = len(values)
     # FP8 products on GPUs work on whole tiles.
-    if values.is_cuda and (quantises or scales is not None):
+    if values.is_cuda and (quantises or values.dtype == torch.float8_e4m3fn):
         capacity = -(-capacity // ALIGNMENT) * ALIGNMENT
     return permute_masked(
         values, topk_idx, num_slots, capacity, first=first, scale=scales, quantises=quantises

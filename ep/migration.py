@@ -21,7 +21,7 @@ from ep.group import EpGroup
 from ep.migration_device import DeviceCarrier
 from ep.migration_moves import layer_moves
 from ep.migration_sockets import SocketCarrier
-from ep.migration_staging import Carrier, LayerJob, ReadExpert, Staging
+from ep.migration_staging import ROUND_BYTES, Carrier, LayerJob, ReadExpert, Staging
 from ep.migration_state import (
     Action,
     End,
@@ -153,7 +153,8 @@ class ExpertMigration:
                 case Stop():
                     self._drop_staging()
                     if self._own_group is not None and self._can_carry:
-                        # A rank may wait in it for ever. All come here at the same boundary.
+                        # One that failed within a round may have left others in it. All come
+                        # here at the same boundary.
                         log.warning("experts come from the checkpoint from now on")
                         self._can_carry = False
                 case End(outcome):
@@ -204,18 +205,23 @@ class ExpertMigration:
 
     def _connect(self, staging: Staging) -> Carrier:
         """In the staging thread."""
-        if self._own_group is not None:
-            return DeviceCarrier(self._own_group, bytes_per_second=self._bytes_per_second)
         try:
             peers = self._group.side_connections(f"migration/{self._num_begun}", CONNECT_SECONDS)
         except RuntimeError as error:  # the store is gone
             raise Unavailable(f"no connections for a migration: {error}") from error
-        return SocketCarrier(
+        silence_seconds = SILENCE_SECONDS
+        if self._own_group is not None:
+            # Who has carried a round faster than allowed comes to the next one so much later.
+            silence_seconds += max(ROUND_BYTES, self.expert_bytes) / self._bytes_per_second
+        sockets = SocketCarrier(
             peers,
             bytes_per_second=self._bytes_per_second,
-            silence_seconds=SILENCE_SECONDS,
+            silence_seconds=silence_seconds,
             is_wanted=lambda: staging.is_wanted,
         )
+        if self._own_group is None:
+            return sockets
+        return DeviceCarrier(self._own_group, sockets, bytes_per_second=self._bytes_per_second)
 
 
 class _NoCarrier:

@@ -2,6 +2,8 @@
 
 It has a process group of its own and, on a GPU, uses the stream of the thread that stages, so that
 the group's steps go on meanwhile. Every rank goes through the same rounds in the same order.
+Nothing ends a wait within NCCL but the end of the process, so a round begins when all ranks have
+met at it: who fails before leaves nobody waiting there.
 """
 
 import time
@@ -11,19 +13,25 @@ import torch
 import torch.distributed as dist
 
 from core.errors import TransferError
+from ep.migration_sockets import SocketCarrier
 
 Span = tuple[int, torch.Tensor]  # the other rank, 1-D uint8 on the group's device
 
 
 class DeviceCarrier:
-    """One thread uses it; `group` is a process group that nobody else uses."""
+    """One migration's; one thread uses it. `group` is a process group that nobody else uses;
+    `meeting` connects the same ranks."""
 
-    def __init__(self, group: dist.ProcessGroup, *, bytes_per_second: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, meeting: SocketCarrier, *, bytes_per_second: float
+    ) -> None:
         self._group = group
+        self._meeting = meeting
         self._seconds_per_byte = 1 / bytes_per_second
 
     def carry(self, sends: Sequence[Span], receives: Sequence[Span]) -> None:
         """As `SocketCarrier.carry`; slowed down behind the round, not within."""
+        self._meeting.meet()
         operations = [
             dist.P2POp(operation, tensor, peer, self._group)
             for operation, spans in ((dist.isend, sends), (dist.irecv, receives))
@@ -44,3 +52,4 @@ class DeviceCarrier:
 
     def close(self) -> None:
         """The process group stays for the next migration."""
+        self._meeting.close()

@@ -52,9 +52,7 @@ def layer_moves(
         )
         if source_rank != rank:
             num_sent[source_rank] += 1
-        moves.append(
-            Move(source_rank=source_rank, source_slot=source_slot, rank=rank, slot=slot)
-        )
+        moves.append(Move(source_rank=source_rank, source_slot=source_slot, rank=rank, slot=slot))
     return tuple(moves)
 
 

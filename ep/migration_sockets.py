@@ -39,6 +39,8 @@ class SocketCarrier:
     ) -> None:
         self._peers = dict(peers)
         self._seconds_per_byte = 1 / bytes_per_second
+        # Whoever is allowed little says a little now and then: he is not to be taken for silent.
+        self._chunk_bytes = max(1, min(CHUNK_BYTES, int(bytes_per_second * LOOK_SECONDS)))
         self._silence_seconds = silence_seconds
         self._is_wanted = is_wanted
         self._num_rounds = 0
@@ -66,6 +68,14 @@ class SocketCarrier:
             self._exchange(outgoing, incoming, headers)
         except OSError as error:
             raise TransferError(f"experts cannot be moved: {error}") from error
+
+    def meet(self) -> None:
+        """Returns when all ranks have called it; a round like any other."""
+        byte = torch.zeros(1, dtype=torch.uint8)
+        self.carry(
+            [(rank, byte) for rank in self._peers],
+            [(rank, torch.empty_like(byte)) for rank in self._peers],
+        )
 
     def close(self) -> None:
         for connection in self._peers.values():
@@ -119,7 +129,7 @@ class SocketCarrier:
                 selector.unregister(connection)
 
     def _send(self, rank: int, spans: list[memoryview]) -> None:
-        num_sent = self._peers[rank].send(spans[0][:CHUNK_BYTES])
+        num_sent = self._peers[rank].send(spans[0][: self._chunk_bytes])
         _consume(spans, num_sent)
         begin = max(self._free_at, time.monotonic())
         self._free_at = begin + num_sent * self._seconds_per_byte

@@ -14,19 +14,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from core.errors import Unavailable
+from core.keepalive import keep_alive
 
 MAGIC = b"epserve1"
 GREETING = struct.Struct("<8s32sI")  # magic, token in hex, rank
 STRANGER_SECONDS = 2.0  # how long a connection may take to say who it is
-
-# A host that vanishes is noticed within 5 s, by unanswered probes or unacknowledged data.
-KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
-)
 
 
 def split_address(rendezvous: str) -> tuple[str, int]:
@@ -80,8 +72,7 @@ def connect_all(
     for connection in peers.values():
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for level, option, value in KEEPALIVE:
-            connection.setsockopt(level, option, value)
+        keep_alive(connection)
     return peers
 
 

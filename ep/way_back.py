@@ -1,11 +1,11 @@
 """The results of gathered tokens' experts back to the ranks of the tokens, in fixed sizes.
 
-    exact       each rank returns the rows of a token's experts, unweighted, in order of choice, as
-                many places a token as it could have experts; the token's rank adds them up. The
-                bits are those of one rank with all experts, wherever they are; many bytes
-    partial     each rank returns one weighted sum a token, in the dtype of the rows; the token's
-                rank adds those up in float32, in the order of the ranks. As many bytes as a
-                reduce-scatter; the bits depend on where the experts are, and on nothing else
+exact       each rank returns the rows of a token's experts, unweighted, in order of choice, as
+            many places a token as it could have experts; the token's rank adds them up. The
+            bits are those of one rank with all experts, wherever they are; many bytes
+partial     each rank returns one weighted sum a token, in the dtype of the rows; the token's
+            rank adds those up in float32, in the order of the ranks. As many bytes as a
+            reduce-scatter; the bits depend on where the experts are, and on nothing else
 """
 
 from dataclasses import dataclass

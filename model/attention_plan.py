@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.mla_decode import MAX_QUERIES, mla_decode_schedule
+from kernels.mla_decode import mla_decode_schedule
+from kernels.mla_decode_pieces import MAX_QUERIES
 from kernels.mla_prefill_plan import KeyGroup, max_keys, plan_groups
 from kernels.paged_rows import Row, RowGroup, group_rows, split_rows
 from kernels.paths import path_of

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from ep.expert_shard import ExpertShard
+from kernels.combine import Update, combined
 from kernels.linear import favoured_layout
-from kernels.rms_norm import Update, combined, rms_norm
+from kernels.rms_norm import rms_norm
 from model.attention_plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.checkpoint import Checkpoint

@@ -11,7 +11,10 @@ What is computed with them is like a trained model's where time depends on it. M
 with a variance of one over their inputs, so that hidden states neither vanish nor grow. Their FP8
 and int4 values are spread as those of a quantised normal matrix, since the power that products
 take, and with it their speed, depends on the bits that change: the largest of a block or group is
-the largest of its type, most are near zero. Gates are random too and their bias is zero, so that
+the largest of its type, most are near zero. So are their inputs by static scales: of 512 normal
+tokens through three experts of DeepSeek-V3's sizes none is clipped, in front of gate_up 1.1e-5 of
+the values become zero, in front of down 4.1e-4 (less than half of e4m3's smallest), and both are
+2.65% off by norm, as with scales of their own. Gates are random too and their bias is zero, so that
 tokens spread over all experts.
 """
 
@@ -33,6 +36,7 @@ from model.w4afp8 import (
     has_static_inputs,
     input_scale_name,
     is_routed_weight,
+    weight_of_input_scale,
 )
 
 INT4_TYPE = "I8"
@@ -42,8 +46,9 @@ FP8_LARGEST = 448.0
 FP8_SPREAD = FP8_LARGEST / 4.13
 # Of int4 values, each group of 128 rounded in steps of a seventh of its largest.
 INT4_SPREAD = 2.54
-# Of the inputs of a product with static scales: their largest value, some nine, is FP8's largest.
-INPUT_SCALE = 0.02
+# Of the inputs of products with static scales, as calibration with some hundred tokens finds them:
+# the largest, of normal values 5.6 and of what is activated 13.4, become FP8's largest.
+INPUT_SCALES = {"gate_proj": 0.0125, "up_proj": 0.0125, "down_proj": 0.03}
 
 
 class DummyCheckpoint(Checkpoint):
@@ -71,7 +76,8 @@ class DummyCheckpoint(Checkpoint):
             scales = torch.rand(stored.shape, **options) * 0.5 + 0.75
             return scales * _scale_of(of_matrix)
         if name.endswith("input_scale"):
-            return torch.full(stored.shape, INPUT_SCALE, device=self._device)
+            projection = weight_of_input_scale(name).split(".")[-2]
+            return torch.full(stored.shape, INPUT_SCALES[projection], device=self._device)
         if stored.dtype == FP8_TYPE:
             values = torch.randn(stored.shape, dtype=torch.bfloat16, **options).mul_(FP8_SPREAD)
             return values.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)

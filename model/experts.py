@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from kernels.fused_moe import Experts as FusedExperts
+from kernels.aligned_rows import ALIGNMENT
+from kernels.fused_experts import FusedExperts
 from kernels.fused_moe import fused_moe
 from kernels.grouped_linear import (
-    ALIGNMENT,
     grouped_linear,
     grouped_linear_aligned,
     grouped_linear_masked,
@@ -52,7 +52,7 @@ class ExpertWeights:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    payload = Payload.PLAIN
+    payload = aligned_payload = Payload.PLAIN
     alignment = ALIGNMENT
 
     @classmethod

@@ -7,14 +7,14 @@ import torch
 
 from core.errors import CheckpointError
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
+from kernels.aligned_rows import ALIGNMENT
 from kernels.block_dequantise import BLOCK
 from kernels.fp8_gemm import fp8_gemm
 from kernels.fp8_grouped_gemm import (
-    ALIGNMENT,
     fp8_grouped_gemm_contiguous,
     fp8_grouped_gemm_masked,
 )
-from kernels.fused_moe import Experts as FusedExperts
+from kernels.fused_experts import FusedExperts
 from kernels.fused_moe import fused_moe
 from kernels.permute import permute
 from kernels.quantise import quantise
@@ -39,7 +39,7 @@ class Fp8Experts:
     down_scale: torch.Tensor
     dtype: torch.dtype
 
-    payload = Payload.FP8
+    payload = aligned_payload = Payload.FP8
     alignment = ALIGNMENT
 
     @classmethod
@@ -123,9 +123,7 @@ class Fp8Experts:
     ) -> torch.Tensor:
         """[T, H] -> [T, H], as `ExpertWeights.forward_fused`."""
         up, up_scale, down, down_scale = self.slot_tensors
-        experts = FusedExperts(
-            gate_up=up, down=down, gate_up_scale=up_scale, down_scale=down_scale
-        )
+        experts = FusedExperts(gate_up=up, down=down, gate_up_scale=up_scale, down_scale=down_scale)
         return fused_moe(x, topk_idx, topk_weights, experts)
 
     def forward_shared(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from core.errors import CheckpointError
-from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from kernels.quantise import quantise
+from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.masked_rows import as_payload
+from kernels.l2_fetch import l2_fetch
 from kernels.rescale import rescale
 from kernels.silu_mul import silu_mul_quantise
 from kernels.w4a8_grouped_gemm import (
@@ -27,10 +28,12 @@ from model.slot_loading import fill_slots
 from model.w4afp8 import input_scale_name
 from model.weights import Weights
 
-Quantised = tuple[torch.Tensor, torch.Tensor]
 # Of an expert, up to which down takes each multiprocessor as soon as gate_up leaves it. The shared
 # expert, computed beside both, waits for it then: of more rows for longer than that saves.
 LEADING_ROWS = 8
+# Blocks of weights that are fetched ahead of gate_up: as many rows of them as its first tiles take
+# on an H200, the first groups of columns of each (18 MB).
+FETCHED_ROWS, FETCHED_GROUPS = 2 * 132, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,10 @@ class Int4Experts:
     """gate_up (2 I x H, gate half first) and down (H x I) of S slots; what an empty slot holds is
     not used. The model computes in `dtype`.
 
-    Activations have a scale for each 128 values, or, where `input_scales` says so, one in front
-    of gate_up and one in front of down ([] float32 each), the same on all ranks.
+    Activations have one scale a row, those of masked rows one for each 128 values, as DeepEP
+    sends them; or, where `input_scales` says so, all of them one in front of gate_up and one in
+    front of down ([] float32 each), the same on all ranks, with which they are quantised at once.
+    What DeepEP sends in decode steps is rounded to that once more.
     """
 
     gate_up: PackedWeights
@@ -47,7 +52,6 @@ class Int4Experts:
     input_scales: tuple[torch.Tensor, torch.Tensor] | None
     dtype: torch.dtype
 
-    payload = Payload.FP8
     alignment = 1
 
     @classmethod
@@ -77,6 +81,14 @@ class Int4Experts:
         )
 
     @property
+    def payload(self) -> Payload:
+        return Payload.FP8 if self.input_scales is None else Payload(scale=self.input_scales[0])
+
+    @property
+    def aligned_payload(self) -> Payload:
+        return Payload.FP8_ROWS if self.input_scales is None else self.payload
+
+    @property
     def num_slots(self) -> int:
         return self.gate_up.num_experts
 
@@ -91,10 +103,8 @@ class Int4Experts:
 
     def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""
-        on_device = torch.tensor(
-            counts[: self.num_slots], dtype=torch.int32, device=rows.device
-        )
-        return self._contiguous(quantise(rows), on_device).to(rows.dtype)
+        on_device = torch.tensor(counts[: self.num_slots], dtype=torch.int32, device=rows.device)
+        return self._contiguous(as_payload(rows, self.aligned_payload), on_device).to(rows.dtype)
 
     def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
         """There is none among these."""
@@ -102,50 +112,42 @@ class Int4Experts:
 
     def forward_aligned(self, sent: DispatchedAligned) -> torch.Tensor:
         """[M, H] -> [M, H]."""
-        assert sent.scales is not None
         return self._contiguous((sent.hidden, sent.scales), sent.counts).to(self.dtype)
+
+    def fetch_ahead(self) -> None:
+        """Enqueues that what gate_up of masked rows reads first comes into the cache of the device:
+        where each expert has rows, and up to a tile of them."""
+        rows = self.gate_up.blocks.flatten(0, 1).flatten(1)[:FETCHED_ROWS]
+        l2_fetch(rows, min(FETCHED_GROUPS * BLOCK_BYTES, rows.shape[1]))
 
     def forward_masked(self, sent: DispatchedMasked) -> torch.Tensor:
         """[S, C, H] -> [S, C, H]."""
-        assert sent.scales is not None
         counts, rows = sent.counts, sent.expected_rows or sent.hidden.shape[1]
-        quantised = self._static((sent.hidden, sent.scales), 0, counts, sent.expected_rows)
+        before_up, before_down = self.input_scales or (None, None)
+        values, scales = sent.hidden, sent.scales
+        if before_up is not None:
+            if scales is not None:
+                expected = sent.expected_rows
+                values = rescale(values, scales, before_up, counts, expected_rows=expected)
+            scales = before_up
+        assert scales is not None
         activated = w4a8_grouped_gemm_gated(
-            *quantised, self.gate_up, counts, expected_rows=rows, leads=rows <= LEADING_ROWS
-        )
-        quantised = self._static(activated, 1, counts, sent.expected_rows)
+            values, scales, self.gate_up, counts, out_scale=before_down, expected_rows=rows,
+            leads=rows <= LEADING_ROWS,
+        )  # fmt: skip
         outer = w4a8_grouped_gemm_masked(
-            *quantised, self.down, counts, expected_rows=rows, early=True
+            *activated, self.down, counts, expected_rows=rows, early=True
         )
         return outer.to(self.dtype)
 
-    def _contiguous(self, quantised: Quantised, counts: torch.Tensor) -> torch.Tensor:
+    def _contiguous(self, sent: Rows, counts: torch.Tensor) -> torch.Tensor:
         """[N, H] without gaps, counts [S] int32 on the device -> [N, H] bfloat16."""
-        inner = w4a8_grouped_gemm_contiguous(
-            *self._static_rows(quantised, 0), self.gate_up, counts
-        )
-        quantised = self._static_rows(silu_mul_quantise(inner), 1)
-        return w4a8_grouped_gemm_contiguous(*quantised, self.down, counts)
-
-    def _static(
-        self, quantised: Quantised, projection: int, counts: torch.Tensor, expected_rows: int
-    ) -> Quantised:
-        """Masked activations as the checkpoint wants them, from those with a scale for each 128,
-        which is what other ranks send."""
-        if self.input_scales is None:
-            return quantised
-        tensor_scale = self.input_scales[projection]
-        values = rescale(*quantised, tensor_scale, counts, expected_rows=expected_rows)
-        return values, tensor_scale
-
-    def _static_rows(self, quantised: Quantised, projection: int) -> Quantised:
-        """The same of all rows."""
-        if self.input_scales is None:
-            return quantised
-        values, scales = quantised
-        count = torch.full((1,), len(values), dtype=torch.int32, device=values.device)
-        values, scales = self._static((values[None], scales[None]), projection, count, len(values))
-        return values[0], scales
+        before_up, before_down = self.input_scales or (None, None)
+        scales = before_up if sent[1] is None else sent[1]
+        assert scales is not None
+        inner = w4a8_grouped_gemm_contiguous(sent[0], scales, self.gate_up, counts)
+        activated = silu_mul_quantise(inner, by_row=before_down is None, scale=before_down)
+        return w4a8_grouped_gemm_contiguous(*activated, self.down, counts)
 
 
 def are_int4(weights: Weights, prefix: str) -> bool:
@@ -153,9 +155,7 @@ def are_int4(weights: Weights, prefix: str) -> bool:
     return weights.checkpoint.is_int4(f"{prefix}.experts.0.gate_proj.weight")
 
 
-def _no_weights(
-    num_slots: int, rows: int, columns: int, device: torch.device
-) -> torch.Tensor:
+def _no_weights(num_slots: int, rows: int, columns: int, device: torch.device) -> torch.Tensor:
     shape = (num_slots, rows // BLOCK_ROWS, columns // GROUP, BLOCK_BYTES)
     return torch.zeros(shape, dtype=torch.uint8, device=device)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.rms_norm import Update, add_rms_norm, add_rms_norm_both
+from kernels.combine import Update
 from model.attention import Attention
 from model.attention_plan import AttentionPlan
 from model.config import ModelConfig
@@ -126,12 +126,8 @@ class Layer:
         `Moe.forward`."""
         weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
-            if self.mlp.shares_rows:
-                x, *rows, hidden = add_rms_norm_both(attended, hidden, weight, eps)
-                small = (rows[0], rows[1])
-                return self.mlp.forward_parts(x, tokens_per_rank, is_row, small), hidden
-            x, hidden = add_rms_norm(attended, hidden, weight, eps)
-            return self.mlp.forward_parts(x, tokens_per_rank, is_row), hidden
+            x, rows, hidden = self.mlp.add_normed(attended, hidden, weight, eps, decodes=False)
+            return self.mlp.forward_parts(x, tokens_per_rank, is_row, rows), hidden
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return self.mlp.forward(normed), hidden
 
@@ -147,7 +143,7 @@ class Layer:
         attended = self.attention.decode(normed, plan, cache)
         weight, eps = self.post_attention_norm, self.eps
         if isinstance(self.mlp, Moe):
-            x, rows, hidden = self.mlp.add_normed(attended, hidden, weight, eps)
+            x, rows, hidden = self.mlp.add_normed(attended, hidden, weight, eps, decodes=True)
             return self.mlp.decode_parts(x, plan.is_row, rows), hidden
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return self.mlp.forward(normed), hidden

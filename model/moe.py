@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
-from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload
+from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload, Rows
 from ep.expert_shard import ExpertShard
 from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 from ep.placement_maps import LayerMaps
 from ep.split_dispatch import in_sub_steps
+from kernels.combine import Update, combined
 from kernels.gate import route
-from kernels.rms_norm import Update, add_rms_norm, add_rms_norm_both, combined
+from kernels.rms_norm import add_rms_norm, add_rms_norm_all, add_rms_norm_both
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
 from model.int4_experts import Int4Experts
@@ -21,6 +22,19 @@ from model.mlp import Mlp
 from model.projection import Quantised
 from model.side_work import SideWork
 from model.weights import Weights
+
+
+class NormedRows(NamedTuple):
+    """Tokens in FP8 as a norm leaves them: for the shared expert, and as they are dispatched, where
+    both take them from there."""
+
+    shared: Quantised
+    sent: Rows | None
+
+
+# Of a step in which int4 experts' first weights are fetched while the gate chooses: of fewer, some
+# experts have no rows; of more it gained nothing (an H200, DeepSeek-V3's sizes).
+FETCHING_TOKENS = range(24, 65)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +115,10 @@ class Moe:
         x: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
         is_row: torch.Tensor | None = None,
-        rows: Quantised | None = None,
+        rows: NormedRows | None = None,
     ) -> Update:
-        """The same, where it can be still to be combined. `rows` are x in FP8, for what
-        `shares_rows`."""
+        """The same, where it can be still to be combined. `rows`: what `add_normed` made beside
+        x."""
         assert is_row is None or self.waits_for_nobody, "other dispatchers take no padding"
         if is_row is not None or rows is not None:
             return self._forward(x, tokens_per_rank, is_row, rows)
@@ -119,14 +133,14 @@ class Moe:
         x: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
         is_row: torch.Tensor | None = None,
-        rows: Quantised | None = None,
+        rows: NormedRows | None = None,
     ) -> Update:
         physical, topk_weights = self._route(x, is_row)
         beside: list[torch.Tensor] = []  # what the shared expert makes of x
 
         def compute_shared() -> None:
             if self.shared is not None and len(x):
-                beside.append(self.shared.forward(x if rows is None else rows))
+                beside.append(self.shared.forward(x if rows is None else rows.shared))
             elif self.experts.folds_shared and len(x) and (self.aligned or self.fused):
                 beside.append(self.experts.forward_shared(x))
 
@@ -152,16 +166,26 @@ class Moe:
         return routed + beside[0] if beside else routed
 
     def add_normed(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, Quantised | None, torch.Tensor]:
-        """(RMSNorm of x + residual, the same quantised where `decode` takes it, x + residual)."""
-        is_local = isinstance(self.masked, LocalMaskedDispatcher) and not self.fused
-        is_dispatched = is_local and self.experts.payload is Payload.FP8
-        if is_dispatched or (self.shared is not None and self.shared.gate_up.is_fp8):
-            out, values, scales, total = add_rms_norm_both(x, residual, weight, eps)
-            return out, (values, scales), total
-        out, total = add_rms_norm(x, residual, weight, eps)
-        return out, None, total
+        self, x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, decodes: bool
+    ) -> tuple[torch.Tensor, NormedRows | None, torch.Tensor]:
+        """(RMSNorm of x + residual, the same quantised where `forward_parts` takes it, or, if it
+        `decodes`, `decode_parts`, x + residual)."""
+        if decodes:
+            is_local = isinstance(self.masked, LocalMaskedDispatcher) and not self.fused
+            payload = self.experts.payload if is_local else Payload.PLAIN
+            quantises = payload.quantises or self._shared_is_fp8
+        else:
+            payload, quantises = self.experts.aligned_payload, self.shares_rows
+        if not quantises:
+            out, total = add_rms_norm(x, residual, weight, eps)
+            return out, None, total
+        if payload.scale is not None:
+            out, *small, sent, total = add_rms_norm_all(x, residual, weight, eps, payload.scale)
+            return out, NormedRows((small[0], small[1]), (sent, None)), total
+        by_row = payload.by_row
+        out, values, scales, total = add_rms_norm_both(x, residual, weight, eps, by_row=by_row)
+        rows = (values, scales[:, :1] if by_row else scales) if payload.quantises else None
+        return out, NormedRows((values, scales), rows), total
 
     def decode(self, x: torch.Tensor, is_row: torch.Tensor) -> torch.Tensor:
         """[B, H] -> [B, H], for the rows that `is_row` [B] bool names; what becomes of the others
@@ -169,7 +193,7 @@ class Moe:
         return combined(self.decode_parts(x, is_row))
 
     def decode_parts(
-        self, x: torch.Tensor, is_row: torch.Tensor, rows: Quantised | None = None
+        self, x: torch.Tensor, is_row: torch.Tensor, rows: NormedRows | None = None
     ) -> Update:
         """The same, where it can be still to be combined. `rows`: what `add_normed` made beside
         x."""
@@ -184,11 +208,13 @@ class Moe:
 
         def start_shared() -> None:
             if shared is not None:
-                given = x if rows is None or not shared.gate_up.is_fp8 else rows
+                given = rows.shared if rows is not None and self._shared_is_fp8 else x
                 side.start(lambda: shared.forward(given))
             elif self.experts.folds_shared:
                 side.start(lambda: self.experts.forward_shared(x))
 
+        if isinstance(self.experts, Int4Experts) and len(x) in FETCHING_TOKENS:
+            side.fetch(self.experts.fetch_ahead)
         begins = None if travels else shared_begins(len(x))
         if begins == "first":
             start_shared()
@@ -200,7 +226,7 @@ class Moe:
             return routed if base is None else routed + base
         told = (x, physical, topk_weights, self.experts.payload)
         if isinstance(self.masked, LocalMaskedDispatcher):
-            sent = self.masked.dispatch_masked(*told, rows=rows)
+            sent = self.masked.dispatch_masked(*told, rows=None if rows is None else rows.sent)
             if begins == "placed":
                 start_shared()
             computed = self.experts.forward_masked(sent)
@@ -218,16 +244,19 @@ class Moe:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the shared expert and the dispatch of all tokens want the same of one, beside
-        what the gate wants."""
-        shares = self.shared is not None and self.shared.gate_up.is_fp8
+        """Whether the shared expert and the dispatch of all tokens take them in FP8, beside what
+        the gate wants."""
         is_whole = self.aligned is not None and not self.fused and not self.step_tokens
-        return shares and is_whole and self.experts.payload is Payload.FP8
+        return self._shared_is_fp8 and is_whole and self.experts.aligned_payload.quantises
+
+    @property
+    def _shared_is_fp8(self) -> bool:
+        return self.shared is not None and self.shared.gate_up.is_fp8
 
     def _aligned(
         self,
         x: torch.Tensor,
-        rows: Quantised | None,
+        rows: NormedRows | None,
         physical: torch.Tensor,
         topk_weights: torch.Tensor,
         tokens_per_rank: tuple[int, ...],
@@ -241,10 +270,10 @@ class Moe:
             physical,
             topk_weights,
             tokens_per_rank,
-            self.experts.payload,
+            self.experts.aligned_payload,
             self.experts.alignment,
             meanwhile,
-            rows,
+            None if rows is None else rows.sent,
         )
         sent = self.aligned.dispatch_aligned(*told)
         computed = self.experts.forward_aligned(sent)

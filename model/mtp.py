@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from ep.expert_shard import ExpertShard
-from kernels.rms_norm import combined, rms_norm
+from kernels.combine import combined
+from kernels.rms_norm import rms_norm
 from model.attention_plan import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint

@@ -6,11 +6,11 @@ from typing import TypeAlias
 
 import torch
 
+from kernels.combine import Update
 from kernels.fp8_gemm import fp8_gemm
 from kernels.linear import linear
 from kernels.quantise import quantise
 from kernels.rms_norm import (
-    Update,
     add_rms_norm,
     add_rms_norm_quantise,
     rms_norm,

@@ -56,8 +56,10 @@ class Journal:
             self._append({"source": self._source})
         elif json.loads(whole[0]).get("source") != self._source:
             self._file.close()
-            raise Foreign(f"{self._path.parent} was begun from another checkpoint, or this one "
-                          "has changed since")
+            raise Foreign(
+                f"{self._path.parent} was begun from another checkpoint, or this one "
+                "has changed since"
+            )
         for line in whole[1:]:
             entry = json.loads(line)
             self._hashes[entry["shard"]] = entry["sha256"]

@@ -13,11 +13,20 @@ class Phase(Enum):
     STOPPING = "stopping"  # aborted or failed; transfers are in flight
 
 
+@dataclass(slots=True, weakref_slot=True)
+class Peer:
+    """What attempts that push to the same agent share. `moved_at`: when one of their transfers
+    landed last, as `Attempt.still_since`."""
+
+    moved_at: float = 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One attempt; times in seconds of the caller's clock. Only `PrefillState` writes to it."""
 
     submit: Submit
+    peer: Peer
     arrived_at: float
     phase: Phase = Phase.WAITING
     started_at: float = 0.0
@@ -26,7 +35,7 @@ class Attempt:
     compute_seconds: float = 0.0
     num_in_flight: int = 0  # transfers
     first_push_at: float | None = None
-    stalled_seconds: float = 0.0  # looked for an end of a transfer in vain, since the last event
+    still_since: float = 0.0  # the last event of a transfer, in seconds of looking after them
     kv_bytes: int = 0
     peer_released: bool = False
     stop_asked: bool = False

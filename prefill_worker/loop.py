@@ -58,7 +58,8 @@ log = get_logger("prefill_worker.loop")
 IDLE_SECONDS = 1.0
 # Ends of transfers wake nobody; who waits for nothing else looks this often.
 TRANSFER_POLL_SECONDS = 0.0003
-# So many of the oldest requests are looked at in a step.
+# So many of the first requests that wait are looked at in a step. Those that hold pages all are:
+# they may be the ones that the first in line waits for.
 PLAN_WINDOW = 64
 
 
@@ -186,11 +187,15 @@ class PrefillLoop:
 
     def _plan(self) -> tuple[Chunk, ...]:
         candidates: list[Candidate] = []
+        num_seen = 0  # of those that wait
         for attempt in self._state.by_priority():
             submit = attempt.submit
             if not self._first_tokens.is_ready(submit.attempt_id):
                 continue
             if attempt.phase is Phase.WAITING:
+                num_seen += 1
+                if num_seen > PLAN_WINDOW:
+                    continue
                 num_done = self._num_known_tokens(submit)
                 num_pages = self._ledger.num_pages(len(submit.token_ids))
             elif attempt.phase is Phase.RUNNING:
@@ -206,8 +211,6 @@ class PrefillLoop:
                     priority=submit.priority,
                 )
             )
-            if len(candidates) == PLAN_WINDOW:
-                break
         return plan_chunks(
             candidates,
             budget_tokens=self._context.settings.step_tokens,

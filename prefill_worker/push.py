@@ -22,10 +22,13 @@ from engine.kv_notice import KvNotice, encode_notices
 from prefill_worker.events import PushBegan, PushEnded, PushFailed
 from prefill_worker.sink import KvGeometry, SinkPages
 from transfer.api import AgentDescriptor, Copy, State, Transfer, TransferId
+from transfer.paced import LEAST_ROOM_BYTES, PacedTransfer
 
 # Layers are gathered until they make a transfer worth what a transfer costs the host, which is
 # launching kernels meanwhile: 40 us on an H200's. NVLink moves these bytes in 5 us, TCP in 1 ms.
 LEAST_PUSH_BYTES = 1024 * 1024
+# Known prefixes are cut into as few transfers as can take turns with others on a slow network.
+MOST_PUSH_BYTES = LEAST_ROOM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Pusher:
         # Of attempts that are over: from the first submitting to the last landing. The loop
         # clears it.
         self.landed_seconds: list[float] = []
-        self._transfer = transfer
+        self._transfer = PacedTransfer(transfer, clock)
         self._num_pool_pages = kv_cache.shape[1]
         self._clock = clock
         self._opened: dict[str, _Opened] = {}
@@ -89,7 +92,7 @@ class Pusher:
 
     @property
     def num_outstanding(self) -> int:
-        """Transfers in flight, or ended and not told yet."""
+        """Transfers in flight, in line, or ended and not told yet."""
         return len(self._outstanding) + len(self._ended)
 
     def now(self) -> float:
@@ -116,9 +119,18 @@ class Pusher:
         self._transfer.release(self._opened[attempt_id].sink.peer.name)
 
     def push_known(self, attempt_id: str, num_pages: int) -> list[PushBegan | PushFailed]:
-        """The first `num_pages` pages in all layers, at once."""
-        (route,) = self.routes([PageRange(attempt_id, 0, num_pages)])
-        return self.submit(route, 0, self.geometry.num_layers)
+        """The first `num_pages` pages in all layers, in transfers of MOST_PUSH_BYTES."""
+        geometry = self.geometry
+        most = max(1, MOST_PUSH_BYTES // geometry.page_bytes)  # pages of a layer
+        group = max(1, most // num_pages)  # layers
+        events: list[PushBegan | PushFailed] = []
+        for first in range(0, num_pages, most):
+            (route,) = self.routes([PageRange(attempt_id, first, min(first + most, num_pages))])
+            for layer in range(0, geometry.num_layers, group):
+                events += self.submit(route, layer, min(group, geometry.num_layers - layer))
+                if route.broken:
+                    return events
+        return events
 
     def begin_step(self, ranges: Sequence[PageRange]) -> "StepPush":
         """For one forward pass, which computes these pages."""
@@ -154,16 +166,17 @@ class Pusher:
             )
             for pages in route.ranges
         ]
+        attempt_ids = tuple(pages.attempt_id for pages in route.ranges)
+        copies = list(self._copies(route, layers))
         try:
             transfer = self._transfer.submit(
-                route.sink.peer, list(self._copies(route, layers)), encode_notices(notices)
+                route.sink.peer, copies, encode_notices(notices), flow=attempt_ids
             )
         except TransferError as error:
             route.broken = True
             for pages in route.ranges:
                 self._opened[pages.attempt_id].failed = True
             return [PushFailed(pages.attempt_id, error.message) for pages in route.ranges]
-        attempt_ids = tuple(pages.attempt_id for pages in route.ranges)
         self._outstanding[transfer] = attempt_ids
         now = self._clock.now()
         for attempt_id in attempt_ids:
@@ -250,6 +263,7 @@ class StepPush:
             if event is not None:
                 event.synchronize()
             self._submit_computed()
+            self._pusher.progress()
         return self.events
 
     def _submit_computed(self) -> None:

@@ -129,7 +129,10 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         attempt_id = request.attempt_id
         if not attempt_id:
             raise InvalidRequest("attempt_id is empty", param="attempt_id")
-        self._check_ready()
+        if not self._front.ready:
+            # Nothing was taken yet: whoever was asked has gone, and its pages need not wait for
+            # the weights of the one that came in its place.
+            return generate_pb2.AbortResponse(was_known=False)
         self._refuse(attempt_id)
         stop = self._stops.get(attempt_id)
         if stop is None:

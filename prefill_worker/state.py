@@ -13,9 +13,10 @@ attempt is in flight or ever will be.
 """
 
 from collections.abc import Iterator
+from weakref import WeakValueDictionary
 
 from engine.messages import Failed, Prefilled, Stopped, Submit
-from prefill_worker.attempt import Attempt, Phase
+from prefill_worker.attempt import Attempt, Peer, Phase
 from prefill_worker.events import (
     AbortAsked,
     Action,
@@ -35,8 +36,8 @@ from prefill_worker.events import (
     Ticked,
 )
 
-# A transfer that makes no progress for so long is given up together with its peer. The sink's
-# owner keeps its pages in quarantine for longer than both bounds together.
+# A peer to which transfers are under way, and none lands for so long, is given up with all of them.
+# The sink's owner keeps its pages in quarantine for longer than both bounds together.
 TRANSFER_STALL_SECONDS = 4.0
 RELEASE_STALL_SECONDS = 2.0
 # Transfers move only while somebody looks after them: a long step counts as one short look.
@@ -49,8 +50,10 @@ class PrefillState:
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._attempts: dict[str, Attempt] = {}
+        self._peers: WeakValueDictionary[bytes, Peer] = WeakValueDictionary()
         self._num_waiting = 0
         self._ticked_at: float | None = None
+        self._looked_seconds = 0.0  # in which somebody looked after transfers, since the start
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts.values())
@@ -105,7 +108,9 @@ class PrefillState:
             message = f"{self._num_waiting} requests are waiting for prefill already"
             return [Send(failed(submit, "RESOURCE_EXHAUSTED", message))]
         self._num_waiting += 1
-        self._attempts[submit.attempt_id] = Attempt(submit=submit, arrived_at=now)
+        agent = submit.sink.agent if submit.sink is not None else b""
+        peer = self._peers.setdefault(agent, Peer())
+        self._attempts[submit.attempt_id] = Attempt(submit=submit, peer=peer, arrived_at=now)
         return []
 
     def _abort(self, attempt_id: str) -> list[Action]:
@@ -125,16 +130,17 @@ class PrefillState:
     def _begin_push(self, attempt: Attempt, num_bytes: int, now: float) -> None:
         attempt.num_in_flight += 1
         attempt.kv_bytes += num_bytes
-        attempt.stalled_seconds = 0.0
+        attempt.still_since = self._looked_seconds
         if attempt.first_push_at is None:
             attempt.first_push_at = now
 
     def _end_push(self, attempt: Attempt, error: str) -> list[Action]:
         attempt.num_in_flight -= 1
-        attempt.stalled_seconds = 0.0
+        attempt.still_since = self._looked_seconds
         assert attempt.num_in_flight >= 0
         if error:
             return self._fail(attempt, "UNAVAILABLE", f"KV transfer failed: {error}")
+        attempt.peer.moved_at = self._looked_seconds
         if attempt.num_in_flight or attempt.phase is Phase.RUNNING:
             return []
         return self._end(attempt)
@@ -193,16 +199,19 @@ class PrefillState:
     def _tick(self, now: float) -> list[Action]:
         since = now if self._ticked_at is None else self._ticked_at
         self._ticked_at = now
+        self._looked_seconds += min(now - since, LONGEST_LOOK_SECONDS)
         actions: list[Action] = []
         for attempt in self._attempts.values():
             if not attempt.num_in_flight:
                 continue
-            attempt.stalled_seconds += min(now - since, LONGEST_LOOK_SECONDS)
-            if attempt.peer_released and attempt.stalled_seconds > RELEASE_STALL_SECONDS:
-                actions.append(Die(f"transfers of {attempt.submit.attempt_id} do not end"))
-            elif not attempt.peer_released and attempt.stalled_seconds > TRANSFER_STALL_SECONDS:
+            if attempt.peer_released:
+                if self._looked_seconds - attempt.still_since > RELEASE_STALL_SECONDS:
+                    actions.append(Die(f"transfers of {attempt.submit.attempt_id} do not end"))
+                continue
+            moved_at = max(attempt.still_since, attempt.peer.moved_at)
+            if self._looked_seconds - moved_at > TRANSFER_STALL_SECONDS:
                 attempt.peer_released = True
-                attempt.stalled_seconds = 0.0
+                attempt.still_since = self._looked_seconds
                 actions.append(ReleasePeer(attempt.submit.attempt_id))
         return actions
 

@@ -8,7 +8,8 @@
     held           [X, N + 1, R] int16  replicas on each rank, at most `limit`
     held_at_first  [X, N + 1, R] bool   whether the rank held any in the beginning
     total          [X, R] float64     load of each rank
-    num_moves      [X] int64          experts that ranks hold and did not in the beginning
+    num_moves      [X] int64          slots with experts that their ranks did not hold in the
+                                      beginning: each copy travels
 
 An empty slot is one more expert, without load, which is everywhere and of which nobody ever has
 enough or too few.
@@ -98,8 +99,8 @@ class RankBooks:
         before = self.slots[rows, rank, slot]
         self.held[rows, before, rank] -= 1
         self.counts[rows, before] -= 1
-        gone = (self.held[rows, before, rank] == 0) & ~self.held_at_first[rows, before, rank]
-        come = (self.held[rows, expert, rank] == 0) & ~self.held_at_first[rows, expert, rank]
+        gone = ~self.held_at_first[rows, before, rank]
+        come = ~self.held_at_first[rows, expert, rank]
         more = come.astype(np.int64) - gone
         self.num_moves += np.bincount(rows, more, len(self.slots)).astype(np.int64)
         self.slots[rows, rank, slot] = expert

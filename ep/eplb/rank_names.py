@@ -9,15 +9,17 @@ from ep.placement import EMPTY
 
 
 def num_new(old: Slots, new: Slots) -> npt.NDArray[np.int64]:
-    """[L] experts that ranks hold in `new` and not in `old`."""
+    """[L] slots in `new` with experts that their ranks do not hold in `old`: each is a move."""
     counts: npt.NDArray[np.int64] = new_by_rank(old, new).sum(axis=1)
     return counts
 
 
 def new_by_rank(old: Slots, new: Slots) -> npt.NDArray[np.int64]:
     """[L, R], the same of each rank."""
-    before, after = _held(old, new)
-    counts: npt.NDArray[np.int64] = (after & ~before).sum(axis=1)
+    num_layers, num_ranks, _ = new.shape
+    layer, rank = np.arange(num_layers)[:, None, None], np.arange(num_ranks)[None, :, None]
+    comes = ~_held(old, new)[layer, new, rank] & (new != EMPTY)
+    counts: npt.NDArray[np.int64] = comes.sum(axis=2)
     return counts
 
 
@@ -36,7 +38,7 @@ def keep_ranks(old: Slots, new: Slots, num_nodes: int = 1) -> Slots:
 def _renamed(old: Slots, new: Slots, may: npt.NDArray[np.bool_]) -> Slots:
     """`new` [L, N, S] in another order of N; `may[i, j]`: whether the i-th may become the j-th."""
     num_layers, num_names, _ = new.shape
-    before, _ = _held(old, new)
+    before = _held(old, new)
     # [L, new, old] experts in common.
     common = before[np.arange(num_layers)[:, None, None], new].sum(axis=2, dtype=np.int16)
     common[:, ~may] = -1
@@ -51,13 +53,13 @@ def _renamed(old: Slots, new: Slots, may: npt.NDArray[np.bool_]) -> Slots:
     return named
 
 
-def _held(old: Slots, new: Slots) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """[L, E + 1, R], of both; the last one is EMPTY, which nobody holds."""
-    num_experts = int(max(old.max(initial=0), new.max(initial=0))) + 1
-    num_layers, num_ranks, _ = old.shape
+def _held(slots: Slots, other: Slots) -> npt.NDArray[np.bool_]:
+    """[L, E + 1, R] of `slots`, with room for the experts of both; the last one is EMPTY, which
+    nobody holds."""
+    num_experts = int(max(slots.max(initial=0), other.max(initial=0))) + 1
+    num_layers, num_ranks, _ = slots.shape
     layer, rank = np.arange(num_layers)[:, None, None], np.arange(num_ranks)[None, :, None]
-    held = np.zeros((2, num_layers, num_experts + 1, num_ranks), dtype=np.bool_)
-    for each, slots in zip(held, (old, new), strict=True):
-        each[layer, slots, rank] = True
-        each[:, EMPTY] = False
-    return held[0], held[1]
+    held = np.zeros((num_layers, num_experts + 1, num_ranks), dtype=np.bool_)
+    held[layer, slots, rank] = True
+    held[:, EMPTY] = False
+    return held

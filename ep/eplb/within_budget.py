@@ -1,5 +1,5 @@
-"""The best placement that can be had for a number of moves; a move is an expert that a rank comes
-to hold.
+"""The best placement that can be had for a number of moves; a move is a copy of an expert on a rank
+that held none.
 
 Each layer goes down its own path from today's placement (`ep.eplb.descent`); what the published
 algorithm would do, with its ranks renamed to keep as much as possible, is one more candidate.

@@ -41,9 +41,9 @@ early.error("last")
 """
 
 
-def run(fmt: str) -> subprocess.CompletedProcess[str]:
+def run(fmt: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, fmt],
+        [sys.executable, "-c", program, fmt],
         capture_output=True,
         text=True,
         check=True,
@@ -75,6 +75,20 @@ def test_console_shows_no_local_variables() -> None:
     text = run("console").stderr
     assert "ValueError" in text
     assert "private words" not in text.replace('prompt = "private words"', "")
+
+
+@pytest.mark.parametrize("fmt", ["console", "json"])
+def test_terminals_are_told_nothing_to_obey(fmt: str) -> None:
+    program = (
+        "import sys\n"
+        "from core.log import configure, get_logger\n"
+        "configure('gateway', 'g', 'info', sys.argv[1])\n"
+        "get_logger('x').info('answered', path='/\\x1b[2J\\x9b31m\\x07', status=404)\n"
+    )
+    line = run(fmt, program).stderr
+    assert line.rstrip("\n").isprintable()
+    assert "[2J" in line
+    assert "404" in line
 
 
 def test_the_request_id_is_restored() -> None:

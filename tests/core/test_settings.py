@@ -54,6 +54,22 @@ def test_secrets_are_not_shown() -> None:
     assert "sesame" not in settings.public_json()
 
 
+@pytest.mark.parametrize("argv", [[], ["--num-things", "1", "--keys", "sesame"]])
+def test_complaints_tell_no_secrets(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class SecretiveSettings(ExampleSettings):
+        num_things: int
+        keys: str = Field("", repr=False, max_length=5)
+
+    monkeypatch.setenv("EPSERVE_KEYS", "sesam")
+    with pytest.raises(SystemExit):
+        SecretiveSettings.parse(argv)
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("error: --")
+    assert "sesam" not in complaint
+
+
 def test_settings_do_not_change() -> None:
     settings = ExampleSettings.parse([])
     with pytest.raises(ValidationError, match="frozen"):

@@ -1,7 +1,6 @@
 """The Decode service over gRPC: what it answers, and what it refuses."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ from tests.decode_worker.scripted import (
     ids,
     until,
 )
-
-
-@pytest.fixture
-async def both(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path, quarantine_lease_seconds=0.4) as running:
-        yield running
-
 
 # ---- what goes well
 

@@ -1,16 +1,16 @@
-"""The Decode service over gRPC: peers that fail, clients that leave, at each point."""
+"""The Decode service over gRPC: peers that fail, at each point."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
+from core.address import parse_address
 from core.errors import (
     Cancelled,
-    DeadlineExceeded,
     EpserveError,
     InternalError,
     InvalidRequest,
@@ -28,15 +28,6 @@ from tests.decode_worker.scripted import (
     ids,
     until,
 )
-
-
-@pytest.fixture
-async def both(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path, quarantine_lease_seconds=0.4) as running:
-        yield running
-
-
-# ---- what fails
 
 PREFILL_ERRORS = [
     (Overloaded("full", retry_after_seconds=3), Overloaded, ""),
@@ -145,6 +136,27 @@ async def test_prefill_that_dies_after_its_kv_has_landed_harms_nobody(both: Clus
     await both.quiet()
 
 
+async def test_a_prefill_that_dies_in_vain_is_not_blamed_for_a_later_failure(both: Cluster) -> None:
+    both.script.hold = asyncio.Event()
+    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
+    await both.prefill.called.wait()
+    (rank,), (mine,) = both.front.ranks, both.service._calls.values()
+    rank.step_seconds, rank.deaf = 60.0, True
+    both.script.hold.set()
+    await until(lambda: both.service._legs._legs[mine.attempt_id].delivered)
+    await both.kill_prefill()
+    await until(lambda: mine.prefill_error is not None)
+    rank.deaf = False
+    await until(lambda: mine.num_sent_tokens > 0)
+    text = "no token fits the grammar"
+    for message in rank.state._give_up(rank.state.requests[mine.key], "INVALID_ARGUMENT", text):
+        both.front.on_message(0, message)
+    error = await call
+    assert (type(error), error.message) == (InvalidRequest, text)
+    rank.step_seconds = 0.002
+    await both.quiet()
+
+
 async def test_a_restarted_prefill_worker_frees_the_pages_of_the_old_one(tmp_path: Path) -> None:
     async with cluster(tmp_path, quarantine_lease_seconds=60) as both:
         both.script.kv, both.script.hold = "some", asyncio.Event()
@@ -165,6 +177,19 @@ async def test_a_worker_that_does_not_confirm_keeps_the_pages_out_of_use(both: C
     await asyncio.sleep(0.8)  # twice the lease: it is connected, so that it may still write
     assert both.front.ranks[0].state.pool.counts().quarantined == 2
     both.script.abort_error = None
+    await both.quiet()
+
+
+async def test_a_frozen_prefill_worker_keeps_the_pages_out_of_use(both: Cluster) -> None:
+    """When it goes on, it writes on: for whom the pages are by then would be wrong."""
+    both.script.kv, both.script.hold = "some", asyncio.Event()
+    call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
+    await both.prefill.called.wait()
+    await both.kill_prefill()
+    with socket.create_server(parse_address(both.prefill_server.address)):  # accepts nobody
+        await call
+        await asyncio.sleep(1.6)  # four times the lease
+        assert both.front.ranks[0].state.pool.counts().quarantined == 2
     await both.quiet()
 
 
@@ -218,108 +243,40 @@ async def test_a_dying_worker_fails_what_is_open(both: Cluster) -> None:
     assert both.service.num_open == 0
 
 
-# ---- who goes away
-
-Reach = Callable[[Cluster, Any], Awaitable[object]]
+# ---- what operators read
 
 
-async def _unheard(both: Cluster, call: Any) -> None:
-    both.front.ranks[0].deaf = True
-    await until(lambda: both.service.num_accepted_total)
+async def test_a_failed_prefill_is_found_by_the_clients_request_id(both: Cluster) -> None:
+    both.script.error = InternalError("the disk is gone")
+    with capture_logs() as lines:
+        ids_of_client = (("x-request-id", "of the client"),)
+        call = both.decode.Generate(both.request("leg"), timeout=60, metadata=ids_of_client)
+        await failure(call)
+        await both.quiet()
+    (line,) = [line for line in lines if line["event"] == "prefill failed"]
+    assert (line["request_id"], line["id"]) == ("of the client", "leg")
+    ends = {line["method"]: line for line in lines if line["event"] == "call ended"}
+    for method in ("Prefill/Prefill", "Decode/Generate"):
+        end = ends[f"/epserve.generate.v1.{method}"]
+        assert (end["code"], end["reason"]) == ("INTERNAL", "the disk is gone")
 
 
-async def _prefilling(both: Cluster, call: Any) -> None:
-    await both.prefill.called.wait()
-
-
-async def _awaiting_kv(both: Cluster, call: Any) -> None:
-    await until(lambda: both.front.ranks[0].state.awaits_kv)
-
-
-async def _streaming(both: Cluster, call: Any) -> None:
-    await call.read()
-    await call.read()
-
-
-POINTS: dict[str, tuple[Reach, str, bool]] = {
-    # how to get there, what prefill writes, whether its call hangs
-    "unheard": (_unheard, "all", False),
-    "prefilling, no KV": (_prefilling, "none", True),
-    "prefilling, some KV": (_prefilling, "some", True),
-    "prefilling, all KV": (_prefilling, "all", True),
-    "prefilled, no KV": (_awaiting_kv, "none", False),
-    "prefilled, some KV": (_awaiting_kv, "some", False),
-    "streaming": (_streaming, "all", False),
-}
-
-
-@pytest.mark.parametrize("how", ["cancel", "deadline"])
-@pytest.mark.parametrize("point", POINTS)
-async def test_leaving_at_any_point_clears_both_legs(both: Cluster, point: str, how: str) -> None:
-    reach, kv, hangs = POINTS[point]
-    both.script.kv = kv
-    both.script.hold = asyncio.Event() if hangs else None
-    timeout = 0.3 if how == "deadline" else 9
-    # The context is 64 tokens: streaming does not end by itself before the deadline.
-    call = both.decode.Generate(both.request(sampling={"max_tokens": 58}), timeout=timeout)
-    await reach(both, call)
-    if how == "cancel":
-        call.cancel()
-    elif point == "streaming":
-        both.front.ranks[0].deaf = True  # or it would be done in time
-    if how == "deadline":
-        assert isinstance(await failure(call), DeadlineExceeded)
-    await until(lambda: both.service._num_streams == 0)
-    both.front.ranks[0].deaf = False
-    await both.quiet()
-    if hangs:
-        await until(lambda: both.prefill.cancelled == [both.prefill.calls[0].attempt_id])
-    outcome = "cancelled" if how == "cancel" else "deadline_exceeded"
-    assert both.metric("epserve_worker_requests_total", outcome=outcome) == 1
-    # The worker is as good as new.
-    both.script.kv, both.script.hold = "all", None
-    assert len(ids(await collect(both.decode.Generate(both.request(), timeout=60)))) == 5
-
-
-async def test_the_deadline_is_handed_on(both: Cluster) -> None:
-    await collect(both.decode.Generate(both.request(), timeout=50))
-    (seconds,) = both.prefill.seconds_left
-    assert seconds is not None
-    assert 30 < seconds < 50.1
-
-
-async def test_the_same_request_may_come_again_before_the_old_one_is_cleared(
-    both: Cluster,
+async def test_pages_that_wait_for_a_prefill_worker_have_its_name_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both.front.ranks[0].deaf = True
-    first = both.decode.Generate(both.request(), timeout=60)
-    await until(lambda: both.service.num_accepted_total == 1)
-    first.cancel()
-    second = asyncio.create_task(collect(both.decode.Generate(both.request(), timeout=60)))
-    await until(lambda: both.service.num_accepted_total == 2)
-    both.front.ranks[0].deaf = False
-    assert len(ids(await second)) == 5
-    await both.quiet()
-
-
-async def test_a_storm_of_requests_and_cancellations_leaves_nothing(both: Cluster) -> None:
-    async def one(number: int) -> None:
-        call = both.decode.Generate(
-            both.request(f"r{number}", sampling={"max_tokens": 20}), timeout=60
-        )
-        try:
-            for _ in range(number % 5):
-                await call.read()
-            if number % 3:
-                await asyncio.sleep(0.002 * (number % 7))
-                call.cancel()
-            else:
-                await collect(call)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError):
-            return
-
-    for begin in range(0, 120, 8):
-        both.script.kv = ("all", "late", "some")[begin % 3] if begin % 2 else "late"
-        await asyncio.gather(*(one(number) for number in range(begin, begin + 8)))
-    await both.quiet()
-    assert both.front.ranks[0].state.pool.num_free == NUM_PAGES
+    monkeypatch.setattr("decode_worker.quarantine.LATE_SECONDS", 0.2)
+    async with cluster(tmp_path, quarantine_lease_seconds=60) as both:
+        both.script.kv, both.script.hold = "some", asyncio.Event()
+        both.script.abort_error = Unavailable("busy")
+        with capture_logs() as lines:
+            call = both.decode.Generate(both.request(), timeout=60)
+            await both.prefill.called.wait()
+            call.cancel()
+            await until(lambda: any("confirm" in line["event"] for line in lines))
+            await asyncio.sleep(0.3)
+            both.script.abort_error = None
+            await both.quiet()
+    (line,) = [line for line in lines if "confirm" in line["event"]]
+    assert line["log_level"] == "warning"
+    assert line["peer"] == both.prefill_server.address
+    assert (line["connected"], line["reason"]) == (True, "UNAVAILABLE: busy")

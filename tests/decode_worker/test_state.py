@@ -236,6 +236,16 @@ def test_kv_that_does_not_come_fails_the_request_in_time() -> None:
     assert state.requests == {}
 
 
+def test_kv_that_keeps_coming_may_take_its_time() -> None:
+    state = brought_to("prefilled")
+    for page in range(2):
+        now = 4.0 * (page + 1)
+        assert state.step(KvNotice(FIRST, 0, 1, page, 1), now) == []
+        assert state.step(Tick(), now + 5.0) == []
+    _, failure = state.step(Tick(), now=13.01)
+    assert isinstance(failure, Failed)
+
+
 def test_prefill_itself_may_take_its_time() -> None:
     state = brought_to("full_kv")
     assert state.step(Tick(), now=1000.0) == []

@@ -50,7 +50,7 @@ def test_all_passes_and_steps_are_run(
         return decode(self, batch, kv_cache, out)
 
     def spied(short: DeepseekV3, *arguments: object) -> None:
-        assert len(short.layers) == 2
+        assert len(short.layers) == 3
         passed.extend(arguments[2])  # type: ignore[arg-type]
         forward(short, *arguments)  # type: ignore[arg-type]
 

@@ -49,9 +49,11 @@ def test_a_batch_is_what_its_docstring_says_whatever_was_there_before(
         assert batch.token_ids.tolist() == [row.token_ids[0] for row in step] + [0] * empty
         assert batch.positions.tolist() == [row.start for row in step] + [0] * empty
         assert batch.kv_lengths.tolist() == [row.start + 1 for row in step] + [0] * empty
-        assert batch.slots.tolist() == [
-            row.pages[row.start // PAGE] * PAGE + row.start % PAGE for row in step
-        ] + [-1] * empty
+        assert (
+            batch.slots.tolist()
+            == [row.pages[row.start // PAGE] * PAGE + row.start % PAGE for row in step]
+            + [-1] * empty
+        )
         used = [row.pages[: row.start // PAGE + 1] for row in step] + [[]] * empty
         assert batch.block_table.tolist() == [
             pages + [0] * (MAX_PAGES - len(pages)) for pages in used

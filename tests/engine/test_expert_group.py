@@ -1,7 +1,7 @@
 """The front of an EP group: load, plans, rebalances, roll-backs, with ranks the test plays."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from core.errors import (
     TransferError,
     Unavailable,
 )
+from engine import expert_group
 from engine.expert_group import ExpertGroup
 from engine.expert_metrics import ExpertMetrics
 from engine.messages import (
@@ -31,6 +32,7 @@ from engine.messages import (
     ReportExperts,
 )
 from engine.rebalance import Rebalance
+from engine.rebalance_plan import plan_of
 from engine.rebalance_target import Wish
 from engine.settings import WorkerSettings
 from ep.placement import Placement
@@ -122,9 +124,7 @@ async def ranks(tmp_path: Path) -> Ranks:
 
 
 async def whole_watch(rebalance: Rebalance) -> list[tuple[int, int]]:
-    return [
-        (rebalance.num_layers_done, rebalance.num_bytes_done) async for _ in rebalance.watch()
-    ]
+    return [(rebalance.num_layers_done, rebalance.num_bytes_done) async for _ in rebalance.watch()]
 
 
 async def test_load_of_the_window(ranks: Ranks) -> None:
@@ -224,6 +224,22 @@ async def test_ranks_that_die_unasked_answer_nobody(ranks: Ranks) -> None:
         await asking
 
 
+async def test_who_asks_later_is_answered_when_the_first_gave_up(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.answers = False
+    monkeypatch.setattr(expert_group, "REPORT_SECONDS", 0.01)
+    first = asyncio.create_task(ranks.group.experts())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(expert_group, "REPORT_SECONDS", 5.0)
+    second = asyncio.create_task(ranks.group.experts())
+    with pytest.raises(Unavailable, match="do not answer"):
+        await first
+    ranks.answers = True
+    ranks.send(0, ReportExperts(report_id=3))  # 1 was asked in front
+    assert (await second).placement == ranks.placement
+
+
 async def test_only_node_0_speaks(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, nodes=2, node_rank=1, rendezvous="127.0.0.1:1", expert_group="big")
     with pytest.raises(Mismatch, match="node 0 of the group"):
@@ -280,3 +296,28 @@ async def test_off_by_default(ranks: Ranks) -> None:
     await until_looked(ranks, 1)
     assert ranks.order is None
     await ranks.group.close()
+
+
+async def during_a_report(ranks: Ranks, use: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
+    """What `use`, which asks for a report, comes to when a move ends as the report has come."""
+    asked = asyncio.create_task(use)
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(ranks.end)
+    return await asked
+
+
+async def test_a_report_from_before_the_end_of_a_move(ranks: Ranks) -> None:
+    """It does not make the placement that it tells of the one in force."""
+    ranks.group.apply(await ranks.group.plan(Wish()))
+    experts = await during_a_report(ranks, ranks.group.experts())
+    assert (experts.placement_version, ranks.group.placement_version) == (0, 1)
+    with pytest.raises(Mismatch, match="1 is in force"):
+        ranks.group.apply(plan_of(experts, experts.placement, 1e9, only_gains=True))
+
+
+async def test_two_who_roll_back_at_once(ranks: Ranks) -> None:
+    ranks.group.apply(await ranks.group.plan(Wish()))
+    ranks.end()
+    await ranks.group.roll_back()
+    with pytest.raises(Mismatch, match="no earlier placement"):
+        await during_a_report(ranks, ranks.group.roll_back())

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -79,6 +81,23 @@ async def test_a_dead_rank_takes_the_others_with_it(make_front: MakeFront) -> No
     assert "rank 1" in reason
     assert "signal 9" in reason
     await until(lambda: not Path(f"/proc/{pids[0]}/exe").exists())
+
+
+async def test_a_rank_that_hangs_is_ended(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also alone, where no other rank waits for it; not while its front has not listened."""
+    monkeypatch.setattr("engine.front.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("engine.front.SILENCE_GRACE_SECONDS", 0.5)
+    front, _heard = await make_front("serve", step_timeout_seconds=2.5)
+    await front.start()
+    await asyncio.sleep(3.5)
+    time.sleep(3.5)  # noqa: ASYNC251 - the front, held up
+    await asyncio.sleep(0.5)
+    assert not front.died.done()
+    os.kill(front.pids[0], signal.SIGSTOP)
+    reason = await asyncio.wait_for(front.died, 20)
+    assert "it has said nothing for 3 s" in reason
 
 
 @pytest.mark.parametrize(

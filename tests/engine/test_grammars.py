@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from core.clock import ManualClock
-from core.errors import EpserveError, InternalError, InvalidRequest
+from core.errors import EpserveError, InternalError, InvalidRequest, Overloaded
 from engine import grammars as module
-from engine.grammars import COMPILE_SECONDS, MAX_REMEMBERED, Grammars
+from engine.grammars import COMPILE_SECONDS, MAX_REMEMBERED, NUM_THREADS, Grammars
 from engine.history import Match
 from engine.messages import Grammar, Sampling
 from engine.token_bytes import token_bytes
@@ -121,11 +121,12 @@ def test_a_tokenizer_that_cannot_be_used_is_ours(tmp_path: Path, text: str | Non
 def test_nobody_waits_for_ever_or_after_leaving(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, clock = threading.Event(), ManualClock()
+    go, begun, clock = threading.Event(), threading.Event(), ManualClock()
     grammars = Grammars(folder, VOCAB, (EOS,), clock)
     real = module._compile
 
     def blocked(compiler: Any, grammar: Grammar) -> Any:  # noqa: ANN401
+        begun.set()
         assert go.wait(30)
         return real(compiler, grammar)
 
@@ -136,6 +137,7 @@ def test_nobody_waits_for_ever_or_after_leaving(
     assert grammars.poll() == []
     assert time.monotonic() - began < 10  # neither begin nor poll waits
     grammars.drop("gone")
+    assert begun.wait(30)
     clock.advance(COMPILE_SECONDS + 1)
     grammars.begin("last", regex("a"))
     (late,) = grammars.poll()
@@ -143,4 +145,32 @@ def test_nobody_waits_for_ever_or_after_leaving(
     assert isinstance(late[1], InvalidRequest)
     go.set()
     assert is_match(wait(grammars, 1)["last"])
+    grammars.close()
+
+
+def test_who_waited_behind_slow_grammars_of_others_is_not_to_blame(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, go, compile_ = ManualClock(), threading.Event(), module._compile
+    begun = threading.Semaphore(0)
+
+    def slow(compiler: Any, grammar: Grammar) -> Any:  # noqa: ANN401 - as `module._compile`
+        begun.release()
+        assert go.wait(30)
+        return compile_(compiler, grammar)
+
+    monkeypatch.setattr(module, "_compile", slow)
+    grammars = Grammars(folder, VOCAB, (EOS,), clock)
+    for number in range(NUM_THREADS):
+        grammars.begin(f"slow {number}", regex(f"{number}"))
+        assert begun.acquire(timeout=30)
+    grammars.begin("behind", regex("b"))
+    clock.advance(COMPILE_SECONDS + 1)
+    told = dict(grammars.poll())
+    assert isinstance(told.pop("behind"), Overloaded)
+    assert len(told) == NUM_THREADS
+    assert all(isinstance(error, InvalidRequest) for error in told.values())
+    go.set()
+    grammars.begin("again", regex("b"))
+    assert is_match(wait(grammars, 1)["again"])
     grammars.close()

@@ -1,7 +1,7 @@
 """What a rank computes with, made in one go from settings: without a GPU, and without a
 checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,18 @@ from engine.messages import Sampling
 from engine.model_loading import weights_revision
 from engine.piece import Piece
 from engine.rank_memory import RankMemory
-from engine.rank_model import RankModel
+from engine.rank_model import Prepared, RankModel
 from engine.runner import Runner
 from engine.sampler import SampleRow
 from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
-from engine.warm_up import lengths_up_to, representatives, warm_up
+from engine.warm_up import batches, lengths_up_to, representatives, warm_up
 from ep.group import EpGroup
+from ep.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
+from model.moe import Moe
+from tests.ep.thread_ranks import Meeting, on_all_ranks
 from tests.model.test_dummy_checkpoint import FP8, config_folder
 
 
@@ -124,7 +127,7 @@ def test_every_length_and_every_kind_of_layer_is_warmed(folder: Path, group: EpG
     settings = WorkerSettings(model=folder, load_format="dummy", kv_pages=8, page_tokens=16)
     built = build(settings, group, StartClock())
     config = built.model.config
-    assert representatives(built.model) == [0, 1]
+    assert representatives(built.model) == [0, 1, 2]
     assert config.num_dense_layers == 1
     for form in AttentionForm:
         built.kv_cache.zero_()
@@ -134,6 +137,68 @@ def test_every_length_and_every_kind_of_layer_is_warmed(folder: Path, group: EpG
     assert list(lengths_up_to(1)) == [1]
 
 
+def test_prompts_are_warmed_alone_and_together() -> None:
+    def shapes(form: AttentionForm, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(prompts, tokens of each, tokens in front of them)."""
+        return [
+            (len(pieces), len(pieces[0].token_ids), pieces[0].start)
+            for pieces in batches(form, lengths, range(8))
+        ]
+
+    assert shapes(AttentionForm.ABSORBED, [1, 2, 3]) == [(1, 1, 0), (2, 1, 0), (3, 1, 0)]
+    alone = [(1, 1, 0), (1, 8, 0), (1, 50, 0)]
+    together = [(1, 16, 0), (1, 1, 16), (2, 16, 0), (2, 1, 16), (3, 16, 0), (3, 1, 16)]
+    assert shapes(AttentionForm.PLAIN, [1, 8, 50]) == alone + together
+
+
+def test_the_layer_in_front_of_the_last_is_warmed_with_all_tokens(
+    folder: Path, group: EpGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one goes on with the rows that are sampled."""
+    settings = WorkerSettings(model=folder, load_format="dummy", kv_pages=8, page_tokens=16)
+    built = build(settings, group, StartClock())
+    forward, seen = Moe.forward_parts, set()
+
+    def noted(moe: Moe, x: torch.Tensor, *rest: object) -> object:
+        seen.add(len(x))
+        return forward(moe, x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Moe, "forward_parts", noted)
+    form = AttentionForm.PLAIN
+    warm_up(built.model, built.kv_cache, form, longest=20, num_ranks=1, on_gpu=True)
+    assert {2, 4, 8, 16, 20} <= seen
+
+
 def test_terms_have_advice() -> None:
     names = {"weights", "dispatch", memory_plan.KV, memory_plan.GRAPHS, memory_plan.ACTIVATIONS}
     assert names <= set(memory_plan.ADVICE)
+
+
+@pytest.mark.parametrize("differ", ["files", "replicas"])
+def test_ranks_that_place_experts_differently_do_not_start(
+    folder: Path, tmp_path: Path, differ: str
+) -> None:
+    """Of the same shape, so that nothing else shows it."""
+    config = ModelConfig.from_folder(folder)
+    in_turn = Placement.trivial(config.num_moe_layers, config.num_experts, 2)
+    swapped = (1, 0, *range(2, config.num_experts))
+    files = [tmp_path / f"{rank}.json" for rank in range(2)]
+    for file, placement in zip(files, (in_turn, in_turn.with_layers({0: swapped})), strict=True):
+        file.write_text(placement.as_json())
+
+    def prepare(group: EpGroup, _meeting: Meeting) -> Prepared:
+        own = {"expert_placement": files[group.rank]}
+        if differ == "replicas":
+            own = {"num_redundant_experts": 1 + group.rank}
+        settings = WorkerSettings(model=folder, load_format="dummy", kv_pages=8, **own)
+        return Prepared.agree(
+            settings,
+            config,
+            group,
+            form=AttentionForm.ABSORBED,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+        )
+
+    with pytest.raises(ValueError, match="starts with another placement"):
+        on_all_ranks(2, prepare)

@@ -92,3 +92,15 @@ def test_building_a_decode_batch_costs_little() -> None:
     for _ in range(200):
         build(pieces, page_tokens=64)
     assert (time.process_time() - begin) / 200 < 0.001
+
+
+def test_every_part_of_a_batch_begins_at_a_multiple_of_16_bytes() -> None:
+    """Kernels are compiled for how their operands are aligned, some once more for others."""
+    for num_prompts in range(1, 6):
+        pieces = [Piece(token_ids=[1, 2, 3], start=0, pages=[0]) for _ in range(num_prompts)]
+        batch = build(pieces)
+        first = batch.token_ids.data_ptr()
+        parts = (batch.positions, batch.slots, batch.logit_rows, *batch.rows.parts)
+        assert not any((part.data_ptr() - first) % 16 for part in parts)
+        assert batch.kv_lengths.tolist() == num_prompts * [3]
+        assert batch.query_start.tolist() == list(range(0, 3 * num_prompts + 1, 3))

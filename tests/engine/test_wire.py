@@ -67,6 +67,7 @@ def test_absent_fields_change_nothing() -> None:
         ("presence_penalty: nan", "presence_penalty"),
         ("repetition_penalty: -1", "repetition_penalty"),
         ("repetition_penalty: inf", "repetition_penalty"),
+        ("repetition_penalty: 1e-38", "repetition_penalty"),  # logits would be infinite
         ("top_prompt_logprobs: 21", "top_prompt_logprobs"),
         ("logit_bias {token_id: 1 bias: 100.5}", "logit_bias"),
         ("logit_bias {token_id: 1 bias: nan}", "logit_bias"),

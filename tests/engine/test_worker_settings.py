@@ -48,6 +48,8 @@ def test_defaults_are_for_a_machine_without_gpus(folder: Path) -> None:
         (["--nodes", "2"], "rendezvous"),
         (["--rendezvous", "nonsense"], "--rendezvous"),
         (["--chunk-tokens", "8"], "less than a page"),
+        # A round of a migration would outlast what ranks wait for each other.
+        (["--rebalance-bytes-per-second", "17000"], "--rebalance-bytes-per-second"),
     ],
 )
 def test_wrong_values_end_with_status_2_and_a_reason(

@@ -228,7 +228,10 @@ class FakeBuffer(LowLatency):
             return
         assert values.dtype == torch.float8_e4m3fn
         assert scales.dtype == torch.float32
-        assert scales.shape == (len(values), values.shape[1] // 128)
+        assert scales.dim() == 2
+        assert len(scales) == len(values)
+        # What lies behind them in a row between nodes is read as 8 bytes.
+        assert self.size <= 8 or scales.shape[1] % 2 == 0
 
 
 def _take(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What ranks run to see experts move: every slot of the model is filled with its expert's mark."""
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,12 +13,14 @@ from ep.expert_shard import ExpertShard, make_dispatcher
 from ep.expert_slots import ExpertSlots
 from ep.group import EpGroup
 from ep.migration import Ended, ExpertMigration
-from ep.migration_sockets import SocketCarrier
+from ep.migration_staging import Carrier
 from ep.migration_state import Report
 from ep.placement import EMPTY, Placement
 
 NUM_LAYERS, NUM_EXPERTS = 4, 10
 PATIENCE_SECONDS = 40
+# In which every rank gives up a round that one of them does not come to.
+GIVEN_UP_SECONDS = 10
 
 
 def mark(layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,16 +117,18 @@ def moved_in_a_row(group: EpGroup, seed: int, num_migrations: int) -> tuple[obje
 
 
 def failed_transfer(group: EpGroup, seed: int, layers_before: int) -> tuple[object, ...]:
-    """The last rank's connections break when so many layers have been carried."""
+    """The last rank breaks down when so many layers have been carried."""
     rng = random.Random(seed)
     start = random_placement(rng, group.size)
     rank = Rank(group, start)
+    name = "DeviceCarrier" if group.uses_torch else "SocketCarrier"
+    carrier = getattr(migration_module, name)
     if group.rank == group.size - 1:
-        migration_module.SocketCarrier = breaking_carrier(layers_before)  # type: ignore[misc]
+        setattr(migration_module, name, breaking_carrier(carrier, layers_before))
     try:
         ended = rank.move(random_placement(rng, group.size))
     finally:
-        migration_module.SocketCarrier = SocketCarrier  # type: ignore[misc]
+        setattr(migration_module, name, carrier)
     assert rank.migration.placement == start
     read = rank.num_read
     # The group goes on as if nothing had happened, and can be asked again.
@@ -131,14 +136,27 @@ def failed_transfer(group: EpGroup, seed: int, layers_before: int) -> tuple[obje
     again = rank.move(target)
     assert rank.migration.placement == target
     version = rank.migration.version
-    return ended.outcome.value, again.outcome.value, version, bool(read), ended.reason
+    return ended.outcome.value, again.outcome.value, version, bool(read), ended.reason, is_left()
 
 
-def breaking_carrier(num_good_rounds: int) -> type[SocketCarrier]:
-    class Breaking(SocketCarrier):
+def breaking_carrier(carrier: type[Carrier], num_good_rounds: int) -> type[Carrier]:
+    class Breaking(carrier):  # type: ignore[misc, valid-type]
+        num_rounds = 0
+
         def carry(self, sends: object, receives: object) -> None:
-            if self._num_rounds == num_good_rounds:
+            if self.num_rounds == num_good_rounds:
                 raise TransferError("the cable was cut")
-            super().carry(sends, receives)  # type: ignore[arg-type]
+            self.num_rounds += 1
+            super().carry(sends, receives)
 
     return Breaking
+
+
+def is_left() -> bool:
+    """Whether a thread still waits for others, who may have given up."""
+    deadline = time.monotonic() + GIVEN_UP_SECONDS
+    while any(thread.name == "expert-staging" for thread in threading.enumerate()):
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.05)
+    return False

@@ -2,7 +2,8 @@
 of all. For every dispatcher in every form, on CPUs and GPUs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 
@@ -12,11 +13,25 @@ from ep.dispatcher import (
     MaskedDispatcher,
     Payload,
 )
+from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 
 # Relative, by norm, of what FP8 payload does to hidden states: half a step of e4m3 at most.
 FP8_BOUND = 2**-4
+# Of which whole numbers are exact; 3.5 is the largest value.
+STATIC_SCALE = 2**-7
 KINDS = ("random", "some elsewhere", "one expert", "one rank", "nobody")
+
+
+@cache
+def payloads(device: str = "cpu") -> tuple[Payload, ...]:
+    """All that aligned dispatches know."""
+    static = Payload(scale=torch.tensor(STATIC_SCALE, device=device))
+    return Payload.PLAIN, Payload.FP8, Payload.FP8_ROWS, static
+
+
+def masked_payloads(device: str = "cpu") -> tuple[Payload, ...]:
+    return tuple(payload for payload in payloads(device) if not payload.by_row)
 
 
 @dataclass(frozen=True)
@@ -64,14 +79,23 @@ class RoutingCase:
 
     def expected(self, rank: int, payload: Payload) -> torch.Tensor:
         """[T, H] of a rank: all tokens through a single rank that has all experts."""
-        if payload not in self.known:
+        known_as = payload
+        if known_as not in self.known:
             everybody = Tokens(
                 *(torch.cat([getattr(tokens, name) for tokens in self.by_rank]) for name in FIELDS)
             )
             num_slots = self.slots_per_rank * len(self.by_rank)
-            alone = LocalMaskedDispatcher(num_slots, max(1, len(everybody.hidden)))
-            self.known[payload] = through_masked(alone, everybody, payload, first_slot=0)
-        return self.known[payload].split(self.tokens_per_rank)[rank]
+            num_tokens = len(everybody.hidden)
+            if payload.scale is not None:
+                payload = replace(payload, scale=payload.scale.to(everybody.hidden.device))
+            if not payload.by_row:
+                masked = LocalMaskedDispatcher(num_slots, max(1, num_tokens))
+                known = through_masked(masked, everybody, payload, first_slot=0)
+            else:
+                aligned = LocalAlignedDispatcher(num_slots)
+                known = through_aligned(aligned, everybody, payload, 1, 0, (num_tokens,))
+            self.known[known_as] = known
+        return self.known[known_as].split(self.tokens_per_rank)[rank]
 
 
 FIELDS = ("hidden", "topk_idx", "weights")
@@ -140,11 +164,12 @@ def expert(slot: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def opened(
-    hidden: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
+    hidden: torch.Tensor, scales: torch.Tensor | None, payload: Payload, dtype: torch.dtype
 ) -> torch.Tensor:
     """[..., H] rows as hidden states again."""
+    assert (hidden.dtype == torch.float8_e4m3fn) == payload.quantises
     if scales is None:
-        return hidden
+        return hidden if payload.scale is None else (hidden.float() * payload.scale).to(dtype)
     return (hidden.float().unflatten(-1, (-1, 128)) * scales.unsqueeze(-1)).flatten(-2).to(dtype)
 
 
@@ -157,8 +182,7 @@ def through_masked(
         tokens.hidden, tokens.topk_idx, tokens.weights, payload, lambda: beside.append("done")
     )
     assert beside == ["done"]
-    assert (sent.scales is not None) == (payload is Payload.FP8)
-    rows = opened(sent.hidden, sent.scales, tokens.hidden.dtype)
+    rows = opened(sent.hidden, sent.scales, payload, tokens.hidden.dtype)
     out = torch.full_like(rows, float("nan"))
     for slot, count in enumerate(sent.counts.tolist()):
         out[slot, :count] = expert(first_slot + slot, rows[slot, :count])
@@ -177,8 +201,9 @@ def through_aligned(
     sent = dispatcher.dispatch_aligned(
         tokens.hidden, tokens.topk_idx, tokens.weights, tokens_per_rank, payload, alignment
     )
-    assert (sent.scales is not None) == (payload is Payload.FP8)
-    rows = opened(sent.hidden, sent.scales, tokens.hidden.dtype)
+    num_scales = 0 if sent.scales is None else sent.scales.shape[1]
+    assert num_scales == payload.num_scales(sent.hidden.shape[1])
+    rows = opened(sent.hidden, sent.scales, payload, tokens.hidden.dtype)
     out = torch.full_like(rows, float("nan"))
     start = 0
     for slot, count in enumerate(sent.counts.tolist()):
@@ -210,7 +235,7 @@ def assert_as_expected(
     exact: bool,
     loose: bool = False,
 ) -> None:
-    """Of PLAIN payload equal bits if `exact`, else as near as sums in another order; of FP8 the
+    """Of plain payload equal bits if `exact`, else as near as sums in another order; of FP8 the
     same against the same payload, unless `loose`, and as near to what was not quantised as FP8
     is."""
     want = case.expected(rank, payload)
@@ -222,6 +247,6 @@ def assert_as_expected(
     else:
         step = 2**-7 if got.dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(got, want, rtol=step, atol=step, msg=lambda m: case.name + m)
-    if payload is Payload.FP8:
+    if payload.quantises:
         plain = case.expected(rank, Payload.PLAIN).float()
         assert (got.float() - plain).norm() <= FP8_BOUND * plain.norm(), case.name

@@ -25,6 +25,9 @@ from tests.ep.routing_cases import (
     RoutingCase,
     Tokens,
     assert_as_expected,
+    masked_payloads,
+    opened,
+    payloads,
     routing_cases,
     through_aligned,
     through_contiguous,
@@ -63,9 +66,10 @@ def compare(group: EpGroup, made: Dispatchers, case: RoutingCase, first: int, ca
     mine, counts = case.by_rank[group.rank], case.tokens_per_rank
     assert made.masked is not None
     assert made.aligned is not None
-    for payload in Payload:
+    for payload in masked_payloads(str(mine.hidden.device)):
         got = through_masked(made.masked, mine.padded(cap), payload, first)
         near(case, group.rank, payload, got[: len(mine.hidden)])
+    for payload in payloads(str(mine.hidden.device)):
         got = through_aligned(made.aligned, mine, payload, ALIGNMENT, first, counts)
         near(case, group.rank, payload, got)
     if not case.has_nobody:
@@ -78,7 +82,7 @@ def near(case: RoutingCase, rank: int, payload: Payload, got: torch.Tensor) -> N
     want = case.expected(rank, Payload.PLAIN).float()
     assert not got.isnan().any(), case.name
     error = (got.float() - want).norm()
-    bound = FP8_BOUND if payload is Payload.FP8 else 2**-7
+    bound = FP8_BOUND if payload.quantises else 2**-7
     assert error <= bound * want.norm() + 1e-6, (case.name, payload, float(error))
 
 
@@ -101,7 +105,7 @@ def captured(group: EpGroup, device: torch.device, made: Dispatchers) -> None:
     the halves of a dispatch."""
     assert made.masked is not None
     for num_tokens in TOKENS:
-        for payload in Payload:
+        for payload in masked_payloads(str(device)):
             static = random_tokens(num_tokens, 0, group.rank, device)
             through = two_layers(group, made.masked, payload)
             through(static)  # what is built lazily is not to be captured
@@ -136,10 +140,7 @@ def two_layers(
             payload,
             lambda: beside.append(tokens.hidden * 0.5),
         )
-        rows = sent.hidden
-        if sent.scales is not None:
-            groups = rows.float().unflatten(-1, (-1, 128)) * sent.scales[..., None]
-            rows = groups.flatten(-2).bfloat16()
+        rows = opened(sent.hidden, sent.scales, payload, torch.bfloat16)
         return masked.combine_masked(rows * factors, sent.handle) + beside[0]
 
     def through(tokens: Tokens) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ep.eplb.descent import Rules, descend
 from ep.eplb.node_refill import groups_of_nodes
 from ep.eplb.rank_names import keep_ranks, num_new
 from ep.eplb.within_budget import NEAR, choose, rebalance
+from ep.migration_moves import keep_in_place, layer_moves
 from ep.placement import EMPTY, Placement
 
 NUM_LAYERS = 3
@@ -78,6 +79,16 @@ def most_copies(slots: Slots) -> int:
     return max(np.unique(rank, return_counts=True)[1].max() for layer in slots for rank in layer)
 
 
+def num_travelling(old: Slots, new: Slots) -> int:
+    """Experts that are carried from rank to rank, as a migration does it."""
+    num_slots = old.shape[2]
+    count = 0
+    for before, after in zip(old.reshape(len(old), -1), new.reshape(len(new), -1), strict=True):
+        kept = keep_in_place(before.tolist(), after.tolist(), num_slots)
+        count += sum(move.travels for move in layer_moves(before.tolist(), kept, num_slots))
+    return count
+
+
 def placement_of(slots: Slots, num_experts: int) -> Placement:
     """Which checks that every expert is placed."""
     return Placement(
@@ -121,7 +132,7 @@ def test_a_budget_is_kept_and_nothing_gets_worse(
     placement_of(moved, num_experts)
     before, after = balancedness(slots, load), balancedness(moved, load)
     assert (after >= before - 1e-9).all()
-    assert int(num_new(slots, moved).sum()) <= budget
+    assert num_travelling(slots, moved) <= budget
     assert np.array_equal(moved, rebalance(slots, load, max_moves=budget, **options))
     more = balancedness(rebalance(slots, load, max_moves=budget + 40, **options), load)
     assert more.sum() >= after.sum() * 0.98  # a choice of its own, hardly ever worse
@@ -193,6 +204,16 @@ def test_more_slots_than_experts() -> None:
     slots = balance(load, num_ranks=3, slots_per_rank=5)
     assert most_copies(slots) == 3
     assert balancedness(slots, load)[0] == pytest.approx(1)
+
+
+def test_each_copy_of_an_expert_on_a_rank_is_a_move() -> None:
+    slots = np.array([[[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]])
+    load = np.array([[1.0, 1.0]])
+    everything = rebalance(slots, load)
+    assert most_copies(everything) > 1
+    assert int(num_new(slots, everything).sum()) == num_travelling(slots, everything)
+    for budget in range(9):
+        assert num_travelling(slots, rebalance(slots, load, max_moves=budget)) <= budget
 
 
 def test_too_few_slots() -> None:

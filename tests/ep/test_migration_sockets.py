@@ -87,6 +87,16 @@ def test_no_faster_than_allowed(pair: Pair) -> None:
     assert torch.equal(sent, got)
 
 
+def test_slow_is_not_silent(pair: Pair) -> None:
+    first, second = pair(bytes_per_second=400_000, silence_seconds=1.0)
+    sent, got = random_bytes(1_300_000), torch.empty(1_300_000, dtype=torch.uint8)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(second.carry, [], [(0, got)])
+        first.carry([(1, sent)], [])
+        ended.result(30)
+    assert torch.equal(sent, got)
+
+
 def test_ranks_out_of_step_notice(pair: Pair) -> None:
     first, second = pair()
     second.carry([], [])  # a round that rank 0 knows nothing of

@@ -1,12 +1,17 @@
 """One MoE layer in each way that a checkpoint may store its experts."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from ep.expert_shard import ExpertShard
+from kernels.silu_mul import silu_mul_quantise
+from model import int4_experts
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.moe import Moe
@@ -29,15 +34,32 @@ def make_folders(root: Path) -> dict[str, Path]:
         tensors = load_file(path)
         for name in [name for name in tensors if name.endswith("gate.weight")]:
             tensors[name] = tensors[name].bfloat16()
-        if "int4" in kind:
-            _make_int4(tensors)
-            scheme = "static" if "static" in kind else "dynamic"
-            quantization = {"quant_method": QUANT_METHOD, "moe_activation_scheme": scheme}
-            config = json.loads((folders[kind] / "config.json").read_text())
-            config["quantization_config"] = quantization
-            (folders[kind] / "config.json").write_text(json.dumps(config))
         save_file(tensors, path)
+        if "int4" in kind:
+            make_int4(folders[kind], static="static" in kind)
     return folders
+
+
+def make_int4(folder: Path, *, static: bool) -> None:
+    """Random values in place of the matrices of routed experts."""
+    scheme = "static" if static else "dynamic"
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": QUANT_METHOD,
+        "moe_activation_scheme": scheme,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if is_routed_weight(name)]:
+        rows, columns = tensors[name].shape
+        tensors[name] = torch.randint(
+            -128, 128, (rows, columns // 2), generator=generator, dtype=torch.int8
+        )
+        scales = torch.rand(rows, columns // 128, generator=generator) + 0.5
+        tensors[name + SCALE_SUFFIX] = scales * 0.02
+        tensors[input_scale_name(name)] = torch.tensor(0.02)
+    save_file(tensors, folder / "model.safetensors")
 
 
 def load_moe(
@@ -58,21 +80,23 @@ def load_moe(
         return Moe.load(weights, config, "model.layers.1.mlp", shard, 0)
 
 
+@contextmanager
+def as_decoded() -> Iterator[None]:
+    """Int4 experts' rows get scales by group, as those of decode steps have them without static
+    ones, also in other forms of the layer: for what decoding is to be compared with, to the bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        kind = int4_experts.Int4Experts
+        patch.setattr(kind, "aligned_payload", kind.payload)
+        patch.setattr(
+            int4_experts,
+            "silu_mul_quantise",
+            lambda x, by_row, scale: silu_mul_quantise(x, scale=scale),
+        )
+        yield
+
+
 def padded(x: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, H] with rows behind it whose numbers would show; which of [B] are real."""
     more = x.new_full((num_rows - len(x), x.shape[1]), 30.0)
     more[:, ::2] = -20.0
     return torch.cat((x, more)), torch.arange(num_rows, device=x.device) < len(x)
-
-
-def _make_int4(tensors: dict[str, torch.Tensor]) -> None:
-    """Random values in place of the matrices of routed experts."""
-    generator = torch.Generator().manual_seed(1)
-    for name in [name for name in tensors if is_routed_weight(name)]:
-        rows, columns = tensors[name].shape
-        tensors[name] = torch.randint(
-            -128, 128, (rows, columns // 2), generator=generator, dtype=torch.int8
-        )
-        scales = torch.rand(rows, columns // 128, generator=generator) + 0.5
-        tensors[name + SCALE_SUFFIX] = scales * 0.02
-        tensors[input_scale_name(name)] = torch.tensor(0.02)

@@ -52,7 +52,7 @@ def steps(rng: random.Random, vocab_size: int) -> Iterator[list[Piece]]:
         ]
 
 
-@pytest.mark.parametrize("weights", ["bf16", "fp8", "w4afp8"])
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "w4afp8", "w4afp8-static"])
 def test_replays_equal_calls(tmp_path: Path, weights: WeightFormat) -> None:
     """The same kernels with the same inputs, whatever was replayed before; libraries may sum in
     another order while they are recorded."""

@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kind", FORMATS)]
 EXPERTS, SLOTS, CAP = 16, 20, 128
 # Sums of bfloat16 products, and FP8 that is rounded the other way now and then.
 NEAR = 2e-2
+# Of int4 experts' activations, in FP8 with one scale a row or one for each 128 values: two
+# roundings of e4m3 in each.
+BETWEEN_SCALES = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +68,16 @@ def test_all_forms_are_near_each_other(
     aligned = moe.forward(x, (num_tokens,))
     masked = moe.decode(*padded(x, CAP))[:num_tokens]
     assert torch.equal(moe.counts, 3 * counted)
-    results = [aligned, masked]
+    results = [(aligned, NEAR), (masked, BETWEEN_SCALES if kind == "int4" else NEAR)]
     if "int4" not in kind:
         fused = replace(moe, fused=True)
-        results += [fused.forward(x, (num_tokens,)), fused.decode(*padded(x, CAP))[:num_tokens]]
-    for got in results:
+        results += [
+            (fused.forward(x, (num_tokens,)), NEAR),
+            (fused.decode(*padded(x, CAP))[:num_tokens], NEAR),
+        ]
+    for got, bound in results:
         assert got.shape == want.shape
-        assert not num_tokens or norm_error(got, want) < NEAR
+        assert not num_tokens or norm_error(got, want) < bound
 
 
 def test_two_forms_do_not_wait_for_the_host(folders: dict[str, Path], kind: str) -> None:

@@ -44,9 +44,7 @@ def load_layer(folder: Path, experts: Sequence[int], device: str = "cpu") -> Int
     config = ModelConfig.from_folder(folder)
     with Checkpoint(folder) as checkpoint:
         checkpoint.check(config)
-        weights = Weights(
-            checkpoint=checkpoint, device=torch.device(device), dtype=torch.float32
-        )
+        weights = Weights(checkpoint=checkpoint, device=torch.device(device), dtype=torch.float32)
         loaded = load_experts(weights, config, LAYER, experts)
     assert isinstance(loaded, Int4Experts)
     return loaded
@@ -65,12 +63,11 @@ def matrices(folder: Path, expert: int) -> list[torch.Tensor]:
 
 
 def in_fp8(rows: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """What is left of activations; one scale, or as each 128 of a row want it."""
+    """What is left of activations; one scale, or as each row wants it."""
     if scale is not None:
         return (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
-    groups = rows.unflatten(-1, (-1, 128))
-    scales = groups.abs().amax(dim=-1, keepdim=True) / 448
-    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)
+    scales = rows.abs().amax(dim=-1, keepdim=True) / 448
+    return (rows / scales).to(torch.float8_e4m3fn).float() * scales
 
 
 def want(
@@ -98,9 +95,7 @@ def with_config(folder: Path, target: Path, **quantization: object) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_computes_what_the_checkpoint_says(
-    folders: tuple[Path, Path], dtype: torch.dtype
-) -> None:
+def test_computes_what_the_checkpoint_says(folders: tuple[Path, Path], dtype: torch.dtype) -> None:
     slots = (5, EMPTY, 0, 7, 0)
     counts = (3, 0, 40, 0, 1)
     experts = load_layer(folders[1], slots)
@@ -118,9 +113,7 @@ def test_computes_what_the_checkpoint_says(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("static", [False, True])
-def test_a_gpu_computes_the_same(
-    folders: tuple[Path, Path], tmp_path: Path, static: bool
-) -> None:
+def test_a_gpu_computes_the_same(folders: tuple[Path, Path], tmp_path: Path, static: bool) -> None:
     folder = folders[1]
     if static:
         folder = with_config(folder, tmp_path / "static", moe_activation_scheme="static")
@@ -162,9 +155,7 @@ def test_moved_between_slots(folders: tuple[Path, Path]) -> None:
     experts = load_layer(folders[1], (1, 2, EMPTY))
     slots = ExpertSlots(experts.slot_tensors)
     row = torch.empty(slots.slot_bytes, dtype=torch.uint8)
-    reader = CheckpointExperts(
-        folders[1], config, torch.device("cpu"), torch.float32
-    )
+    reader = CheckpointExperts(folders[1], config, torch.device("cpu"), torch.float32)
     reader.read(0, 6, row)
     slots.write(2, row)
     slots.read(0, row)
@@ -183,17 +174,16 @@ def test_one_scale_for_all_activations(folders: tuple[Path, Path], tmp_path: Pat
         if name.startswith(LAYER) and name.endswith("input_scale"):
             tensors[name] = torch.tensor(scales[name.split(".")[-2]])
     # The largest of the layer counts, whoever it belongs to.
-    tensors[f"{LAYER}.experts.3.w1.input_scale"] = torch.tensor(0.02, dtype=torch.bfloat16)
+    tensors[f"{LAYER}.experts.3.w1.input_scale"] = torch.tensor(2**-6, dtype=torch.bfloat16)
     save_file(tensors, static / "model.safetensors")
     experts = load_layer(static, (0, 1))
     assert experts.input_scales is not None
-    assert [round(float(scale), 4) for scale in experts.input_scales] == [0.02, 0.03]
+    assert [round(float(scale), 6) for scale in experts.input_scales] == [2**-6, 0.03]
     torch.manual_seed(6)
     rows = torch.randn(8, 256)
     rows[0, 0] = 40.0  # more than 448 times the scale: clipped
-    got, wanted = experts.forward(rows, [8, 0]), want(static, rows, 0, (0.02, 0.03))
-    # It goes over 1 x 128 scales, as ranks send activations to each other: rounded once more.
-    assert (got - wanted).norm() < 0.1 * wanted.norm()
+    got, wanted = experts.forward(rows, [8, 0]), want(static, rows, 0, (2**-6, 0.03))
+    assert (got - wanted).norm() < 5e-3 * wanted.norm()
     assert (got - want(static, rows, 0)).norm() > 0.2 * wanted.norm()
     tensors[f"{LAYER}.experts.3.w1.input_scale"] = torch.tensor(float("nan"))
     tensors.pop(f"{LAYER}.experts.2.w2.input_scale")
@@ -253,9 +243,7 @@ def test_refusals(folders: tuple[Path, Path], tmp_path: Path) -> None:
             load_experts(weights, config, LAYER, (0,), fold_shared=True)
 
 
-def test_not_paired_with_what_it_was_made_from(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_not_paired_with_what_it_was_made_from(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """Latents behind int4 experts are not those behind the original ones."""
     static = with_config(folders[1], tmp_path / "static", moe_activation_scheme="static")
     prints = [

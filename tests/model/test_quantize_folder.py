@@ -65,9 +65,7 @@ def is_routed(name: str) -> bool:
 
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_experts_become_int4_and_the_rest_stays(
-    tmp_path: Path, fp8: bool, num_shards: int
-) -> None:
+def test_experts_become_int4_and_the_rest_stays(tmp_path: Path, fp8: bool, num_shards: int) -> None:
     model = make(tmp_path / "model", fp8=fp8, num_shards=num_shards, dtype=torch.bfloat16)
     (model / "notes.txt").write_text("kept")
     (model / "pytorch_model.bin").write_text("not kept")
@@ -294,4 +292,3 @@ def test_int4_where_others_of_the_layer_are_not(tmp_path: Path) -> None:
     save_file(tensors, output / "model.safetensors")
     with pytest.raises(CheckpointError, match=f"{name} is not int4, unlike others"):
         DeepseekV3.load(output, device="cpu", dtype=torch.float32)
-

@@ -4,9 +4,10 @@ The EP group is the test's own: whenever the loop would wait, the next line of a
 behind the last one the rank is told to leave. Nothing waits and nothing depends on time.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from engine.kv_memory import KvPlan
 from engine.kv_notice import KvNotice, decode_notices
 from engine.messages import (
     FrontMessage,
+    Prefilled,
     RankMessage,
     RankStats,
     Run,
@@ -63,9 +65,7 @@ class Model:
         """One forward pass of nothing but this prompt: KV [L, T, kv_dim] and logits [V]."""
         num_pages = -(-len(token_ids) // PAGE)
         cache = self.new_cache(num_pages)
-        piece = SimpleNamespace(
-            token_ids=token_ids, start=0, pages=range(num_pages), num_rows=1
-        )
+        piece = SimpleNamespace(token_ids=token_ids, start=0, pages=range(num_pages), num_rows=1)
         batch = build_batch(
             [piece],  # type: ignore[list-item]
             page_tokens=PAGE,
@@ -242,3 +242,22 @@ def submit_to(
         sampling=sampling or Sampling(),
         sink=sink.reserve(attempt_id, len(token_ids)),
     )
+
+
+def tokens(num_tokens: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(4, 260), k=num_tokens)
+
+
+def check_arrived(model: Model, sink: SinkRank, submit: Submit) -> None:
+    """Every page of every layer announced once, and its contents right."""
+    num_pages = -(-len(submit.token_ids) // PAGE)
+    expected = sorted(product(range(model.config.num_layers), range(num_pages)))
+    assert sorted(sink.layer_pages(submit.attempt_id)) == expected
+    kv, _ = model.reference(submit.token_ids)
+    torch.testing.assert_close(sink.kv(submit), kv, rtol=1e-4, atol=1e-5)
+
+
+def prefilled(messages: list[RankMessage], attempt_id: str) -> Prefilled:
+    (message,) = [m for m in messages if getattr(m, "attempt_id", "") == attempt_id]
+    assert isinstance(message, Prefilled), message
+    return message

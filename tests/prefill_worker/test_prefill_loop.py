@@ -1,51 +1,22 @@
 """A prefill rank end to end: what arrives in the sink equals one forward pass of the prompt."""
 
-import random
-from collections.abc import Callable, Iterator
-from itertools import product
-
 import msgspec
 import pytest
-import torch
 
 from engine.messages import Abort, Failed, Prefilled, RankMessage, Run, Sampling, Stopped, Submit
 from engine.sampler import SampleRow, sample
-from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS
-from tests.prefill_worker.one_rank import PAGE, Model, OneRank, SinkRank, submit_to
-from tests.tiny_checkpoint import make_tiny_checkpoint
+from prefill_worker.loop import PLAN_WINDOW
+from tests.prefill_worker.one_rank import (
+    PAGE,
+    Model,
+    OneRank,
+    SinkRank,
+    check_arrived,
+    prefilled,
+    submit_to,
+    tokens,
+)
 from transfer.memory import MemoryTransfer
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    return Model.load(make_tiny_checkpoint(folder))
-
-
-@pytest.fixture(autouse=True)
-def _fresh_agents() -> Iterator[None]:
-    yield
-    MemoryTransfer._alive.clear()
-
-
-def tokens(num_tokens: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(4, 260), k=num_tokens)
-
-
-def check_arrived(model: Model, sink: SinkRank, submit: Submit) -> None:
-    """Every page of every layer announced once, and its contents right."""
-    num_pages = -(-len(submit.token_ids) // PAGE)
-    expected = sorted(product(range(model.config.num_layers), range(num_pages)))
-    assert sorted(sink.layer_pages(submit.attempt_id)) == expected
-    kv, _ = model.reference(submit.token_ids)
-    torch.testing.assert_close(sink.kv(submit), kv, rtol=1e-4, atol=1e-5)
-
-
-def prefilled(messages: list[RankMessage], attempt_id: str) -> Prefilled:
-    (message,) = [m for m in messages if getattr(m, "attempt_id", "") == attempt_id]
-    assert isinstance(message, Prefilled), message
-    return message
 
 
 @pytest.mark.parametrize("num_tokens", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 97])
@@ -117,6 +88,29 @@ def test_a_pool_that_is_short_makes_requests_wait_and_forgets_old_prefixes(model
     ]
     for submit in submits:
         check_arrived(model, sink, submit)
+    rank.check_nothing_held()
+
+
+def test_a_crowd_of_higher_priority_waits_for_the_pages_of_one_that_runs(model: Model) -> None:
+    rank = OneRank(model, num_pages=8, chunk_tokens=PAGE, max_waiting=99)
+    sink = SinkRank(model, num_pages=512)
+    submit = submit_to(sink, "low", tokens(6 * PAGE))
+    crowd = [
+        msgspec.structs.replace(
+            submit_to(sink, f"high-{number}", tokens(3 * PAGE, seed=number)), priority=1
+        )
+        for number in range(PLAN_WINDOW + 1)
+    ]
+
+    def come() -> None:
+        if rank.loop._num_steps:
+            rank.link.inbox.extend(crowd)
+            rank.link.on_drain = lambda: None
+
+    rank.link.on_drain = come
+    messages = rank.run(submit)
+    done = {message.attempt_id for message in messages if isinstance(message, Prefilled)}
+    assert done == {"low", *(each.attempt_id for each in crowd)}
     rank.check_nothing_held()
 
 
@@ -222,50 +216,7 @@ def test_an_unknown_attempt_is_confirmed(model: Model) -> None:
     assert messages == [Stopped(attempt_id="never seen", was_known=False)]
 
 
-# ---- broken peers and bad requests
-
-
-@pytest.mark.parametrize("dies", ["before", "in the middle", "after the answer"])
-def test_a_peer_that_dies_fails_its_attempts_and_no_others(model: Model, dies: str) -> None:
-    rank, dead, alive = OneRank(model, chunk_tokens=2 * PAGE), SinkRank(model), SinkRank(model)
-    lost = submit_to(dead, "lost", tokens(4 * PAGE))
-    kept = submit_to(alive, "kept", tokens(5 * PAGE, seed=1))
-    if dies == "before":
-        dead.transfer.kill()
-    elif dies == "in the middle":
-        rank.link.on_drain = lambda: rank.loop._num_steps == 1 and dead.transfer.kill()  # type: ignore[assignment]
-    else:
-        rank.transfer.held = True
-    kill_and_land = [dead.transfer.kill, lambda: (rank.transfer.deliver(), None)[1]]
-    messages = rank.run(rank.tell(lost, kept), *kill_and_land)
-    (failure,) = [m for m in messages if isinstance(m, Failed)]
-    assert (failure.attempt_id, failure.code) == ("lost", "UNAVAILABLE")
-    prefilled(messages, "kept")
-    check_arrived(model, alive, kept)
-    assert rank.link.stats.kv_failures_total == 1
-    rank.check_nothing_held()
-
-
-def waits(rank: OneRank, seconds: float) -> list[Callable[[], None]]:
-    """Script lines in which the rank looks after its transfers for so long, and a little more."""
-    return [lambda: rank.clock.advance(0.25)] * (int(seconds / 0.25) + 3)
-
-
-def test_a_transfer_that_never_lands_is_given_up(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
-    rank.transfer.drop_next(1)
-    messages = rank.run(submit_to(sink, "a", tokens(20)), *waits(rank, TRANSFER_STALL_SECONDS))
-    assert [type(m) for m in messages] == [Prefilled, Failed]
-    rank.check_nothing_held()
-
-
-def test_a_rank_that_cannot_stop_its_writes_dies(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
-    rank.transfer.drop_next(1)
-    rank.transfer.release = lambda peer_name: None  # type: ignore[method-assign]
-    seconds = TRANSFER_STALL_SECONDS + RELEASE_STALL_SECONDS
-    with pytest.raises(RuntimeError, match="do not end"):
-        rank.run(submit_to(sink, "a", tokens(20)), *waits(rank, seconds))
+# ---- bad requests
 
 
 def broken_sinks(submit: Submit) -> dict[str, Submit]:

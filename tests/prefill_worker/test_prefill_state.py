@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.messages import Failed, Prefilled, Sampling, Stopped, Submit, TokenOut
+from engine.messages import Failed, Prefilled, Sampling, Sink, Stopped, Submit, TokenOut
 from prefill_worker.attempt import Phase
 from prefill_worker.events import (
     AbortAsked,
@@ -30,13 +30,14 @@ from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS, 
 TOKEN = TokenOut(token_id=7)
 
 
-def submit(attempt_id: str, num_tokens: int = 10) -> Submit:
+def submit(attempt_id: str, num_tokens: int = 10, agent: bytes = b"") -> Submit:
     return Submit(
         request_id=f"request of {attempt_id}",
         attempt_id=attempt_id,
         token_ids=tuple(range(num_tokens)),
         num_prompt_tokens=num_tokens,
         sampling=Sampling(),
+        sink=Sink(agent=agent, runs=(), kv_fingerprint=""),
     )
 
 
@@ -196,6 +197,24 @@ def test_progress_and_long_steps_are_no_stall() -> None:
         assert state.step(PushEnded("a"), begin + 3.9) == []
     assert state.step(Ticked(), 100.0) == []  # a step of 82 seconds, then one look
     assert ticks(state, 100.0, TRANSFER_STALL_SECONDS) == [ReleasePeer("a")]
+
+
+def test_who_waits_behind_others_of_the_same_peer_is_not_stalled() -> None:
+    state = PrefillState(max_waiting=4)
+    for name, agent in (("first", b"busy"), ("second", b"busy"), ("other", b"hung")):
+        state.step(Arrived(submit(name, agent=agent)), 1.0)
+        state.step(Started(name, 4), 2.0)
+        for _ in range(4):
+            state.step(PushBegan(name, 100), 3.0)
+    state.step(Ticked(), 10.0)
+    assert ticks(state, 10.0, 3.0) == []
+    assert state.step(PushEnded("first"), 13.0) == []
+    assert ticks(state, 13.0, 3.0) == [ReleasePeer("other")]
+    for _ in range(4):
+        state.step(PushEnded("other", "released"), 14.5)
+    assert ticks(state, 14.5, 2.0) == []
+    state.step(PushEnded("first", "lost"), 16.5)  # a failure is no progress
+    assert ticks(state, 16.5, 1.0) == [ReleasePeer("second")]
 
 
 class AttemptsMachine(RuleBasedStateMachine):

@@ -4,7 +4,6 @@ The test is the decode side: it registers a pool, calls, and looks at what lands
 """
 
 import asyncio
-import random
 import signal
 import subprocess
 import sys
@@ -28,8 +27,11 @@ from engine.wire import sampling_message, sink_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel, to_error
 from tests.free_ports import free_port
-from tests.prefill_worker.one_rank import PAGE, Model
-from tests.tiny_checkpoint import make_tiny_checkpoint
+from tests.prefill_worker.one_rank import (
+    PAGE,
+    Model,
+    tokens,
+)
 from transfer.nixl_agent import NixlTransfer
 
 NUM_RANKS = 2
@@ -38,12 +40,6 @@ POOL_PAGES = 512
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 Started = tuple[str, "subprocess.Popen[bytes]"]  # its address
 ATTEMPTS = (f"attempt-{number}" for number in count())
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    torch.set_num_threads(1)
-    return Model.load(make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint")))
 
 
 @contextmanager
@@ -196,10 +192,6 @@ async def connect(address: str, receiver: Receiver) -> AsyncIterator[Client]:
 async def client(worker: Started, receiver: Receiver) -> AsyncIterator[Client]:
     async with connect(worker[0], receiver) as client:
         yield client
-
-
-def tokens(num_tokens: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(4, 260), k=num_tokens)
 
 
 async def code_of(call: "grpc.aio.UnaryUnaryCall[object, object]") -> grpc.StatusCode:

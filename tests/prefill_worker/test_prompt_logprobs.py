@@ -1,8 +1,6 @@
 """Log-probabilities of prompts against transformers, and first tokens under rules."""
 
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,41 +10,20 @@ from transformers import DeepseekV3ForCausalLM
 
 from engine import prompt_scores
 from engine.history import history_of
-from engine.messages import Failed, Grammar, Prefilled, RankMessage, Sampling, Submit
+from engine.messages import Failed, Grammar, Prefilled, Sampling, Submit
 from engine.sampler import SampleRow, sample
 from engine.token_bytes import token_bytes
-from tests.prefill_worker.one_rank import PAGE, Model, OneRank, SinkRank, submit_to
-from tests.tiny_checkpoint import make_tiny_checkpoint
-from transfer.memory import MemoryTransfer
+from tests.prefill_worker.one_rank import (
+    PAGE,
+    Model,
+    OneRank,
+    SinkRank,
+    prefilled,
+    submit_to,
+    tokens,
+)
 
 ECHO = Sampling(prompt_logprobs=True, top_prompt_logprobs=3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    return Model.load(folder)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_agents() -> Iterator[None]:
-    yield
-    MemoryTransfer._alive.clear()
-
-
-def tokens(num_tokens: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(4, 260), k=num_tokens)
-
-
-def prefilled(messages: list[RankMessage], attempt_id: str) -> Prefilled:
-    (message,) = [m for m in messages if getattr(m, "attempt_id", "") == attempt_id]
-    assert isinstance(message, Prefilled), message
-    return message
 
 
 def check_logprobs(folder: Path, prompt: list[int], message: Prefilled, num_top: int) -> None:

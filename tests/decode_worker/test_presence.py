@@ -1,0 +1,60 @@
+"""Who exists, told apart from who answers."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from decode_worker.presence import Presence
+from tests.free_ports import free_port
+
+LISTENS = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+async def test_a_stopped_process_is_there_until_it_is_killed() -> None:
+    port = free_port()
+    presence = Presence(f"127.0.0.1:{port}")
+    assert not await presence.is_there()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTENS, str(port)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        await asyncio.to_thread(process.stdout.readline)
+        os.kill(process.pid, signal.SIGSTOP)
+        assert await presence.is_there()
+        assert all(await asyncio.gather(*(presence.is_there() for _ in range(5))))
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.communicate)
+    async with asyncio.timeout(10):
+        while await presence.is_there():
+            await asyncio.sleep(0.01)
+    presence.close()
+
+
+async def test_one_connection_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        presence = Presence(f"127.0.0.1:{server.getsockname()[1]}")
+        for _ in range(3):
+            assert await presence.is_there()
+        server.settimeout(5)
+        server.accept()[0].close()
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        presence.close()
+
+
+async def test_a_name_that_nobody_has() -> None:
+    assert not await Presence("nobody.invalid:1").is_there()
