@@ -2,9 +2,10 @@
 
 import sys
 
+import core.first_process  # noqa: F401 - in front of all that takes its time
 import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
 from core.log import configure
-from gateway.server import make_keys, run
+from gateway.server import make_certificate, make_keys, run
 from gateway.settings import GatewaySettings
 from gateway.workers import run_workers
 
@@ -16,10 +17,11 @@ def main() -> int:
     configure("gateway", settings.name or "gateway", settings.log_level, settings.log_format)
     try:
         make_keys(settings)
+        make_certificate(settings)
         if settings.workers > 1:
             return run_workers(settings)
         run(settings)
-    except (OSError, ValueError) as error:  # the address, the model folder, the keys
+    except (OSError, ValueError) as error:  # the address, the model folder, keys
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0

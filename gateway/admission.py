@@ -14,7 +14,7 @@ from gateway.metrics import GatewayMetrics
 
 # How long clients may take to read the error that ends their stream.
 LAST_WORDS_SECONDS = 0.3
-# What one more observation weighs in the time between two ends.
+# What one more observation weighs in the time between two ends while others wait.
 NEW_WEIGHT = 0.1
 LONGEST_RETRY_SECONDS = 60.0
 
@@ -79,8 +79,8 @@ class Admission:
         self._num_arrived = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._ended_at: float | None = None
-        self._seconds_between_ends = 0.0
+        self._ended_at: float | None = None  # the last one, if others waited for it
+        self._seconds_between_ends: float | None = None
 
     @property
     def num_inflight(self) -> int:
@@ -122,8 +122,6 @@ class Admission:
         self._metrics.inflight.dec()
         self._note_end()
         self._admit_next()
-        if not self._running:
-            self._idle.set()
 
     async def drain(self, grace_seconds: float) -> None:
         """Admits nothing more; what runs may finish within `grace_seconds`, then is told that
@@ -172,21 +170,27 @@ class Admission:
             # Those that are done give up at this moment.
             waiting = next((one for one in self._queue if not one.admitted.done()), None)
             if waiting is None:
-                return
+                break
             self._queue.remove(waiting)
             self._num_promised += 1
             waiting.admitted.set_result(None)
+        if not self._running and not self._num_promised:
+            self._idle.set()
 
     def _note_end(self) -> None:
+        """What ends while nobody waits tells how many ask, not how fast a queue moves."""
         now = self._clock.now()
         if self._ended_at is not None:
-            seconds = now - self._ended_at
-            self._seconds_between_ends += NEW_WEIGHT * (seconds - self._seconds_between_ends)
-        self._ended_at = now
+            seconds, before = now - self._ended_at, self._seconds_between_ends
+            self._seconds_between_ends = (
+                seconds if before is None else before + NEW_WEIGHT * (seconds - before)
+            )
+        self._ended_at = now if self._queue else None
 
     def _overloaded(self, why: str) -> Overloaded:
-        """With the time that the queue, and one more, would take at the pace of late."""
-        seconds = self._seconds_between_ends * (len(self._queue) + 1)
+        """With the time that the queue, and one more, would take at the pace of late; the least
+        when none is known."""
+        seconds = (self._seconds_between_ends or 0.0) * (len(self._queue) + 1)
         return Overloaded(
             f"the gateway is full: {why}",
             retry_after_seconds=min(max(1.0, seconds), LONGEST_RETRY_SECONDS),

@@ -47,12 +47,20 @@ class Announcer:
         self._model = model
         self._answer = AnnounceResponse()
         self._answered_at: float | None = None
-        self._was_ready = False
+        self._silence = "not asked yet"  # why there is no answer
+        self._told: str | None = None  # the last problem that was logged
 
     @property
     def is_ready(self) -> bool:
         """A router answers, and says that at least one pair takes requests."""
-        return self._is_fresh() and self._answer.ready
+        return not self.problem
+
+    @property
+    def problem(self) -> str:
+        """Why the cluster takes no requests; "" while it does."""
+        if not self._is_fresh():
+            return "no router answers"
+        return "" if self._answer.ready else "no pair of workers takes requests"
 
     @property
     def page_tokens(self) -> int:
@@ -79,7 +87,7 @@ class Announcer:
                 self._request, timeout_seconds=CALL_TIMEOUT_SECONDS
             )
         except EpserveError as error:
-            log.debug("no router answers", reason=error.message)
+            self._silence = error.message
             return
         if answer.model not in ("", self._model, self._answer.model):
             log.warning("workers serve another model", model=answer.model, ours=self._model)
@@ -95,9 +103,20 @@ class Announcer:
         )
 
     def _log_change(self) -> None:
-        if self.is_ready != self._was_ready:
-            self._was_ready = self.is_ready
-            log.info("ready" if self.is_ready else "not ready: no router, or no pair of workers")
+        """From the start: who is never ready says why."""
+        problem, before = self.problem, self._told
+        if problem == before:
+            return
+        self._told = problem
+        if not problem:
+            log.info("ready")
+            return
+        # While all processes start, that is no news.
+        write = log.warning if before == "" else log.info
+        if self._is_fresh():
+            write(f"not ready: {problem}")
+        else:
+            write(f"not ready: {problem}", routers=self._routers.addresses, reason=self._silence)
 
 
 def _obey(level: str) -> None:

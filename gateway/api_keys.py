@@ -2,22 +2,22 @@
 
 A key file has one key a line, blank lines and # comments aside:
 
-    KEY [name=NAME] [requests_per_minute=N] [tokens_per_minute=N]
+    KEY [name=NAME] [requests_per_minute=N] [tokens_per_minute=N] [max_priority=N]
 
-KEY is the key itself or `sha256:` and the 64 hexadecimal digits of its hash. Limits that a line
-does not name are those of the settings; 0 is none. A changed file is read again within a second;
-one that has become unreadable changes nothing and is complained about.
+KEY is the key itself or `sha256:` and the 64 hexadecimal digits of its hash. What a line does not
+name is as the settings say; 0 requests or tokens are no limit. A changed file is read again within
+a second; one that has become unreadable changes nothing and is complained about.
 """
 
 import asyncio
 import hmac
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from core.file_version import file_version
 from core.log import get_logger
 from gateway.rate_limit import Limits
 
@@ -27,15 +27,17 @@ LOOK_SECONDS = 1.0
 HASH_PREFIX = "sha256:"
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 NUMBER = re.compile(r"[0-9]{1,12}")
-LIMIT_NAMES = frozenset(Limits._fields)
+MAX_PRIORITY = "max_priority"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Who asks. `name` is for logs and rate limits, and tells nothing about the key."""
+    """Who asks. `name` is for logs and rate limits, and tells nothing about the key. Requests of
+    `max_priority` and below it are taken; None: of any priority."""
 
     name: str
     limits: Limits
+    max_priority: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,17 @@ class _Key:
 class ApiKeys:
     """All keys. Without a file and without `keys`, everybody is let in as one client."""
 
-    def __init__(self, *, file: Path | None, keys: Iterable[str], limits: Limits) -> None:
-        """Raises ValueError for a line that makes no sense, and OSError for a missing file."""
+    def __init__(
+        self, *, file: Path | None, keys: Iterable[str], limits: Limits, max_priority: int = 0
+    ) -> None:
+        """`limits` and `max_priority` are those of keys that do not name their own. Raises
+        ValueError for a line that makes no sense, and OSError for a missing file."""
         self._file = file
-        self._limits = limits
-        self._fixed = [_parse(key, limits, "the API keys") for key in keys]
-        self._seen = _signature(file)
-        self._keys = [*self._fixed, *_read(file, limits)]
-        self._everybody = Client(name="everybody", limits=limits)
+        self._usual = Client(name="", limits=limits, max_priority=max_priority)
+        self._fixed = [_parse(key, self._usual, "the API keys") for key in keys]
+        self._seen = file and file_version(file)
+        self._keys = [*self._fixed, *_read(file, self._usual)]
+        self._everybody = Client(name="everybody", limits=limits, max_priority=None)
 
     @property
     def is_open(self) -> bool:
@@ -83,40 +88,31 @@ class ApiKeys:
 
     def reload(self) -> None:
         """One look at the file."""
+        version = self._file and file_version(self._file)
+        if version == self._seen:
+            return
+        self._seen = version
         try:
-            signature = _signature(self._file)
-            if signature == self._seen:
-                return
-            self._seen = signature
-            keys = _read(self._file, self._limits)
+            keys = _read(self._file, self._usual)
         except (OSError, ValueError) as error:
-            if self._seen is not None:
-                log.error("API keys not read again", reason=str(error))
-                self._seen = None
+            log.error("API keys not read again", reason=str(error))
             return
         self._keys = [*self._fixed, *keys]
         log.info("API keys read again", num_keys=len(self._keys))
 
 
-def _signature(file: Path | None) -> tuple[int, int, int] | None:
-    if file is None:
-        return None
-    status = os.stat(file)
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _read(file: Path | None, limits: Limits) -> list[_Key]:
+def _read(file: Path | None, usual: Client) -> list[_Key]:
     if file is None:
         return []
     keys = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         text = line.strip()
         if text and not text.startswith("#"):
-            keys.append(_parse(text, limits, f"{file.name}, line {number}"))
+            keys.append(_parse(text, usual, f"{file.name}, line {number}"))
     return keys
 
 
-def _parse(text: str, limits: Limits, where: str) -> _Key:
+def _parse(text: str, usual: Client, where: str) -> _Key:
     """Never repeats what it cannot read: it may be a key."""
     key, *fields = text.split()
     if key.startswith(HASH_PREFIX):
@@ -129,13 +125,14 @@ def _parse(text: str, limits: Limits, where: str) -> _Key:
     else:
         digest = sha256(key.encode()).digest()
     name = f"key-{sha256(digest).hexdigest()[:8]}"
-    values = limits._asdict()
+    values = {**usual.limits._asdict(), MAX_PRIORITY: usual.max_priority or 0}
     for field in fields:
         left, _, right = field.partition("=")
         if left == "name" and NAME.fullmatch(right):
             name = right
-        elif left in LIMIT_NAMES and NUMBER.fullmatch(right):
+        elif left in values and NUMBER.fullmatch(right):
             values[left] = int(right)
         else:
-            raise ValueError(f"{where}: what follows a key is name=, {'=, '.join(Limits._fields)}=")
-    return _Key(digest, Client(name=name, limits=Limits(**values)))
+            raise ValueError(f"{where}: what follows a key is name=, {'=, '.join(values)}=")
+    max_priority = values.pop(MAX_PRIORITY)
+    return _Key(digest, Client(name=name, limits=Limits(**values), max_priority=max_priority))

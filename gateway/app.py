@@ -46,11 +46,17 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     paths = frozenset(document["paths"])
     endpoints = {CHAT_PATH: frontend.chat, COMPLETIONS_PATH: frontend.complete}
     edge: ASGIApp = BodyLimit(
-        DirectRoutes(app, endpoints),
+        DirectRoutes(app, endpoints, frontend.serving.metrics),
         max_bytes=settings.max_body_bytes,
         timeout_seconds=settings.body_timeout_seconds,
     )
-    edge = KeyGuard(edge, keys, frontend.serving.limiter, guards_all=settings.guard_all_paths)
+    edge = KeyGuard(
+        edge,
+        keys,
+        frontend.serving.limiter,
+        frontend.serving.metrics,
+        guards_all=settings.guard_all_paths,
+    )
     if settings.cors_origins:
         # Around the guard: browsers ask without a key whether they may send one.
         edge = CORSMiddleware(
@@ -60,7 +66,7 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestScope(edge, frontend.serving.metrics, paths)
+    return RequestScope(edge, frontend.serving.metrics, paths, frontend.serving.admission)
 
 
 def _add_generation(app: FastAPI, frontend: Frontend) -> None:
@@ -121,9 +127,8 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/health", response_class=Response)
     async def health() -> Response:
         """200 while the cluster behind this gateway takes requests."""
-        if not frontend.announcer.is_ready:
-            text = "no router, or no pair of workers that takes requests"
-            return error_response(Unavailable(text))
+        if problem := frontend.announcer.problem:
+            return error_response(Unavailable(problem))
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     @app.get("/ready", response_class=Response)

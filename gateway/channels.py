@@ -83,5 +83,8 @@ class ChannelPool:
             if position < num_surplus or newest[key[0]] != key[1]
         ]
         for key in stale:
-            connection = self._connections.pop(key)
-            await connection.close()
+            connection = self._connections.get(key)
+            # While one is closed others lease, and close.
+            if connection is not None and connection.num_users == 0:
+                del self._connections[key]
+                await connection.close()

@@ -1,7 +1,7 @@
 """One choice of a chat: thoughts, text and tool calls told apart while the tokens arrive.
 
 `<think>` and `</think>` are looked for as tokens, never as text, and are themselves in neither.
-Stop strings count in the answer only, not in the thoughts before it.
+Stop strings count in the answer only, not in the thoughts before it nor in tool calls.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from gateway.output_text import OutputText
 from gateway.piece import FinishText, Piece
 from gateway.think_marks import ThinkMarks
 from gateway.tokenizer import Tokenizer
-from gateway.tool_call_parser import ToolCallParser
+from gateway.tool_call_parser import CALLS_BEGIN, ToolCallParser
 from proto.generate_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_UNSPECIFIED,
@@ -125,10 +125,10 @@ class ChatOutput:
             if finish == FINISH_REASON_UNSPECIFIED:
                 return ()
             position = len(tokens)
-        self._answer = self._part(self._stops)
         # `position` tokens of this batch are among the leading ones.
         answer = [*self._leading, *tokens[position:]]
-        self._leading.clear()
+        self._leading.clear()  # counted in the answer
+        self._answer = self._part(self._stops)
         return answer
 
     def _feed_answer(
@@ -140,7 +140,8 @@ class ChatOutput:
         if self._tools is not None:
             piece.text, piece.calls = self._tools.feed(part.text)
             if part.finish_reason is not None:
-                text, calls = self._tools.finish()
+                is_cut_off = part.finish_reason == "length"
+                text, calls = self._tools.finish(is_cut_off=is_cut_off)
                 piece.text += text
                 piece.calls += calls
             if part.finish_reason == "stop" and self._tools.num_calls:
@@ -158,4 +159,5 @@ class ChatOutput:
             min_tokens=max(0, self._min_tokens - self.num_tokens),
             logprobs=self._logprobs,
             end_token_ids=self._end_token_ids,
+            stops_until=CALLS_BEGIN if self._tools is not None else None,
         )

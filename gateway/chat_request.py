@@ -6,12 +6,15 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
-from gateway.request_body import RequestModel
+from gateway.request_body import Items, RequestModel
 from gateway.sampling_fields import SamplingFields, is_text
 from gateway.tool_fields import ToolCall, ToolFields
 
 # A message's fields that are known but not supported, and could not be left out silently.
 UNSUPPORTED_IN_MESSAGES = ("function_call", "audio")
+# As OpenAI's API. Templates need not be made for more: those of DeepSeek's models copy all system
+# messages so far for each one, a minute for as many small ones as a body may hold.
+MAX_MESSAGES = 2048
 
 
 class TextPart(RequestModel):
@@ -21,11 +24,12 @@ class TextPart(RequestModel):
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    prefix: bool | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -63,7 +67,8 @@ class ChatMessage(RequestModel):
                 }
                 for call in self.tool_calls
             ]
-        for name in ("name", "tool_call_id", "reasoning_content"):
+        # V3.1's template opens the thoughts in front of a prefix, if the model is to think.
+        for name in ("name", "tool_call_id", "reasoning_content", "prefix"):
             value = getattr(self, name)
             if value is not None:
                 message[name] = value
@@ -80,34 +85,65 @@ class ChatMessage(RequestModel):
         ]
 
 
+class Thinking(RequestModel):
+    """As DeepSeek's API has it, for models that can do both."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class MessagesFields(ToolFields):
     """What makes the prompt of a chat; /tokenize takes it as well."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking: Thinking | None = None
 
     @model_validator(mode="after")
     def _check_final_message(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
+        if self.continues_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other",
                 param="continue_final_message",
             )
+        last = len(self.messages) - 1
+        for position, message in enumerate(self.messages):
+            if message.prefix and (position < last or message.role != "assistant"):
+                param = f"messages[{position}].prefix"
+                raise InvalidRequest(
+                    f"{param}: only the last message, the assistant's, can be one", param=param
+                )
         return self
+
+    @property
+    def continues_message(self) -> bool:
+        """Whether the output goes on with the last message: DeepSeek's API says so in the
+        message itself."""
+        return bool(self.continue_final_message or self.messages[-1].prefix)
 
     @property
     def final_message(self) -> str | None:
         """The text that is to be continued, if that is asked for."""
-        return self.messages[-1].text if self.continue_final_message else None
+        return self.messages[-1].text if self.continues_message else None
 
     @property
     def begins_turn(self) -> bool:
         """Whether the prompt ends with the beginning of the assistant's turn."""
         if self.add_generation_prompt is None:
-            return not self.continue_final_message
+            return not self.continues_message
         return self.add_generation_prompt
+
+    @property
+    def wants_thoughts(self) -> bool | None:
+        """None: as the template decides."""
+        return None if self.thinking is None else self.thinking.type == "enabled"
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """The client's own, and what V3.1's template calls the choice to think."""
+        chosen = {} if self.wants_thoughts is None else {"thinking": self.wants_thoughts}
+        return chosen | (self.chat_template_kwargs or {})
 
     def template_messages(self) -> list[Mapping[str, Any]]:
         """Raises InvalidRequest for what no template could be given."""

@@ -13,6 +13,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from core.errors import CheckpointError, InvalidRequest
 from model.config import Fields
 
+# Stands for a message's text where the end of that is looked for; nobody writes it.
+MARK = "\U0010fffd"
+
 _OF_DICTIONARIES = frozenset(dir(dict))
 
 
@@ -32,6 +35,7 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in names
+        self.knows_thinking = "thinking" in names
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
@@ -63,14 +67,24 @@ class ChatTemplate:
                 raise InvalidRequest(
                     f"chat_template_kwargs: {name} cannot be set", param="chat_template_kwargs"
                 )
+
+        def rendered(messages: Sequence[Mapping[str, Any]]) -> str:
+            known = {
+                "messages": messages,
+                "add_generation_prompt": add_generation_prompt,
+                "tools": tools,
+            }
+            return self._rendered(known | self._special_tokens | dict(variables))
+
+        text = rendered(messages)
+        if continued is None:
+            return text
+        marked = rendered([*messages[:-1], {**messages[-1], "content": MARK}])
+        return _cut_behind(text, continued, tail=marked.rpartition(MARK)[2])
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         try:
-            text = self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                **self._special_tokens,
-                **variables,
-            )
+            return self._template.render(variables)
         # Templates are programs: one that meets a message it was not made for may raise these.
         except (
             TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError,
@@ -79,23 +93,20 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return text if continued is None else _cut_behind(text, continued)
 
 
-def _cut_behind(text: str, continued: str) -> str:
-    """Up to the end of the last message: behind it stands what ends a turn. Templates may strip
-    what they are given."""
+def _cut_behind(text: str, continued: str, *, tail: str) -> str:
+    """Up to the end of the last message, behind which stands `tail`: what ends a turn, and may
+    have the same characters in it. Templates may strip what they are given."""
     wanted = continued.strip()
-    found = text.rfind(wanted)
-    if not wanted or found < 0:
+    cut = text.removesuffix(tail)
+    if not wanted or not cut.rstrip().endswith(wanted):
         raise InvalidRequest(
-            "continue_final_message: the model's chat template leaves the last message out, or "
-            "it is empty",
-            param="continue_final_message",
+            "the last message cannot be continued: it is empty, or the model's chat template "
+            "leaves it out",
+            param="messages",
         )
-    with_space = continued.lstrip()
-    was_stripped = not text.startswith(with_space, found)
-    return text[: found + len(wanted if was_stripped else with_space)]
+    return cut
 
 
 def _source(folder: Path) -> str | None:

@@ -113,6 +113,7 @@ class Leg:
         self._priority = priority
         self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
         self._num_calls = 0
+        self._asked_at: float | None = None  # for the first time
         self._search = Search(cluster.bounds)
         self._is_searching = True  # something is to be forgotten with the next token
 
@@ -144,6 +145,10 @@ class Leg:
                 except EpserveError as failure:
                     error = failure
             self._note_failure(pair, error)
+
+    def note_begun(self) -> None:
+        """The client has tokens of this request, of another choice."""
+        self._search.note_begun()
 
     def _generate(self, calls: MultiplexClient, pair: AssignResponse, span: tracing.Span) -> Call:
         # An id of its own for each call: the one before may still be ending on that worker.
@@ -185,7 +190,7 @@ class Leg:
         """A pair, waiting for one as long as the search has patience."""
         while True:
             asking = self._cluster.routers.assign(
-                self._assign_request().SerializeToString(),
+                self._assign_request,
                 first_page=self._prefix_hashes[0] if self._prefix_hashes else None,
                 timeout_seconds=self._remaining_seconds(),
             )
@@ -206,6 +211,9 @@ class Leg:
 
     def _assign_request(self) -> AssignRequest:
         num_output = len(self.output_token_ids)
+        now = self._cluster.clock.now()
+        if self._asked_at is None:
+            self._asked_at = now
         return AssignRequest(
             request_id=self._request_id,
             model=self._cluster.model,
@@ -214,6 +222,7 @@ class Leg:
             prefix_hashes=self._prefix_hashes,
             exclude_epochs=self._search.excluded_epochs,
             priority=self._priority,
+            waited_seconds=now - self._asked_at,
         )
 
     # ---- answers and failures

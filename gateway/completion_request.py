@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
+from gateway.request_body import Items
 from gateway.sampling_fields import SamplingFields, is_text
 
 DEFAULT_MAX_TOKENS = 16
@@ -15,7 +16,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 class CompletionRequest(SamplingFields):
     """`prompt` is a text, token ids, or a list of several of either."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from core.errors import InvalidRequest
 from gateway.ebnf import ebnf_literal
-from gateway.request_body import RequestModel
+from gateway.request_body import Items, RequestModel
 
 MAX_CHOICES = 1024
 
@@ -44,7 +44,7 @@ class ConstraintFields(RequestModel):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1)
     guided_grammar: str | None = Field(None, min_length=1)
-    guided_choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    guided_choice: Items[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
 
     def constraint(self) -> Constraint | None:
         """Raises InvalidRequest when there are several."""

@@ -12,7 +12,8 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from core.errors import EpserveError
+from core.errors import Cancelled, EpserveError
+from gateway.metrics import GatewayMetrics
 from gateway.openai_error import on_epserve_error, on_http_exception
 from gateway.turns import Turns
 
@@ -20,11 +21,15 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class DirectRoutes:
-    """POST to one of `endpoints` goes straight there, everything else to `app`."""
+    """POST to one of `endpoints` goes straight there, everything else to `app`: HEAD, which the
+    framework does not know, as GET. The server leaves the body out."""
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], metrics: GatewayMetrics
+    ) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._metrics = metrics
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,6 +37,8 @@ class DirectRoutes:
         if scope["type"] == "http" and scope["method"] == "POST":
             endpoint = self._endpoints.get(scope["path"])
         if endpoint is None:
+            if scope["type"] == "http" and scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
             await self._app(scope, receive, send)
             return
         # What is under way needs less time to its next token than a new prompt: it goes first.
@@ -40,7 +47,7 @@ class DirectRoutes:
         request = Request(scope, receive)
         # Both kinds are raised before the first byte only.
         try:
-            response = await endpoint(request)
+            response = await self._response(endpoint, request)
             await response(scope, receive, send)
             return
         except EpserveError as error:
@@ -48,3 +55,19 @@ class DirectRoutes:
         except HTTPException as error:
             refusal = await on_http_exception(request, error)
         await refusal(scope, receive, send)
+
+    async def _response(self, endpoint: Endpoint, request: Request) -> Response:
+        """Counts what is refused here; a response counts by itself how it ends."""
+        try:
+            return await endpoint(request)
+        except HTTPException:  # 408 and 413, which are counted as responses
+            raise
+        except Cancelled:  # while its body was read
+            self._metrics.count_refusal("disconnected")
+            raise
+        except EpserveError as error:
+            self._metrics.count_refusal(error.status.code)
+            raise
+        except Exception:
+            self._metrics.count_refusal("internal")
+            raise

@@ -1,5 +1,6 @@
 """From validated bodies to responses: prompts tokenized, bounds checked, a run made."""
 
+import asyncio
 import math
 import os
 import time
@@ -10,9 +11,10 @@ import msgspec
 from fastapi import Request, Response
 
 from core import tracing
-from core.errors import InvalidRequest, ModelNotFound
+from core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from core.log import get_logger
 from gateway.announcer import Announcer
+from gateway.api_keys import Client
 from gateway.chat_prompt import make_chat_prompt
 from gateway.chat_reply import ChatReply
 from gateway.chat_request import ChatRequest
@@ -21,8 +23,13 @@ from gateway.completion_reply import CompletionReply
 from gateway.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar_compiler import GrammarCompiler
-from gateway.grammar_request import constraint_grammar, tool_grammar
+from gateway.grammar_request import (
+    constraint_grammar,
+    constraint_or_tool_grammar,
+    tool_grammar,
+)
 from gateway.job import ChatForm, Job, Prompt, make_prompt
+from gateway.key_guard import CLIENT
 from gateway.prompt_echo import PromptEcho
 from gateway.request_body import read_body
 from gateway.request_trace import describe_job
@@ -56,7 +63,8 @@ class Frontend:
         """POST /v1/chat/completions."""
         arrived_at = self._admit()
         body = await read_body(request, ChatRequest)
-        self._check_common(body)
+        self._check_common(body, request)
+        self._check_num_choices(body, 1)
         tools = body.tool_use()
         with tracing.begin("tokenize") as span:
             rendered = await make_chat_prompt(body, self.model)
@@ -77,7 +85,8 @@ class Frontend:
         )
         marks = self.model.think_marks
         after = marks.close if marks is not None and rendered.is_thinking else None
-        await self._add_grammar(sampling, body, tools, after)
+        deadline = arrived_at + self._timeout_seconds(request)
+        await self._add_grammar(sampling, body, tools, after, deadline)
         form = ChatForm(
             marks=marks,
             is_thinking=rendered.is_thinking,
@@ -86,7 +95,7 @@ class Frontend:
             at_most_one_call=tools.at_most_one,
         )
         job = self._job(
-            body, [prompt], sampling, arrived_at, request,
+            body, [prompt], sampling, arrived_at, deadline,
             tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
         describe_job(request.scope, job, self.model.name)
@@ -96,9 +105,11 @@ class Frontend:
         """POST /v1/completions."""
         arrived_at = self._admit()
         body = await read_body(request, CompletionRequest)
-        self._check_common(body)
+        self._check_common(body, request)
+        texts_or_ids = body.prompts()
+        self._check_num_choices(body, len(texts_or_ids))
         with tracing.begin("tokenize") as span:
-            prompts = [await self._prompt(body, text_or_ids) for text_or_ids in body.prompts()]
+            prompts = [await self._prompt(body, text_or_ids) for text_or_ids in texts_or_ids]
             _note_tokens(span, *(prompt.token_ids for prompt in prompts))
         tells_logprobs = body.logprobs is not None
         sampling = body.sampling_params(
@@ -111,8 +122,11 @@ class Frontend:
         if body.echo and (tells_logprobs or body.max_tokens == 0):
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
-        await self._add_grammar(sampling, body, None, None)
-        job = self._job(body, prompts, sampling, arrived_at, request, tells_logprobs=tells_logprobs)
+        deadline = arrived_at + self._timeout_seconds(request)
+        await self._add_grammar(sampling, body, None, None, deadline)
+        job = self._job(
+            body, prompts, sampling, arrived_at, deadline, tells_logprobs=tells_logprobs
+        )
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
 
@@ -154,9 +168,18 @@ class Frontend:
         self.serving.admission.check()
         return self.serving.clock.now()
 
-    def _check_common(self, body: SamplingFields) -> None:
+    def _check_common(self, body: SamplingFields, request: Request) -> None:
         self._check_model(body.model)
+        _check_priority(body.priority or 0, request.scope.get(CLIENT))
         body.check_token_ids(self.model.vocab_size)
+
+    def _check_num_choices(self, body: SamplingFields, num_prompts: int) -> None:
+        """Before anything is done for each prompt."""
+        if num_prompts * body.num_tried > self.settings.max_choices:
+            raise InvalidRequest(
+                f"at most {self.settings.max_choices} choices in a request, over all prompts",
+                param=_blamed_for_choices(body),
+            )
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.model.name:
@@ -168,8 +191,10 @@ class Frontend:
         body: SamplingFields,
         tools: ToolUse | None,
         after_token_id: int | None,
+        deadline: float,
     ) -> None:
-        """Raises InvalidRequest for a form that cannot be kept to."""
+        """Raises InvalidRequest for a form that cannot be kept to, and DeadlineExceeded where
+        others' take too long."""
         constraint = body.constraint()
         if tools is not None and tools.forced:
             if constraint is not None:
@@ -177,21 +202,32 @@ class Frontend:
                     f"{constraint.param} cannot be kept to while tool_choice forces a call",
                     param=constraint.param,
                 )
-            with tracing.begin("compile grammar"):
-                grammar = await tool_grammar(
-                    tools.forced,
-                    self.model.tool_form,
-                    self.grammars,
-                    at_most_one=tools.at_most_one,
-                    after_token_id=after_token_id,
-                )
+            compiling = tool_grammar(
+                tools.forced,
+                self.model.tool_form,
+                self.grammars,
+                at_most_one=tools.at_most_one,
+                after_token_id=after_token_id,
+            )
+        elif constraint is not None and tools is not None and tools.offered:
+            compiling = constraint_or_tool_grammar(
+                constraint,
+                tools.offered,
+                self.model.tool_form,
+                self.grammars,
+                at_most_one=tools.at_most_one,
+                after_token_id=after_token_id,
+            )
         elif constraint is not None:
-            with tracing.begin("compile grammar"):
-                grammar = await constraint_grammar(
-                    constraint, self.grammars, after_token_id=after_token_id
-                )
+            compiling = constraint_grammar(constraint, self.grammars, after_token_id=after_token_id)
         else:
             return
+        with tracing.begin("compile grammar"):
+            try:
+                async with asyncio.timeout(deadline - self.serving.clock.now()):
+                    grammar = await compiling
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed in front of the grammar") from error
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:
@@ -227,18 +263,12 @@ class Frontend:
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
         arrived_at: float,
-        request: Request,
+        deadline: float,
         *,
         tells_logprobs: bool,
         chat: ChatForm | None = None,
     ) -> Job:
         num_returned = body.n or 1
-        num_per_prompt = body.num_tried
-        if len(prompts) * num_per_prompt > self.settings.max_choices:
-            raise InvalidRequest(
-                f"at most {self.settings.max_choices} choices in a request, over all prompts",
-                param=_blamed_for_choices(body),
-            )
         min_tokens = sampling.min_tokens
         if min_tokens and any(min_tokens > prompt.max_tokens for prompt in prompts):
             raise InvalidRequest(
@@ -250,14 +280,14 @@ class Frontend:
             endpoint="completions" if chat is None else "chat",
             created=int(time.time()),
             prompts=tuple(prompts),
-            num_per_prompt=num_per_prompt,
+            num_per_prompt=body.num_tried,
             num_returned=num_returned,
             sampling=sampling,
             stop_strings=body.stop_strings,
             stream=bool(body.stream),
             include_usage=body.include_usage,
             arrived_at=arrived_at,
-            deadline=arrived_at + self._timeout_seconds(request),
+            deadline=deadline,
             end_token_ids=self._end_token_ids(sampling),
             tells_logprobs=tells_logprobs,
             chat=chat,
@@ -294,6 +324,13 @@ class Frontend:
         page_tokens = self.announcer.page_tokens
         run = Run(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
         return GenerationResponse(job, run, reply, self.serving)
+
+
+def _check_priority(priority: int, client: Client | None) -> None:
+    if client is not None and client.max_priority is not None and priority > client.max_priority:
+        raise InvalidRequest(
+            f"priority: with this key at most {client.max_priority}", param="priority"
+        )
 
 
 def _note_tokens(span: tracing.Span, *prompts: list[int]) -> None:

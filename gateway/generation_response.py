@@ -2,6 +2,7 @@
 
 nothing sent yet   an error becomes an HTTP status with OpenAI's error object
 stream has begun   an error becomes one event with that object, and the stream ends
+not let in yet     nothing is sent: a refusal is to have its status and its Retry-After
 nothing to send    a stream begins, or goes on, with a comment every `ping_seconds`
 client gone        everything that was started for it is cancelled at once
 client not reading the same after `reader_stall_seconds`, or a moment behind the deadline
@@ -82,7 +83,7 @@ class GenerationResponse(Response):
             raise
         finally:
             await sender.close()
-            meter.note(is_end=True)
+            meter.end()
             self._record(outcome, client)
             describe_end(scope, self._run, outcome)
 
@@ -92,6 +93,8 @@ class GenerationResponse(Response):
         try:
             meter.begin()
             async with self._serving.admission.slot(self._run, self._job.priority):
+                sender.begin_work()
+                meter.note_admitted()
                 if self._job.stream:
                     await self._stream(sender, meter)
                 else:
@@ -131,7 +134,8 @@ class GenerationResponse(Response):
                 if run.is_over:
                     last = events  # goes out with the end
                     break
-                await sender.events(events)
+                if events:  # thoughts that are left out are silence: pings are due
+                    await sender.events(events)
                 meter.note()
         if self._job.include_usage:
             last += self._reply.usage_event(run.usage())

@@ -1,7 +1,8 @@
 """Grammars compiled before anything is queued, in a helper process of this gateway.
 
 The process is started by `warm` or by the first request that needs it, asked one grammar at a
-time, and killed when one takes too long. Verdicts are remembered.
+time, and killed when one takes too long. Verdicts are remembered; of a
+grammar that the process did not survive only for a while: the machine may have been busy.
 """
 
 import asyncio
@@ -24,6 +25,9 @@ COMPILE_SECONDS = 5.0
 START_SECONDS = 60.0
 MAX_WAITING = 64
 MAX_VERDICTS = 512
+# Of grammars that are told: they are many times as large as what they are made of.
+MAX_VERDICT_CHARACTERS = 32 * 2**20
+FAILURE_SECONDS = 60.0
 MAX_TEXT_BYTES = 256 * 2**10
 MAX_ANSWER_BYTES = 64 * 2**20
 
@@ -43,7 +47,7 @@ class GrammarCompiler:
         self._compile_seconds = compile_seconds
         self._process: Process | None = None
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+        self._tasks: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
         self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
 
     async def compile(self, request: Mapping[str, Any], *, param: str) -> str:
@@ -58,10 +62,7 @@ class GrammarCompiler:
         key = hashlib.sha256(line).digest()
         answer = self._verdicts.get(key)
         if answer is None:
-            answer = await self._asked(line)
-            self._verdicts[key] = answer
-            while len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
+            answer = await self._asked(key, line)
         else:
             self._verdicts.move_to_end(key)
         if "error" in answer:
@@ -82,19 +83,38 @@ class GrammarCompiler:
 
     async def close(self) -> None:
         """Ends the process and whatever waits for it."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._end_process()
 
-    async def _asked(self, line: bytes) -> dict[str, Any]:
-        if len(self._tasks) >= MAX_WAITING:
-            raise Overloaded("too many grammars wait to be compiled")
+    def _remember(self, key: bytes, answer: dict[str, Any]) -> None:
+        """In the place of the least recently used ones."""
+        self._verdicts[key] = answer
+        if "ended" in answer:
+            loop = asyncio.get_running_loop()
+            loop.call_later(FAILURE_SECONDS, self._verdicts.pop, key, None)
+        num_characters = sum(map(_num_characters, self._verdicts.values()))
+        while len(self._verdicts) > MAX_VERDICTS or num_characters > MAX_VERDICT_CHARACTERS:
+            _, answer = self._verdicts.popitem(last=False)
+            num_characters -= _num_characters(answer)
+
+    async def _asked(self, key: bytes, line: bytes) -> dict[str, Any]:
+        task = self._tasks.get(key)  # who wants the same waits for the same answer
+        if task is None:
+            if len(self._tasks) >= MAX_WAITING:
+                raise Overloaded("too many grammars wait to be compiled")
+            task = asyncio.create_task(self._learn(key, line))
+            self._tasks[key] = task
+            task.add_done_callback(lambda _: self._tasks.pop(key))
         # A client that leaves must not take the answer along: the next one would get it.
-        task = asyncio.create_task(self._ask(line))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
+
+    async def _learn(self, key: bytes, line: bytes) -> dict[str, Any]:
+        answer = await self._ask(line)
+        self._remember(key, answer)
+        return answer
 
     async def _ask(self, line: bytes) -> dict[str, Any]:
         async with self._lock:
@@ -112,7 +132,7 @@ class GrammarCompiler:
                 raise
             log.warning("grammar compiler ended", reason=error)
             await self._end_process()
-            return {"error": error}
+            return {"error": error, "ended": True}
 
     async def _running(self) -> Process:
         if self._process is not None and self._process.returncode is None:
@@ -138,6 +158,10 @@ class GrammarCompiler:
         if process.stdin is not None:
             process.stdin.close()
         await process.wait()
+
+
+def _num_characters(answer: dict[str, Any]) -> int:
+    return len(answer.get("ebnf", ""))
 
 
 async def _read(process: Process) -> dict[str, Any]:

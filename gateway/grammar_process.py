@@ -12,7 +12,8 @@ One JSON object a line, from standard input and to standard output:
     {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ...}, "" where
                                                                        the text itself will do
     {"kind": "tool_calls", "tools": [[NAME, SCHEMA], ...], "begin": ..., "end": ...,
-     "head": ..., "tail": ..., "between": ..., "at_most_one": ...}  -> {"ebnf": ...}
+     "head": ..., "tail": ..., "between": ..., "at_most_one": ...,
+     "instead": null or one of the above}                           -> {"ebnf": ...}
                                                     what cannot be  -> {"error": ...}
 """
 
@@ -79,20 +80,29 @@ class Compiler:
         return self._grammar.from_ebnf(text)
 
     def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
-        """One call, or up to MAX_CALLS, of any of the tools, marks and all."""
-        calls = []
+        """One call, or up to MAX_CALLS, of any of the tools, marks and all; or none of them,
+        and what there may be instead."""
+        heads: dict[str, list[str]] = {}  # tools of one schema share its rules
         for name, schema in request["tools"]:
-            head = self._literal(request["head"].replace("NAME", name))
+            heads.setdefault(schema, []).append(request["head"].replace("NAME", name))
+        calls = []
+        for schema, texts in heads.items():
             arguments = self._plain("json_schema", schema)
-            calls.append(self._grammar.concat(head, arguments, self._literal(request["tail"])))
+            tail = self._literals([request["tail"]])
+            calls.append(self._grammar.concat(self._literals(texts), arguments, tail))
         one = str(calls[0] if len(calls) == 1 else self._grammar.union(*calls))
         begin, between, end = (ebnf_literal(request[n]) for n in ("begin", "between", "end"))
         several = "" if request["at_most_one"] else f" ({between} one_call){{0,{MAX_CALLS - 1}}}"
         text = _renamed(one, "root", "one_call")
-        return self._grammar.from_ebnf(f"{text}\nroot ::= {begin} one_call{several} {end}\n")
+        grammar = self._grammar.from_ebnf(f"{text}\nroot ::= {begin} one_call{several} {end}\n")
+        instead = request["instead"]
+        if instead is None:
+            return grammar
+        return self._grammar.union(self._plain(instead["kind"], instead["text"]), grammar)
 
-    def _literal(self, text: str) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
-        return self._grammar.from_ebnf(f"root ::= {ebnf_literal(text)}")
+    def _literals(self, texts: list[str]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
+        """Any one of the texts."""
+        return self._grammar.from_ebnf("root ::= " + " | ".join(map(ebnf_literal, texts)))
 
 
 class _Warnings:

@@ -13,6 +13,8 @@ from gateway.tool_fields import Tool
 from gateway.tool_form import ToolForm
 from proto.generate_pb2 import Grammar
 
+ANY_OBJECT = '{"type":"object"}'
+
 
 async def constraint_grammar(
     constraint: Constraint, compiler: GrammarCompiler, *, after_token_id: int | None
@@ -22,13 +24,8 @@ async def constraint_grammar(
     `after_token_id`: the constraint begins behind this token (the end of the thoughts).
     Raises InvalidRequest that names the field and the reason.
     """
+    _check(constraint)
     kind, text, param = constraint
-    if kind == "json_schema" and text:
-        _check_schema_text(text, param)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
     ebnf = await compiler.compile({"kind": kind, "text": text}, param=param)
     if ebnf:
         kind, text = "ebnf", ebnf
@@ -57,6 +54,38 @@ async def tool_grammar(
     request = form.grammar_request(named, at_most_one=at_most_one)
     ebnf = await compiler.compile(request, param="tools")
     return Grammar(ebnf=ebnf, compact=True, after_token_id=after_token_id)
+
+
+async def constraint_or_tool_grammar(
+    constraint: Constraint,
+    tools: Sequence[Tool],
+    form: ToolForm,
+    compiler: GrammarCompiler,
+    *,
+    at_most_one: bool,
+    after_token_id: int | None,
+) -> Grammar:
+    """For a model that may call `tools`, and otherwise has to keep to `constraint`: from the
+    first token on, which tells which of both it is. Arguments are any objects, as they are
+    without a constraint. Raises as `constraint_grammar`."""
+    _check(constraint)
+    named = [(tool.function.name, ANY_OBJECT) for tool in tools]
+    instead = {"kind": constraint.kind, "text": constraint.text}
+    if constraint.kind == "json_schema" and not constraint.text:
+        instead["text"] = ANY_OBJECT
+    request = form.grammar_request(named, at_most_one=at_most_one, instead=instead)
+    ebnf = await compiler.compile(request, param=constraint.param)
+    return Grammar(ebnf=ebnf, compact=True, after_token_id=after_token_id)
+
+
+def _check(constraint: Constraint) -> None:
+    kind, text, param = constraint
+    if kind == "json_schema" and text:
+        _check_schema_text(text, param)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
 
 
 def _check_schema_text(text: str, param: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.openai_error import error_object
+from gateway.request_parser import RequestParser
 
 # In the scope of a request: its `HttpProtocol`, and whether all of its body has come.
 CONNECTION = "epserve.connection"
@@ -27,6 +28,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.parser: RequestParser = RequestParser(self)  # type: ignore[assignment]
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._num_head_bytes = 0
@@ -83,10 +85,14 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.skips:
+            return
         self._head_is_there()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.skips:
+            return
         super().on_message_complete()
         if self.cycle is not None and not self.cycle.more_body:
             cast("dict[str, Any]", self.scope)[BODY_IS_THERE] = True

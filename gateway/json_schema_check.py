@@ -57,6 +57,7 @@ class _Place(NamedTuple):
 def check_schema(schema: object, param: str) -> None:
     """Raises InvalidRequest naming the first keyword that would not be kept to, and where."""
     waiting = [_Place(schema, "#", 1)]
+    followed: set[str] = set()
     num_seen = 0
     while waiting:
         place = waiting.pop()
@@ -68,7 +69,7 @@ def check_schema(schema: object, param: str) -> None:
         if isinstance(place.schema, bool):
             continue
         fault = (
-            _fault(place.schema, schema)
+            _fault(place.schema, schema, followed)
             if isinstance(place.schema, dict)
             else "a schema must be an object or a boolean"
         )
@@ -91,12 +92,12 @@ def _parts(place: _Place, schema: Mapping[str, Any]) -> Iterator[_Place]:
             yield _Place(part, f"{place.path}/{name}/{key[:64]}", depth)
 
 
-def _fault(schema: dict[str, Any], root: object) -> str | None:
+def _fault(schema: dict[str, Any], root: object, followed: set[str]) -> str | None:
     """What is wrong with this schema, its parts apart."""
     return (
         _wrong_form(schema)
         or _unsupported(schema)
-        or _bad_reference(schema, root)
+        or _bad_reference(schema, root, followed)
         or _left_out_beside(schema)
         or _without_type(schema)
         or _cannot_be_combined(schema)
@@ -125,22 +126,26 @@ def _unsupported(schema: dict[str, Any]) -> str | None:
     return None
 
 
-def _bad_reference(schema: dict[str, Any], root: object) -> str | None:
-    """References are followed, also around in a circle, until something else comes."""
-    seen = []
+def _bad_reference(schema: dict[str, Any], root: object, followed: set[str]) -> str | None:
+    """References are followed, also around in a circle, until something else comes, or one of
+    those that were `followed` to a good end before: long chains are walked along once."""
+    seen: set[str] = set()
     while isinstance(schema, dict) and "$ref" in schema:
         reference = schema["$ref"]
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return "$ref must be '#' or begin with '#/': nothing outside is looked up"
+        if reference in followed:
+            break
         if reference in seen:
             return f"$ref {reference[:200]!r} leads back to itself"
-        seen.append(reference)
+        seen.add(reference)
         target = root
         for part in reference.split("/")[1:]:
             if not isinstance(target, dict) or part not in target:
                 return f"$ref {reference[:200]!r} leads nowhere"
             target = target[part]
         schema = target if isinstance(target, dict) else {}
+    followed |= seen
     return None
 
 
@@ -163,8 +168,9 @@ def _left_out_beside(schema: dict[str, Any]) -> str | None:
 def _without_type(schema: dict[str, Any]) -> str | None:
     if any(name in schema for name in EXCLUSIVE):
         return None
-    types = schema.get("type", ())
-    named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
+    types = schema.get("type")
+    listed = types if isinstance(types, list) else [types]
+    named = {one for one in listed if isinstance(one, str)}
     if "integer" in named:
         named.add("number")
     if "properties" in schema or "patternProperties" in schema:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.errors import RateLimited
 from core.log import get_logger
 from gateway.api_keys import ApiKeys, Client
+from gateway.metrics import GENERATION_PATHS, GatewayMetrics
 from gateway.openai_error import error_response, http_error_response
 from gateway.rate_limit import RateLimiter
 
@@ -24,12 +25,19 @@ class KeyGuard:
     into the scope and the state of its limits on each response."""
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, limiter: RateLimiter, *, guards_all: bool
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        limiter: RateLimiter,
+        metrics: GatewayMetrics,
+        *,
+        guards_all: bool,
     ) -> None:
         """`guards_all`: the paths of operation ask for a key as well."""
         self._app = app
         self._keys = keys
         self._limiter = limiter
+        self._metrics = metrics
         self._open_paths = frozenset() if guards_all else OPEN_PATHS
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -47,6 +55,8 @@ class KeyGuard:
             self._limiter.take_request(client.name, client.limits)
         except RateLimited as error:
             log.info("rate limit reached", client=client.name)
+            if scope["path"] in GENERATION_PATHS:
+                self._metrics.count_refusal(error.status.code)
             return error_response(error)(scope, receive, sender)
         return self._app(scope, receive, sender)
 

@@ -158,6 +158,10 @@ class GatewayMetrics:
         self.request_prompt_tokens.observe(num_prompt)
         self.request_generation_tokens.observe(num_generated)
 
+    def count_refusal(self, outcome: str) -> None:
+        """A request is over before there was anything to generate."""
+        self._requests_by_outcome[outcome].inc()
+
     def http_response(self, path: str, code: int) -> Counter:
         """The count of responses with this status; `path` as metrics may name it."""
         counter = self._http_responses.get((path, code))

@@ -47,15 +47,19 @@ class OutputText:
         logprobs: bool,
         end_token_ids: Collection[int] | None = None,
         offset: int = 0,
+        stops_until: str | None = None,
     ) -> None:
         """`end_token_ids` are those that end a request and are not shown (None: whichever
-        token is the last); `offset` is where the text begins, for log-probabilities."""
+        token is the last); `offset` is where the text begins, for log-probabilities;
+        behind `stops_until` no stop string counts."""
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.sum_logprob = 0.0
         self.finish_reason: FinishText | None = None
         self._tokenizer = tokenizer
         self._stops = StopStrings(stops)
+        self._stops_until = stops_until or ""
+        self._end_of_stops = StopStrings([stops_until] if stops and stops_until else ())
         self._min_tokens = min_tokens  # stop strings are looked for behind these only
         self._logprobs = logprobs
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -107,14 +111,20 @@ class OutputText:
         """Adds text; when it completes a stop string, cuts there and returns true."""
         begin = len(self._held)
         self._held += text
-        if self.num_tokens <= self._min_tokens:
-            return False
-        found = self._stops.find(text)
+        found = self._find_stop(text)
         if found is None:
             return False
         self._held = self._held[: begin + found]
         self.finish_reason = "stop"
         return True
+
+    def _find_stop(self, text: str) -> int | None:
+        """As `StopStrings.find`, for the text that comes next."""
+        stops, over = self._stops, self._end_of_stops.find(text)
+        if over is not None:
+            text = text[: over + len(self._stops_until)]
+            self._stops = StopStrings(())
+        return stops.find(text) if self.num_tokens > self._min_tokens else None
 
     def _take(self, num_characters: int) -> Piece:
         text, self._held = self._held[:num_characters], self._held[num_characters:]

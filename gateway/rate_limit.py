@@ -1,8 +1,9 @@
 """Rate limits of API keys: a bucket of requests and one of tokens for each.
 
 A bucket holds what a minute allows and fills evenly. A request takes one request when its
-headers are there, its prompt's tokens when it is admitted, and each token of the output as it
-comes: output may overdraw the bucket, and the next request waits until that is paid back.
+headers are there, its prompt's tokens before it waits for room, which gets them back if it is not
+admitted, and each token of the output as it comes: output may overdraw the bucket, and the next
+request waits until that is paid back.
 """
 
 from typing import NamedTuple
@@ -56,6 +57,10 @@ class RateLimiter:
             if levels.tokens < needed - 1e-6:
                 raise _refusal("tokens", limits.tokens_per_minute, needed - levels.tokens)
             self._memory.write(key, levels._replace(tokens=levels.tokens - num_tokens))
+
+    def give_prompt_back(self, key: str, limits: Limits, num_tokens: int) -> None:
+        """Undoes `take_prompt` for a request that was not admitted."""
+        self.take_output(key, limits, -num_tokens)
 
     def take_output(self, key: str, limits: Limits, num_tokens: int) -> None:
         """Counts tokens that were generated already."""

@@ -25,13 +25,19 @@ class ReplySender:
         self.has_begun = False
         self._send = send
         self._clock = clock
-        self._last_at = clock.now()  # when a write began
+        self._last_at = clock.now()  # when a write began, or the work
+        self._has_work = False
         self._is_writing = False
         self._pinging: asyncio.Task[None] | None = None
 
+    def begin_work(self) -> None:
+        """The request is let in: from now on its client may wonder about silence."""
+        self._has_work = True
+        self._last_at = self._clock.now()
+
     def silent_seconds(self, now: float) -> float:
-        """Since the last write began, or since the request."""
-        return now - self._last_at
+        """Since the last write, or the work, began; 0 before."""
+        return now - self._last_at if self._has_work else 0.0
 
     def stalled_seconds(self, now: float) -> float:
         """How long the client has kept a write waiting; 0 when none waits."""

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.log import get_logger, request_context
 from core.trace_context import TRACE
 from core.tracing import NOTHING, Span, is_on
+from gateway.admission import Admission
 from gateway.metrics import GatewayMetrics
 from gateway.openai_error import internal_error_response
 from gateway.request_trace import begin_request, end_request, trace_of
@@ -19,21 +20,31 @@ log = get_logger("gateway.http")
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # Asked for all the time by probes and scrapers.
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+CLOSE = (b"connection", b"close")
 
 
 class RequestScope:
     """Gives each request an id: the client's `x-request-id` when it is safe to repeat, a new
     one otherwise. It is on the response, in every log line and, through the context, in the
     metadata of every call made on the request's behalf; and so is the trace, but for the response.
+    While the gateway stops, connections end with their responses: clients that try again would
+    otherwise come back to it, and not to one that stays.
 
     NOTE: a plain ASGI middleware; Starlette's BaseHTTPMiddleware loses count of streams
     that clients cancel.
     """
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: GatewayMetrics,
+        paths: frozenset[str],
+        admission: Admission,
+    ) -> None:
         """`paths` are those that metrics may name; all others count as one."""
         self._app = app
         self._metrics = metrics
+        self._admission = admission
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +59,10 @@ class RequestScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                headers = [*message.get("headers", ()), id_header]
+                if self._admission.is_draining:
+                    headers.append(CLOSE)
+                message["headers"] = headers
             return send(message)
 
         started = time.monotonic()

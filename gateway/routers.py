@@ -7,7 +7,7 @@ the same one, which then knows best who has their pages; when it is not there, t
 import asyncio
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -16,7 +16,7 @@ from core import tracing
 from core.errors import EpserveError, Unavailable
 from core.log import get_logger
 from core.resolver import Lookup, is_literal, resolve, system_lookup
-from proto.router_pb2 import AnnounceRequest, AnnounceResponse
+from proto.router_pb2 import AnnounceRequest, AnnounceResponse, AssignRequest
 from proto.router_pb2_grpc import RouterStub
 from rpc.client import channel, to_error
 from rpc.multiplex_client import MultiplexClient
@@ -91,9 +91,14 @@ class Routers:
         return any(router.is_connected for router in self._routers.values())
 
     async def assign(
-        self, request: bytes, *, first_page: int | None, timeout_seconds: float
+        self,
+        make_request: Callable[[], AssignRequest],
+        *,
+        first_page: int | None,
+        timeout_seconds: float,
     ) -> bytes:
-        """Answer to an AssignRequest, of the first router that is there and has a pair.
+        """Answer to an AssignRequest, of the first router that is there and has a pair. It is
+        made anew for each: it tells how long it has waited, at other routers, too.
 
         `first_page` is the hash of the prompt's first page, if it fills one. Raises what
         routers say when none has a pair.
@@ -103,6 +108,7 @@ class Routers:
         for router in self._in_order(first_page):
             seconds = until - asyncio.get_running_loop().time()
             try:
+                request = make_request().SerializeToString()
                 return await router.assign(request, max(0, seconds))
             except Unavailable as failure:
                 # One that is there knows more about why there is no pair.

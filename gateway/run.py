@@ -227,6 +227,8 @@ class Run:
         num_tokens = len(batch.tokens)
         self._metrics.output_tokens.inc(num_tokens)
         if last_at is None:
+            for other in self._choices:
+                other.leg.note_begun()
             self._metrics.time_to_first_token.observe(now - self._job.arrived_at)
             self._metrics.queue_time.observe(choice.leg.queue_seconds)
         else:

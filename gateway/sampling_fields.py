@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from core.errors import InvalidRequest
 from gateway.constraint_fields import ConstraintFields
-from gateway.request_body import RequestModel
+from gateway.request_body import Items, RequestModel
 from gateway.sampling_defaults import SamplingDefaults
 from proto.generate_pb2 import SamplingParams, TokenBias
 
@@ -17,6 +17,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_BIASES = 1024
 PRIORITIES = 2**31
 UINT64 = 2**64
+# Smaller ones become 0 on their way to a worker, in float32, and 0 means all tokens.
+LEAST_TOP_P = 2.0**-126
 
 # JSON's keys are texts.
 TokenIdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -41,11 +43,11 @@ class SamplingFields(ConstraintFields):
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=1e-3, le=10)
     logit_bias: dict[TokenIdText, Bias] | None = Field(None, max_length=MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=UINT64)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
+    stop: StopString | Annotated[Items[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Items[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
         None, max_length=MAX_STOP_TOKEN_IDS
     )
     ignore_eos: bool | None = None
@@ -53,6 +55,14 @@ class SamplingFields(ConstraintFields):
     priority: int | None = Field(None, ge=-PRIORITIES, lt=PRIORITIES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _check_num_biases(cls, value: object) -> object:
+        """Before any of them is looked at, and complained about."""
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise ValueError(f"at most {MAX_BIASES} tokens can be named")
+        return value
 
     @field_validator("model", "stop", mode="after")
     @classmethod
@@ -96,7 +106,7 @@ class SamplingFields(ConstraintFields):
         top_k = defaults.top_k if self.top_k is None else self.top_k
         return SamplingParams(
             temperature=defaults.temperature if self.temperature is None else self.temperature,
-            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_p=defaults.top_p if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             top_k=max(0, top_k),
             min_p=defaults.min_p if self.min_p is None else self.min_p,
             seed=seed,

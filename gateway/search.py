@@ -4,13 +4,14 @@ A pair that fails counts, up to `max_attempts`. A worker that leaves as planned 
 restart of all workers may move a choice as often as there are workers. While there is no pair the
 search goes on for `failover_seconds`; where somebody is leaving as planned, and so about to be
 replaced, for `replacement_seconds`; where there is no router to ask, for `router_seconds`. Full
-workers turn away what has not begun; a choice whose client has tokens already waits for room. The
-deadline of the request bounds it all.
+workers turn away what has not begun; a request whose client has tokens already, of this choice or
+of another one, waits for room. The deadline of the request bounds it all.
 """
 
 from dataclasses import dataclass, field
 
 from core.errors import Cancelled, Draining, EpserveError, Mismatch, Overloaded, Unavailable
+from rpc.client import Disconnected
 
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 0.4
@@ -33,20 +34,27 @@ class Search:
     """A new one with each token. Times are on the caller's clock, in seconds."""
 
     bounds: SearchBounds
-    has_begun: bool = False  # the client has tokens of this choice
+    has_begun: bool = False  # the client has tokens of this request
     excluded_epochs: list[str] = field(default_factory=list)
     _num_attempts: int = 0
     _refusal: Overloaded | None = None
-    _since: float | None = None  # the first time that something went wrong
+    # The first time that something went wrong since somebody was there.
+    _since: float | None = None
     _patience_seconds: float = 0.0
     _wait_seconds: float = FIRST_WAIT_SECONDS
+
+    def note_begun(self) -> None:
+        """The client has tokens from now on, of another choice: whoever was full may have room
+        later."""
+        self.has_begun = True
+        self._refusal = None
 
     def note_failure(self, error: EpserveError, blamed_epoch: str, now: float) -> None:
         """A pair has failed. Raises what the client is to be told when no other is to be
         tried."""
         match error:
             case Overloaded() if self.has_begun:
-                pass
+                self._note_presence()
             case Overloaded():
                 if self._refusal is not None:
                     raise error
@@ -56,7 +64,7 @@ class Search:
             case Unavailable() | Mismatch() | Cancelled():
                 self._num_attempts += 1
                 if self._num_attempts >= self.bounds.max_attempts:
-                    raise _told(error)
+                    raise _told(error, "the workers cannot be reached")
                 self._be_patient(self.bounds.failover_seconds, now)
             case _:
                 raise error
@@ -71,6 +79,7 @@ class Search:
         if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
             raise self._refusal  # nobody else is there: the pair is not gone, it is full
         if isinstance(error, Overloaded) and self.has_begun:
+            self._note_presence()
             return self._next_wait()
         if not isinstance(error, Unavailable):
             raise error
@@ -83,7 +92,7 @@ class Search:
         assert self._since is not None
         seconds_left = self._since + self._patience_seconds - now
         if seconds_left <= 0:
-            raise _told(error)
+            raise _told(error, "no router can be reached")
         return min(self._next_wait(), seconds_left)
 
     def _next_wait(self) -> float:
@@ -93,14 +102,22 @@ class Search:
         self.excluded_epochs.clear()
         return seconds
 
+    def _note_presence(self) -> None:
+        """Somebody is there, and full: patience is for when nobody is."""
+        self._since = None
+        self._patience_seconds = 0.0
+
     def _be_patient(self, seconds: float, now: float) -> None:
         if self._since is None:
             self._since = now
         self._patience_seconds = max(self._patience_seconds, seconds)
 
 
-def _told(error: EpserveError) -> EpserveError:
-    """A peer that left, cancelled or did not fit was unavailable to the client."""
+def _told(error: EpserveError, unreached: str) -> EpserveError:
+    """A peer that left, cancelled or did not fit was unavailable to the client, who need not know
+    its address."""
+    if isinstance(error, Disconnected):
+        return Unavailable(unreached)
     if isinstance(error, Unavailable) and not isinstance(error, Draining):
         return error
     return Unavailable(error.message)

@@ -23,6 +23,7 @@ from gateway.announcer import Announcer
 from gateway.api_keys import ApiKeys
 from gateway.app import create_app
 from gateway.bucket_memory import BucketMemory
+from gateway.certificate import Certificate
 from gateway.channels import ChannelPool
 from gateway.client import Cluster
 from gateway.frontend import Frontend
@@ -47,6 +48,9 @@ BUCKET_FILE = "rate_limits"
 LOOK_SECONDS = 0.5
 # Behind the moment from which on requests are taken.
 WARM_AFTER_SECONDS = 1.0
+# Behind the bound on readers of streams: what the kernel holds for a client that reads nothing, or
+# we do behind the end of a response, is dropped, and its connection with it.
+UNREAD_SECONDS = 60.0
 # For responses that ignore that they were told to end.
 FORCED_STOP_SECONDS = 1
 
@@ -83,13 +87,15 @@ def run(settings: GatewaySettings) -> None:
 async def _serve_until_signal(
     settings: GatewaySettings, model: ServedModel, listener: socket.socket
 ) -> None:
-    await serve(settings, model, listener, stop_event())
+    stop = stop_event(patient=settings.shared_folder is not None)
+    await serve(settings, model, listener, stop)
 
 
 async def serve(
     settings: GatewaySettings, model: ServedModel, listener: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serves on a bound socket until `stop` is set, then ends within bounds."""
+    _bound_unread(listener, settings.reader_stall_seconds + UNREAD_SECONDS)
     address = Address(parse_address(settings.listen).host, listener.getsockname()[1])
     identity = Identity(
         role="gateway",
@@ -146,6 +152,13 @@ async def serve(
     log.info("stopped")
 
 
+def _bound_unread(listener: socket.socket, seconds: float) -> None:
+    """Connections take it over from the listener. Without it the kernel asks a client for ever
+    whether it would read on."""
+    milliseconds = min(round(1000 * seconds), 2**31 - 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
 def _cluster(
     settings: GatewaySettings,
     model: ServedModel,
@@ -176,35 +189,46 @@ def make_keys(settings: GatewaySettings) -> ApiKeys:
         file=settings.api_keys_file,
         keys=[key for key in settings.api_keys.split(",") if key.strip()],
         limits=Limits(settings.requests_per_minute, settings.tokens_per_minute),
+        max_priority=settings.max_priority,
     )
+
+
+def make_certificate(settings: GatewaySettings) -> Certificate | None:
+    """None without TLS. Raises ValueError for files that make no sense."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Certificate(settings.tls_cert, settings.tls_key)
 
 
 async def _serve_frontend(
     frontend: Frontend, keys: ApiKeys, listener: socket.socket, stop: asyncio.Event
 ) -> None:
     settings = frontend.settings
-    server = _HttpServer(
-        uvicorn.Config(
-            create_app(frontend, keys),
-            http=HttpProtocol,
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=FORCED_STOP_SECONDS,
-        )
+    certificate = make_certificate(settings)
+    config = uvicorn.Config(
+        create_app(frontend, keys),
+        http=HttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=FORCED_STOP_SECONDS,
     )
+    config.load()
+    config.ssl = None if certificate is None else certificate.context
+    server = _HttpServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     announcing = asyncio.create_task(frontend.announcer.run())
     stopping = asyncio.create_task(stop.wait())
     tasks = {serving, announcing, stopping}
     beside = [asyncio.create_task(keys.watch()), asyncio.create_task(_warm(frontend))]
+    if certificate is not None:
+        beside.append(asyncio.create_task(certificate.watch()))
     try:
         # The first two never end by themselves; if one does, its error is ours.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

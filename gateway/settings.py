@@ -60,7 +60,7 @@ class GatewaySettings(ProcessSettings):
     api_keys_file: Path | None = Field(
         None,
         description="One key a line, `KEY [name=...] [requests_per_minute=N] "
-        "[tokens_per_minute=N]`; read again when it changes",
+        "[tokens_per_minute=N] [max_priority=N]`; read again when it changes",
     )
     api_keys: str = Field(
         "", repr=False, description="Keys, separated by commas; better as EPSERVE_API_KEYS"
@@ -74,11 +74,19 @@ class GatewaySettings(ProcessSettings):
     tokens_per_minute: int = Field(
         0, ge=0, description="Prompt and output tokens of one key; 0: no limit"
     )
+    max_priority: int = Field(
+        0,
+        ge=0,
+        description="Highest `priority` that requests of one key may have (without keys: any); "
+        "those of higher ones run first",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)] = Field(
         (), description="Origins whose pages may ask, * for any; none: CORS is off"
     )
-    tls_cert: Path | None = Field(None, description="Certificate chain, PEM; needs --tls-key")
-    tls_key: Path | None = Field(None, description="Private key, PEM")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain, PEM; needs --tls-key; read again when it changes"
+    )
+    tls_key: Path | None = Field(None, description="Private key, PEM; read again when it changes")
     log_prompts: bool = Field(False, description="Log the text of prompts: never by default")
 
     # ---- bounds
@@ -98,11 +106,22 @@ class GatewaySettings(ProcessSettings):
         600.0, gt=0, description="Deadline of a request; x-request-timeout may shorten it"
     )
 
+    # Longer than routers let a request wait for room: a refusal behind a ping is an event in a
+    # stream that began with 200, without a status and a Retry-After of its own. For the same
+    # reason nothing is sent while a request waits here: together with max_queue_seconds this is
+    # the longest silence, and shorter than the 60 s after which proxies usually hang up.
     ping_seconds: float = Field(
-        10.0, ge=0, description="Streams get a comment after so long without anything; 0: never"
+        15.0,
+        ge=0,
+        description="Streams get a comment after so long without anything, once let in; 0: never",
     )
     reader_stall_seconds: float = Field(
         30.0, gt=0, description="A client that does not read for so long is cut off"
+    )
+    # Longer than the 60 s for which proxies usually keep a connection: who closes first while the
+    # other begins a request on it makes that one fail.
+    keep_alive_seconds: int = Field(
+        75, ge=1, description="Connections on which nothing was asked for so long are closed"
     )
 
     # ---- failures

@@ -22,7 +22,10 @@ class ThinkMarks(NamedTuple):
 
 def leaves_open(prompt: str, *, final_message: str | None) -> bool:
     """Whether what comes behind `prompt` are thoughts: the template opened them (R1's ends
-    with `<think>\n`), or they are open in the message that is to be continued."""
+    with `<think>\n`, V3.1's may in front of the message that is to be continued), or they are
+    open in that message."""
     if final_message is not None:
-        return final_message.rfind(OPEN) > final_message.rfind(CLOSE)
+        if OPEN in final_message or CLOSE in final_message:
+            return final_message.rfind(OPEN) > final_message.rfind(CLOSE)
+        prompt = prompt.rstrip().removesuffix(final_message.strip())
     return prompt.rstrip().endswith(OPEN)

@@ -5,11 +5,11 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
-from gateway.chat_request import ChatMessage, MessagesFields
+from gateway.chat_request import MAX_MESSAGES, ChatMessage, MessagesFields, Thinking
 from gateway.completion_request import TokenId
-from gateway.request_body import RequestModel
+from gateway.request_body import Items, RequestModel
 from gateway.sampling_fields import is_text
-from gateway.tool_fields import Tool
+from gateway.tool_fields import MAX_TOOLS, Tool
 
 MAX_TOKENS = 2**17
 
@@ -21,11 +21,12 @@ class TokenizeRequest(RequestModel):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    thinking: Thinking | None = None
+    tools: Items[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -46,7 +47,7 @@ class TokenizeRequest(RequestModel):
             self.model_dump(
                 include={
                     "messages", "add_generation_prompt", "continue_final_message",
-                    "chat_template_kwargs", "tools",
+                    "chat_template_kwargs", "thinking", "tools",
                 }
             )
         )  # fmt: skip
@@ -54,4 +55,4 @@ class TokenizeRequest(RequestModel):
 
 class DetokenizeRequest(RequestModel):
     model: str | None = Field(None, min_length=1, max_length=256)
-    tokens: list[TokenId] = Field(max_length=MAX_TOKENS)
+    tokens: Items[TokenId] = Field(max_length=MAX_TOKENS)

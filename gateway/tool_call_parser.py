@@ -54,16 +54,17 @@ class ToolCallParser:
             pass
         return self._take()
 
-    def finish(self) -> tuple[str, list[CallDelta]]:
-        """All that was held back: marks that were only begun are text; the arguments of a
-        call that was cut off stay cut off."""
+    def finish(self, *, is_cut_off: bool) -> tuple[str, list[CallDelta]]:
+        """All that was held back. `is_cut_off`: more would have come. The arguments of a call
+        that was cut off stay cut off, and what is in front of them is left out; marks without
+        a call are text where the model has ended with them."""
         if self._state is _State.TEXT:
             self._say(self._buffer)
             if self.num_calls == 0:  # space around calls means nothing
                 self._content.append(self._space)
         elif self._state is _State.ARGUMENTS:
             self._scan(len(self._buffer))
-        elif self.num_calls == 0:  # marks, but no call: nothing gets lost
+        elif self.num_calls == 0 and not is_cut_off:  # nothing gets lost
             marks = CALLS_BEGIN + (CALL_BEGIN if self._state is _State.HEAD else "")
             self._content.append(marks + self._buffer)
         self._buffer = self._space = ""

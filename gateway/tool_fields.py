@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from core.errors import InvalidRequest
-from gateway.request_body import RequestModel
+from gateway.request_body import Items, RequestModel
 
 MAX_TOOLS = 128
 ToolName = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -60,7 +60,7 @@ class ToolUse(NamedTuple):
 class ToolFields(RequestModel):
     """Part of the body of a chat request."""
 
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Items[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

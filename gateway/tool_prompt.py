@@ -1,28 +1,24 @@
 """Tools told to a model whose own chat template does not know of them.
 
 The public templates of DeepSeek-V3 and R1 render calls and their results, but not the tools that
-there are. Those are then put at the end of the system message, in the words that V3.1's template
-uses and with the form of calls that V3 was trained on.
+there are. Those are then put at the end of the system message, in the words that V3.1 was trained
+on and with the form of calls that the template renders.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from gateway.tool_call_parser import CALLS_END
 from gateway.tool_fields import Tool
-
-FORM = (
-    f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}TOOL_NAME\n"
-    f'```json\n{{"argument": "value"}}\n```{CALL_END}{CALLS_END}'
-)
+from gateway.tool_form import ToolForm
 
 
 def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], form: ToolForm
 ) -> list[Mapping[str, Any]]:
     """The messages, the first system one (a new one, if there is none) ending with `tools`."""
-    told = _told(tools)
+    told = _told(tools, form)
     for position, message in enumerate(messages):
         if message["role"] == "system":
             content = f"{message['content']}\n\n{told}"
@@ -31,7 +27,7 @@ def with_tools(
     return [{"role": "system", "content": told}, *messages]
 
 
-def _told(tools: Sequence[Tool]) -> str:
+def _told(tools: Sequence[Tool], form: ToolForm) -> str:
     parts = ["## Tools\nYou have access to the following tools:"]
     for tool in tools:
         function = tool.function
@@ -41,7 +37,7 @@ def _told(tools: Sequence[Tool]) -> str:
             f"Parameters: {parameters}"
         )
     parts.append(
-        f"To call a tool, answer in exactly this form:\n{FORM}\n"
+        f"To call a tool, answer in exactly this form:\n{form.example()}\n"
         f"Several calls stand one behind the other before {CALLS_END}. The arguments are JSON "
         "that fits the tool's parameters. Call no tool that is not listed here."
     )

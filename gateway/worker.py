@@ -9,9 +9,13 @@ from core.process import die_with_parent
 from gateway.server import run
 from gateway.settings import GatewaySettings
 
+# Exit status of one that cannot start, now or later; an exception that nobody has thought of ends
+# it with 1.
+CANNOT_START = 3
+
 
 def main() -> int:
-    """As `gateway.__main__`."""
+    """Exit status 0 after a stop by signal."""
     die_with_parent(int(sys.argv[1]))
     settings = GatewaySettings(**json.load(sys.stdin))
     configure("gateway", settings.name, settings.log_level, settings.log_format)
@@ -19,7 +23,7 @@ def main() -> int:
         run(settings)
     except (OSError, ValueError) as error:  # the address, the model folder
         sys.stderr.write(f"error: {error}\n")
-        return 1
+        return CANNOT_START
     return 0
 
 

@@ -23,6 +23,7 @@ from core.signals import stop_event
 from gateway.listener import listen_on
 from gateway.metrics import SHARED_FOLDER_VARIABLE
 from gateway.settings import GatewaySettings
+from gateway.worker import CANNOT_START
 
 log = get_logger("gateway.workers")
 
@@ -32,8 +33,6 @@ LONGEST_PAUSE_SECONDS = 5.0
 STEADY_SECONDS = 10.0
 # Behind the grace that running requests get.
 EXIT_SECONDS = 3.0
-# Statuses by which a process says that it cannot start, now or later.
-CANNOT_START = (1, 2)
 
 
 def run_workers(settings: GatewaySettings) -> int:
@@ -86,7 +85,7 @@ class _Workers:
             status = await process.wait()
             mark_process_dead(process.pid, str(self._folder))  # type: ignore[no-untyped-call]
             log.error("worker process ended", worker=index, pid=process.pid, status=status)
-            if status in CANNOT_START:
+            if status == CANNOT_START:
                 return
             if loop.time() - started_at > STEADY_SECONDS:
                 pause = FIRST_PAUSE_SECONDS

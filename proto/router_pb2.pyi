@@ -31,12 +31,17 @@ class AssignRequest(_message.Message):
     PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     EXCLUDE_EPOCHS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     num_prompt_tokens: _builtins.int
     max_new_tokens: _builtins.int
     priority: _builtins.int
     """higher ones go first while they wait"""
+    waited_seconds: _builtins.float
+    """Since this request first asked a router for a pair: of equal priorities, who has waited for
+    longest goes first, also when its workers failed or the router was restarted meanwhile.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """hash i covers tokens [0, (i+1) * page_tokens) of the prompt, full pages only (core.hashing)"""
@@ -55,10 +60,11 @@ class AssignRequest(_message.Message):
         prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
         exclude_epochs: _abc.Iterable[_builtins.str] | None = ...,
         priority: _builtins.int = ...,
+        waited_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_epochs", b"exclude_epochs", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_epochs", b"exclude_epochs", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id", "waited_seconds", b"waited_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,9 +98,7 @@ def _only_group(workers: list[Worker], names: list[str]) -> str:
     if not candidates:
         raise NotFound("there is no expert group here")
     if len(candidates) > 1:
-        raise InvalidRequest(
-            f"which expert group? There are {_listed(candidates)}", param="group"
-        )
+        raise InvalidRequest(f"which expert group? There are {_listed(candidates)}", param="group")
     return candidates[0]
 
 

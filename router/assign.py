@@ -1,4 +1,5 @@
-"""Assignment with a bounded wait for room: by priority, equal ones in order of arrival."""
+"""Assignment with a bounded wait for room: by priority, equal ones in the order in which they
+first asked, be it another router or in an earlier call."""
 
 import asyncio
 from bisect import bisect_left
@@ -39,6 +40,11 @@ class _Waiting:
     placed: "asyncio.Future[_Placed]"
     considered: Considered = field(default_factory=Considered)
 
+    @property
+    def place(self) -> tuple[int, float]:
+        """Lower ones come first."""
+        return -self.demand.priority, self.since - self.demand.waited_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
@@ -48,9 +54,10 @@ class _Placed:
 
 
 class Assigner:
-    """Every Assign call joins the queue; `wake` goes through it by priority and arrival and takes
-    out each call that has a pair or can have none. Call `wake` after every change of the
-    table: nothing here polls."""
+    """Every Assign call joins the queue; `wake` goes through it in order and takes out each
+    call that has a pair or can have none. Call `wake` after every change of the table: nothing
+    here polls. Of more than `max_waiting` calls the last in line is refused, which need not be
+    the last to come: who asks again stands where it stood."""
 
     def __init__(
         self,
@@ -90,6 +97,8 @@ class Assigner:
         waiting = _Waiting(demand, self._clock.now(), asyncio.get_running_loop().create_future())
         self._queue[waiting] = None
         self.wake()
+        if len(self._queue) > self._max_waiting:
+            self._refuse_last()
         outcome = "INTERNAL"
         try:
             assignment = await self._placed(waiting)
@@ -109,8 +118,6 @@ class Assigner:
 
     async def _placed(self, waiting: _Waiting) -> Assignment:
         try:
-            if not waiting.placed.done() and len(self._queue) > self._max_waiting:
-                raise self._overloaded(f"{len(self._queue) - 1} requests wait for room already")
             async with asyncio.timeout(self._max_wait_seconds):
                 return (await waiting.placed).assignment
         except TimeoutError:
@@ -128,15 +135,13 @@ class Assigner:
         capacities = sorted({worker.capacity_tokens for worker in workers})
         # Calls that the same workers could take: if one found no room, neither will the next.
         full: dict[tuple[str, frozenset[str], int], Considered] = {}
-        for waiting in sorted(self._queue, key=lambda waiting: -waiting.demand.priority):
+        for waiting in self._line():
             demand = waiting.demand
             kind = (
                 demand.model,
                 demand.excluded,
                 bisect_left(capacities, demand.num_prompt_tokens),
             )
-            if waiting.placed.done():
-                continue
             if kind in full:
                 waiting.considered = full[kind]
                 continue
@@ -154,6 +159,19 @@ class Assigner:
                 continue
             self._queue.pop(waiting)
             waiting.placed.set_result(self._place(waiting, pair, now))
+
+    def _line(self) -> list[_Waiting]:
+        """Those that wait, in order; whose call is ending this moment do not."""
+        waiting = [one for one in self._queue if not one.placed.done()]
+        return sorted(waiting, key=lambda one: one.place)
+
+    def _refuse_last(self) -> None:
+        line = self._line()
+        if len(line) > self._max_waiting:
+            last = line[-1]
+            why = f"{len(line) - 1} requests wait for room already"
+            last.placed.set_exception(self._overloaded(why))
+            self._queue.pop(last)
 
     def close(self) -> None:
         """Ends all waiting calls with Draining, and all later ones."""

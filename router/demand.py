@@ -6,7 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """`prefix_hashes[i]` covers the first i + 1 full pages of the prompt; `excluded` holds
-    epochs of workers that have failed this request. Higher `priority` is placed first.
+    epochs of workers that have failed this request. Higher `priority` is placed first; among
+    equal ones who first asked longest ago, `waited_seconds` before this call.
     `traced_id` is the id that log lines of the request carry."""
 
     request_id: str
@@ -15,4 +16,5 @@ class Demand:
     prefix_hashes: tuple[int, ...] = ()
     excluded: frozenset[str] = frozenset()
     priority: int = 0
+    waited_seconds: float = 0.0
     traced_id: str = ""

@@ -16,7 +16,7 @@ class Standing(IntEnum):
     """What the source knows beyond the worker's own word, which decides in all else.
 
     OPEN     nothing against it
-    HELD     gets a request only when no other worker of its role could take it
+    HELD     gets a request only when no other worker of its role could take it, now or later
     CLOSING  on its way out: no new requests, but watched until it is gone
     """
 

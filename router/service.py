@@ -1,5 +1,6 @@
 """The Router gRPC service, for gateways."""
 
+import math
 from asyncio import CancelledError
 from typing import Any
 
@@ -106,6 +107,8 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         raise InvalidRequest("more prefix_hashes than prompt tokens", param="prefix_hashes")
     if len(request.exclude_epochs) > MAX_EXCLUDED:
         raise InvalidRequest(f"more than {MAX_EXCLUDED} epochs excluded", param="exclude_epochs")
+    if not 0 <= request.waited_seconds < math.inf:
+        raise InvalidRequest("waited_seconds is no duration", param="waited_seconds")
     return Demand(
         request_id=request.request_id,
         model=request.model,
@@ -113,6 +116,7 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         prefix_hashes=tuple(request.prefix_hashes),
         excluded=frozenset(request.exclude_epochs),
         priority=request.priority,
+        waited_seconds=request.waited_seconds,
         traced_id=REQUEST_ID.get(),
     )
 

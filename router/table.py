@@ -145,7 +145,7 @@ class WorkerTable:
         actions: list[Action] = []
         if old is None or old.epoch != status.identity.epoch:
             if old is not None:
-                actions.append(Forget(old.epoch))
+                actions += self._forget(old)
                 if not old.lost:
                     actions.append(_transition(old, old.state, WorkerState.LOST, "was restarted"))
             load = Load.of(status)
@@ -191,10 +191,16 @@ class WorkerTable:
         worker = self._by_address.pop(event.address, None)
         if worker is None:
             return []
-        actions: list[Action] = [Forget(worker.epoch)]
+        actions = self._forget(worker)
         if not worker.lost:
             actions.append(_transition(worker, worker.state, WorkerState.LOST, "it left"))
         return actions
+
+    def _forget(self, gone: Worker) -> list[Action]:
+        """None where another address has the same process: it lives on there."""
+        others = (worker for worker in self._by_address.values() if worker is not gone)
+        is_known = any(worker.epoch == gone.epoch for worker in others)
+        return [] if is_known else [Forget(gone.epoch)]
 
     def _confirm(self, worker: Worker, status: WorkerStatus, now: float) -> None:
         """Takes off what the worker has accepted since its last status, oldest first."""
@@ -210,10 +216,12 @@ class WorkerTable:
 
     def _twin_problem(self, event: StatusArrived) -> str:
         """The same process behind two configured addresses would count twice."""
-        twin = self._by_epoch(event.status.identity.epoch)
-        if twin is None or twin.address == event.address or twin.lost:
-            return ""
-        return f"it is already known by its address {twin.address}"
+        for twin in self._by_address.values():
+            if twin.epoch != event.status.identity.epoch or twin.address == event.address:
+                continue
+            if not (twin.lost or twin.problem):
+                return f"it is already known by its address {twin.address}"
+        return ""
 
     def _by_epoch(self, epoch: str) -> Worker | None:
         found = (worker for worker in self._by_address.values() if worker.epoch == epoch)

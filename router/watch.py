@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import grpc
 
+from core.log import get_logger
 from proto.worker_pb2 import Role, WatchStatusRequest, WorkerStatus
 from proto.worker_pb2_grpc import WorkerStub
 from router.table import StatusArrived, StreamBroken
+from router.worker import role_name
 from rpc.client import channel
 
+log = get_logger("router.watch")
+
 FIRST_BACKOFF_SECONDS = 0.05
+# Processes that start together find one another sooner.
+UNREACHABLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +36,13 @@ async def watch_worker(
     report: Callable[[StatusArrived | StreamBroken], None],
     limits: WatchLimits,
 ) -> None:
-    """Reports what the worker at `address` says and when its stream breaks; until cancelled."""
+    """Reports what the worker at `address` says and when its stream breaks; until cancelled.
+
+    Of a worker that was never heard nothing is in the table: the log tells that it is not reached.
+    """
+    loop = asyncio.get_running_loop()
     backoff = FIRST_BACKOFF_SECONDS
+    silent_since, is_told = loop.time(), False
     while True:
         num_heard = 0
 
@@ -42,6 +53,16 @@ async def watch_worker(
 
         reason = await _follow(address, role, hear, limits)
         report(StreamBroken(address, reason))
+        if num_heard:
+            silent_since, is_told = loop.time(), False
+        elif not is_told and loop.time() - silent_since >= UNREACHABLE_SECONDS:
+            is_told = True
+            log.warning(
+                "worker cannot be reached",
+                worker_role=role_name(role),
+                address=address,
+                reason=reason,
+            )
         backoff = FIRST_BACKOFF_SECONDS if num_heard else backoff * 2
         await asyncio.sleep(min(backoff, limits.max_backoff_seconds))
 

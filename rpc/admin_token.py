@@ -1,8 +1,8 @@
 """The secret that operators' calls carry, where one is configured.
 
-    token = AdminToken(settings.admin_token_file)
-    token.check(context)                    # first thing in a guarded method
-    stub.Drain(request, metadata=passed_on(context))    # the same call, one process further
+token = AdminToken(settings.admin_token_file)
+token.check(context)                    # first thing in a guarded method
+stub.Drain(request, metadata=passed_on(context))    # the same call, one process further
 """
 
 import hmac
@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from core.errors import Unauthenticated
+from core.file_version import FileVersion, file_version
 from core.log import get_logger
 from core.token_file import read_token
 
@@ -46,10 +47,10 @@ class AdminToken:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: FileVersion | None = None
         self._token = b""
         if file is not None:
-            self._seen = _version(file)
+            self._seen = file_version(file)
             self._token = read_token(file).encode()
 
     def check(self, context: Context) -> None:
@@ -64,7 +65,7 @@ class AdminToken:
             raise Unauthenticated("the admin token is wrong")
 
     def _reread(self, file: Path) -> None:
-        seen = _version(file)
+        seen = file_version(file)
         if seen == self._seen:
             return
         self._seen = seen
@@ -74,12 +75,3 @@ class AdminToken:
             log.error("admin token stays as it was", reason=str(error))
         else:
             log.info("admin token read again", file=str(file))
-
-
-def _version(file: Path) -> tuple[int, int, int] | None:
-    """Changes with the file, also when a link to it is turned; None: it is gone."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -17,9 +17,9 @@ from core.log import REQUEST_ID
 from core.trace_context import TRACE, TRACEPARENT_KEY, TRACESTATE_KEY, TraceContext
 from rpc.interceptor import REQUEST_ID_KEY
 from rpc.options import CHANNEL_OPTIONS
-from rpc.status import header_text, to_error
+from rpc.status import Disconnected, header_text, to_error
 
-__all__ = ["channel", "remaining_seconds", "request_metadata", "to_error"]
+__all__ = ["Disconnected", "channel", "remaining_seconds", "request_metadata", "to_error"]
 
 
 def channel(address: str) -> grpc.aio.Channel:

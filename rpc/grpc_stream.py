@@ -118,7 +118,7 @@ class GrpcStream(asyncio.Protocol):
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._loop.create_connection(lambda: self, *self._address)
                 await self._greeted
-        except (OSError, TimeoutError) as error:
+        except (OSError, UnicodeError) as error:  # the latter for hosts that can have no name
             text = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
             self._break(f"cannot connect to {self._address}: {text}")
 

@@ -151,6 +151,7 @@ class CallRecord:
     def __init__(self, method: str) -> None:
         self.code = "CANCELLED"  # what it is unless something else is said
         self._method = method
+        self._reason = ""
         self._started_at = time.monotonic()
         self._span = tracing.NOTHING
         if TRACE.get() is not None and tracing.is_on():
@@ -163,6 +164,8 @@ class CallRecord:
         """What the caller is told of `error`, which ended the call."""
         told = meant(error, self._method)
         self.code = told.status.grpc
+        # As in the gateway: of what is the client's fault the code says enough.
+        self._reason = told.message if told.status.http >= 500 else ""
         return told
 
     def log_end(self) -> None:
@@ -173,7 +176,8 @@ class CallRecord:
         self._span.end("" if self.code == "OK" else self.code.lower())
         if REQUEST_ID.get():
             seconds = round(time.monotonic() - self._started_at, 6)
-            log.info("call ended", method=self._method, code=self.code, seconds=seconds)
+            why = {"reason": self._reason} if self._reason else {}
+            log.info("call ended", method=self._method, code=self.code, seconds=seconds, **why)
 
 
 def _take_ids(context: Context) -> None:

@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -89,7 +90,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
                 if frame is not None and frame.pieces:
                     yield frame
                     continue  # and looks again at all that changed meanwhile
-                if ending.done() or (reading.done() and not session.tasks):
+                if ending.done() or session.is_broken or (reading.done() and not session.tasks):
                     return
                 await session.changed.wait()
         finally:
@@ -145,6 +146,7 @@ class _Session:
     def __init__(self, service: MultiplexService) -> None:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.changed = asyncio.Event()
+        self.is_broken = False  # the peer opened a call that was open
         self._service = service
         self._responses: dict[int, list[bytes]] = {}
         self._ends: dict[int, CallEnd] = {}
@@ -160,11 +162,16 @@ class _Session:
                 self._num_unread_pieces -= self._unread.popleft()
             self.changed.set()
             for opened in frame.open:
-                self.tasks[opened.call] = asyncio.create_task(self._run(opened))
+                if opened.call in self.tasks:
+                    self.is_broken = True  # whose responses are whose?
+                    return
+                task = asyncio.create_task(self._run(opened))
+                self.tasks[opened.call] = task
+                task.add_done_callback(partial(self._forget, opened.call))
             for call in frame.cancel:
-                task = self.tasks.get(call)
-                if task is not None:
-                    task.cancel()
+                running = self.tasks.get(call)
+                if running is not None:
+                    running.cancel()
 
     def take(self) -> ServerFrame | None:
         """Everything that waits; None while the peer is behind with reading."""
@@ -212,9 +219,12 @@ class _Session:
             self._ends[call] = CallEnd(code="OK")
         except EpserveError as error:
             self._ends[call] = _end_of(error)
-        finally:  # cancelled: nobody waits for an end
-            del self.tasks[call]
-            self.changed.set()
+        self.changed.set()
+
+    def _forget(self, call: int, _: asyncio.Task[None]) -> None:
+        """Also of a call that was cancelled before it ran at all."""
+        del self.tasks[call]
+        self.changed.set()
 
 
 def _end_of(error: EpserveError) -> CallEnd:

@@ -16,13 +16,18 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from core.errors import EpserveError, InvalidRequest
+from core.errors import EpserveError, InvalidRequest, Unavailable
 
 # Trailers share 8 KiB by default; the message travels twice, once percent-encoded.
 MAX_MESSAGE_CHARACTERS = 500
 
 
 _ERROR_CODE_KEY = "error-code"
+
+
+class Disconnected(Unavailable):
+    """A peer is not reached, or no more. Its message is the network's, with addresses: for logs and
+    operators, not for clients."""
 
 
 class Status(NamedTuple):
@@ -64,7 +69,7 @@ def to_error(error: grpc.aio.AioRpcError, *, peer_epoch: str = "") -> EpserveErr
         return InvalidRequest(f"request is too large: {message}")
     failed_epoch = _text(trailers.get("failed-epoch"))
     if not code and code_name == "UNAVAILABLE":
-        failed_epoch = failed_epoch or peer_epoch
+        return Disconnected(message, failed_epoch=failed_epoch or peer_epoch)
     return EpserveError.from_status(
         code_name,
         message,

@@ -6,7 +6,7 @@ ones: a request that moves to another worker goes on where it was.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,6 +194,8 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         self.queue_seconds = 0.0
         self.errors: deque[EpserveError] = deque()
         self.hang = False
+        # Awaited in front of each assignment, and may raise instead of it.
+        self.before: Callable[[router_pb2.AssignRequest], Awaitable[None]] | None = None
         self.requests: list[router_pb2.AssignRequest] = []
         self.announcements: list[router_pb2.AnnounceRequest] = []
         self.cancelled = asyncio.Event()
@@ -202,7 +204,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         self.server: RpcServer
 
     def reset(self) -> None:
-        self.ready, self.hang = True, False
+        self.ready, self.hang, self.before = True, False, None
         self.queue_seconds = 0.0
         self.max_model_len = 0
         self.errors.clear()
@@ -229,6 +231,8 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         self.requests.append(request)
         if self.errors:
             raise self.errors.popleft()
+        if self.before is not None:
+            await self.before(request)
         if self.hang:
             try:
                 await asyncio.Event().wait()

@@ -21,13 +21,15 @@ class Request:
         self.error = error
 
 
-def admission(*, inflight: int = 1, queued: int = 8, seconds: float = 5.0) -> Admission:
+def admission(
+    *, inflight: int = 1, queued: int = 8, seconds: float = 5.0, clock: ManualClock | None = None
+) -> Admission:
     return Admission(
         max_inflight=inflight,
         max_queued=queued,
         max_queue_seconds=seconds,
         metrics=GatewayMetrics(),
-        clock=ManualClock(),
+        clock=clock or ManualClock(),
     )
 
 
@@ -91,6 +93,40 @@ async def test_the_wait_is_bounded() -> None:
         pass
 
 
+async def test_refusals_tell_the_pace_of_a_full_gateway() -> None:
+    clock = ManualClock()
+    queue = admission(queued=3, clock=clock)
+
+    def told() -> float | None:
+        with pytest.raises(Overloaded) as raised:
+            queue.check()
+        return raised.value.retry_after_seconds
+
+    async with full(queue):
+        pass
+    clock.advance(3600)  # in which nobody asks: no pace
+    ends = [asyncio.Event() for _ in range(6)]
+
+    async def one(end: asyncio.Event) -> None:
+        async with queue.slot(Request()):
+            await end.wait()
+
+    tasks = []
+    for end in ends[:4]:
+        tasks.append(asyncio.create_task(one(end)))
+        await turns()
+    assert told() == 1.0
+    for number, retry_seconds in ((0, 1.0), (1, 5.0 * 4)):
+        clock.advance(5)
+        ends[number].set()
+        tasks.append(asyncio.create_task(one(ends[4 + number])))
+        await turns()
+        assert told() == retry_seconds
+    for end in ends:
+        end.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_nobody_overtakes_those_who_wait() -> None:
     queue = admission(queued=1)
     second, third = queue.slot(Request()), queue.slot(Request())
@@ -118,6 +154,32 @@ async def test_a_drain_refuses_those_who_wait_and_tells_those_who_run() -> None:
             queue.check()
         await draining
         assert isinstance(running.error, Unavailable)
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_a_drain_waits_for_who_has_been_given_a_place(gives_up: bool) -> None:
+    queue = admission()
+    promised = Request()
+    order: list[str] = []
+
+    async def one() -> None:
+        async with queue.slot(promised):
+            order.append("begins")
+            await asyncio.sleep(0.02)
+            order.append("ends")
+
+    async with full(queue):
+        task = asyncio.create_task(one())
+        await turns()
+    # Its place is promised, it has not woken up yet.
+    if gives_up:
+        task.cancel()
+    async with asyncio.timeout(1):
+        await queue.drain(5.0)
+    order.append("drained")
+    await asyncio.gather(task, return_exceptions=True)
+    assert order == (["drained"] if gives_up else ["begins", "ends", "drained"])
+    assert promised.error is None
 
 
 @pytest.mark.parametrize("seed", range(8))

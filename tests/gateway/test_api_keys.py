@@ -14,6 +14,7 @@ from core.clock import ManualClock
 from gateway.api_keys import ApiKeys
 from gateway.bucket_memory import BucketMemory
 from gateway.key_guard import KeyGuard
+from gateway.metrics import GatewayMetrics
 from gateway.rate_limit import Limits, RateLimiter
 from tests.gateway.conftest import MODEL, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
@@ -30,16 +31,17 @@ def test_parsing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     digest = sha256(b"hashed-secret").hexdigest()
     file.write_text(
-        "# who may ask\n\nsecret-one name=alice requests_per_minute=5 tokens_per_minute=0\n"
+        "# who may ask\n\nsecret-one name=alice requests_per_minute=5 tokens_per_minute=0 "
+        "max_priority=9\n"
         f"sha256:{digest} name=bob\nsecret-three\n"
     )
-    keys = ApiKeys(file=file, keys=["from-env"], limits=Limits(10, 1000))
+    keys = ApiKeys(file=file, keys=["from-env"], limits=Limits(10, 1000), max_priority=2)
     assert not keys.is_open
     alice, bob = keys.find("Bearer secret-one"), keys.find("bearer hashed-secret")
     assert alice is not None
     assert bob is not None
-    assert (alice.name, alice.limits) == ("alice", Limits(5, 0))
-    assert (bob.name, bob.limits) == ("bob", Limits(10, 1000))
+    assert (alice.name, alice.limits, alice.max_priority) == ("alice", Limits(5, 0), 9)
+    assert (bob.name, bob.limits, bob.max_priority) == ("bob", Limits(10, 1000), 2)
     three, env = keys.find("Bearer secret-three"), keys.find("Bearer  from-env ")
     assert three is not None
     assert env is not None
@@ -85,6 +87,25 @@ def test_reload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys.reload()
     assert keys.find("Bearer again")
     assert keys.find("Bearer new") is None
+
+
+async def test_priorities(model_folder: Path, tmp_path: Path) -> None:
+    """No key may overtake the others without leave."""
+    file = tmp_path / "keys"
+    file.write_text("eager name=eager max_priority=5\n")
+    cases = [("eager", 5, 200), ("eager", 6, 400), ("usual", 0, 200), ("usual", -3, 200),
+             ("usual", None, 200), ("usual", 1, 400)]  # fmt: skip
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        running_gateway(cluster, model_folder, api_keys_file=file, api_keys="usual") as gateway,
+    ):
+        for key, priority, status in cases:
+            reply = await gateway.client.post(
+                "/v1/completions", json=BODY | {"priority": priority}, headers=bearer(key)
+            )
+            assert reply.status_code == status, (key, priority)
+            if status == 400:
+                assert reply.json()["error"]["param"] == "priority"
 
 
 async def test_requests(
@@ -136,7 +157,7 @@ async def test_all_paths_may_be_guarded(guards_all: bool) -> None:
     keys = ApiKeys(file=None, keys=["secret"], limits=Limits())
     guard = KeyGuard(
         PlainTextResponse("ok"), keys, RateLimiter(BucketMemory(), ManualClock()),
-        guards_all=guards_all,
+        GatewayMetrics(), guards_all=guards_all,
     )  # fmt: skip
     transport = httpx.ASGITransport(guard)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
@@ -177,3 +198,35 @@ async def test_limits_of_keys(model_folder: Path, tmp_path: Path) -> None:
         assert headers["content-type"] == "application/json"
         for _ in range(5):
             assert (await ask("free"))[0] == 200
+        # Whichever limit it was: the runbook looks there to tell them from a full cluster.
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'epserve_requests_total{outcome="rate_limit_exceeded"} 2.0' in metrics
+
+
+async def test_who_is_not_admitted_keeps_its_tokens(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("free\nsmall name=small tokens_per_minute=60\n")
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        running_gateway(
+            cluster, model_folder, api_keys_file=file, max_inflight=1, max_queue_seconds=0.1
+        ) as gateway,
+    ):
+
+        async def ask(key: str, **fields: object) -> httpx.Response:
+            return await gateway.client.post(
+                "/v1/completions", json=BODY | fields, headers=bearer(key)
+            )
+
+        cluster.first.plan.hang_after = 1
+        running = asyncio.create_task(ask("free"))
+        await asyncio.wait_for(cluster.first.started.wait(), 20)
+        for _ in range(3):  # the bucket has room for one of them
+            reply = await ask("small", prompt="p" * 50)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (429, "overloaded")
+            assert reply.headers["x-ratelimit-remaining-tokens"] == "60"
+        running.cancel()
+        await asyncio.wait_for(cluster.first.cancelled.wait(), 20)
+        cluster.first.plan.hang_after = None
+        assert (await ask("small", prompt="p" * 50)).status_code == 200
+        assert (await ask("small", prompt="p" * 50)).status_code == 429

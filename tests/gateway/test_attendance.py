@@ -99,6 +99,7 @@ async def test_a_deadline_is_an_error_until_something_was_sent() -> None:
 
 async def test_a_client_that_does_not_read_and_pings_in_front_of_it() -> None:
     scene = Scene(pings=0.01, stall=0.1)
+    scene.sender.begin_work()
     with scene.attendance as attendance:
         async with asyncio.timeout(20):
             while len(scene.client.messages) < 4:  # the head, then comments

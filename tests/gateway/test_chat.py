@@ -123,3 +123,18 @@ async def test_both_names_of_the_limit(
 async def test_harmless_fields_are_accepted(gateway: Gateway, fields: dict[str, Any]) -> None:
     reply = await gateway.chat("plain", **fields)
     assert reply.status_code == 200, reply.text
+
+
+async def test_a_prefix_is_continued(gateway: Gateway) -> None:
+    """As DeepSeek's API asks for it; /tokenize counts the same prompt."""
+    messages = [
+        {"role": "user", "content": "plain"},
+        {"role": "assistant", "content": "The cat", "prefix": True},
+    ]
+    reply = await gateway.post("/v1/chat/completions", messages=messages)
+    assert reply.status_code == 200, reply.text
+    (request,) = gateway.cluster.first.requests
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    assert prompt == "<|bos|><|User|>plain<|Assistant|>The cat"
+    counted = (await gateway.post("/tokenize", messages=messages)).json()
+    assert counted["tokens"] == list(request.prompt_token_ids)

@@ -79,8 +79,17 @@ def test_a_final_message_is_continued_as_in_transformers(text: str) -> None:
         assert rendered == expected
 
 
+@pytest.mark.parametrize("text", ["e", "<", "of", "end", "end\u2581of", "\uff5c>", "e "])
+def test_a_final_message_whose_text_is_in_what_ends_a_turn(text: str) -> None:
+    source = "{{ '<U>' + messages[0].content + '<A>' + messages[1].content + eos_token }}"
+    special = {"eos_token": "<\uff5cend\u2581of\u2581sentence\uff5c>"}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+    rendered = ChatTemplate(source, special).render(messages, continued=text)
+    assert rendered == f"<U>hi<A>{text}"
+
+
 def test_a_final_message_that_is_left_out_cannot_be_continued() -> None:
-    with pytest.raises(InvalidRequest, match="continue_final_message"):
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
         ChatTemplate("{{ messages[0].content }}", {}).render(MESSAGES, continued="zz")
 
 

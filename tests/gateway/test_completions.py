@@ -160,6 +160,11 @@ async def test_defaults_are_openais(gateway: Gateway) -> None:
     assert not sampling.logprobs
 
 
+async def test_a_tiny_top_p_is_not_none(gateway: Gateway) -> None:
+    await gateway.complete(top_p=1e-60)
+    assert 0 < gateway.cluster.first.requests[0].sampling.top_p < 1e-30
+
+
 async def test_top_k_minus_one_is_off(gateway: Gateway) -> None:
     await gateway.complete(top_k=-1)
     assert gateway.cluster.first.requests[0].sampling.top_k == 0

@@ -95,7 +95,7 @@ async def with_healing(gateway: Gateway, body: dict[str, Any]) -> httpx.Response
 
 async def test_what_the_next_worker_is_told(gateway: Gateway) -> None:
     first, second = gateway.cluster.first, gateway.cluster.second
-    first.plan = Plan(fail_after=5, error=Unavailable("gone"))
+    first.plan = Plan(fail_after=5, error=Unavailable("gone"), step_seconds=0.02)
     reply = await gateway.complete("unicode", max_tokens=20)
     (before,), (after,) = first.requests, second.requests
     assert list(after.output_token_ids) == ANSWER_IDS[:5]
@@ -107,6 +107,8 @@ async def test_what_the_next_worker_is_told(gateway: Gateway) -> None:
     assert list(again.exclude_epochs) == [first.epoch]
     assert again.num_prompt_tokens == initial.num_prompt_tokens + 5
     assert (initial.max_new_tokens, again.max_new_tokens) == (20, 15)
+    assert initial.waited_seconds == 0
+    assert 0.05 < again.waited_seconds < 20  # its place at the router: that of its first call
 
 
 async def test_blames_whom_the_worker_names(gateway: Gateway) -> None:

@@ -1,6 +1,7 @@
 """No pair of workers can do it: a clear error, in time."""
 
 import asyncio
+import json
 import time
 from collections import deque
 from pathlib import Path
@@ -19,6 +20,7 @@ from core.errors import (
     TransferError,
     Unavailable,
 )
+from proto.router_pb2 import AssignRequest
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway
 from tests.gateway.fake_cluster import Plan
 
@@ -173,6 +175,41 @@ async def test_the_only_one_is_full(gateway: Gateway) -> None:
     reply = await gateway.complete("unicode")
     assert reply.status_code == 429
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("refused_by", ["router", "worker"])
+async def test_full_for_one_choice_while_the_client_has_tokens_of_another(
+    gateway: Gateway, refused_by: str
+) -> None:
+    cluster = gateway.cluster
+    has_tokens = asyncio.Event()
+    refusals = deque([Overloaded("full")] * 4)
+
+    async def refuse_second(request: AssignRequest) -> None:
+        if request.request_id.endswith("-1"):
+            await has_tokens.wait()
+            if refused_by == "worker":
+                if refusals:
+                    cluster.first.plan.refusals.append(refusals.popleft())
+                    cluster.second.plan.refusals.append(refusals.popleft())
+            elif refusals:
+                raise refusals.popleft()
+
+    cluster.router.before = refuse_second
+    body = {"model": MODEL, "prompt": "unicode", "max_tokens": 200, "n": 2, "temperature": 0}
+    stream = gateway.client.stream("POST", "/v1/completions", json=body | {"stream": True})
+    async with stream as reply:
+        events = reply.aiter_lines()
+        lines = [await anext(events)]
+        has_tokens.set()
+        lines += [line async for line in events if line]
+    assert not refusals
+    assert lines.pop() == "data: [DONE]"
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert choices[0]["index"] == 0
+    for index in range(2):
+        text = "".join(choice["text"] for choice in choices if choice["index"] == index)
+        assert text == ANSWERS["unicode"]
 
 
 # ---- deadlines

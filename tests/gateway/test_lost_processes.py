@@ -80,6 +80,7 @@ async def test_router_gone(model_folder: Path) -> None:
         started = time.monotonic()
         reply = await gateway.complete("unicode")
         assert reply.status_code == 503
+        assert reply.json()["error"]["message"] == "no router can be reached"
         assert 1.5 < time.monotonic() - started < 15
         async with asyncio.timeout(20):
             while (await gateway.client.get("/health")).status_code == 200:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from core.log import current_level, set_level
 from proto import worker_pb2
@@ -140,6 +141,47 @@ async def test_every_metric_moves(gateway: Gateway) -> None:
     assert moved(responses, path="/v1/completions", code="200") == 1
     assert moved(responses, path="other", code="404") == 1
     assert after["epserve_gateway_kv_usage_ratio", ()] == 0.25
+
+
+async def test_requests_that_never_run_are_counted_by_outcome(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await samples(gateway)
+    assert (await gateway.complete("plain", max_tokens=-1)).status_code == 400
+    assert (await gateway.complete("plain", model="other")).status_code == 404
+
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("gateway.frontend.make_chat_prompt", fail)
+    assert (await gateway.chat("plain")).status_code == 500
+    after = await samples(gateway)
+    outcomes = ("ok", "invalid_value", "model_not_found", "internal")
+    keys = [("epserve_requests_total", (("outcome", outcome),)) for outcome in outcomes]
+    assert [after[key] - before[key] for key in keys] == [0, 1, 1, 1]
+
+
+async def test_a_gateway_says_which_of_both_is_missing(model_folder: Path) -> None:
+    async with FakeCluster(tokens_of, EOS_ID) as cluster:
+        with capture_logs() as lines:
+            async with running_gateway(cluster, model_folder) as gateway:
+                cluster.router.ready = False
+                await until_unhealthy(gateway, "no pair of workers")
+                await cluster.router.server.stop(0)
+                await until_unhealthy(gateway, "no router answers")
+    said = [line for line in lines if line["event"].startswith("not ready")]
+    (workers, router) = said[-2:]
+    assert workers["event"] == "not ready: no pair of workers takes requests"
+    assert workers["log_level"] == "warning"
+    assert router["event"] == "not ready: no router answers"
+    assert router["routers"] == [cluster.router.server.address]
+    assert router["reason"]
+
+
+async def until_unhealthy(gateway: Gateway, why: str) -> None:
+    async with asyncio.timeout(20):
+        while why not in (await gateway.client.get("/health")).text:
+            await asyncio.sleep(0.05)
 
 
 async def test_generation_config_sets_defaults(tmp_path: Path) -> None:

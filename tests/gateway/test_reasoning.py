@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.chat_output import ChatOutput
+from gateway.think_marks import ThinkMarks
+from gateway.tokenizer import Tokenizer
+from proto.generate_pb2 import FINISH_REASON_UNSPECIFIED, Token
 from tests.gateway.conftest import TOKENIZER, Gateway, running_gateway
 from tests.gateway.fake_cluster import FakeCluster
-from tests.gateway.model_folder import TEMPLATE, THINK, make_model_folder
+from tests.gateway.model_folder import TEMPLATE, THINK, make_model_folder, make_tokenizer
 from tests.gateway.stream import events_of, join, joined_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,6 +76,39 @@ async def test_the_template_opens_them(thinking: Gateway, step_tokens: int) -> N
     assert (message["reasoning_content"], message["content"]) == ("hm, naïve", "\n\nyes")
 
 
+async def test_the_client_decides(shared_cluster: FakeCluster, tmp_path: Path) -> None:
+    """With a template such as V3.1's; /tokenize counts the same prompt."""
+    folder = make_model_folder(tmp_path / "model")
+    mark = "{{ '<|Assistant|>' + ('<think>' if thinking else '</think>') }}"
+    template = TEMPLATE.replace("{{ '<|Assistant|>' }}", mark)
+    assert template != TEMPLATE
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "opened"}]
+    async with running_gateway(shared_cluster, folder) as gateway:
+        for fields, opens in (
+            ({}, False),
+            ({"thinking": {"type": "enabled"}}, True),
+            ({"thinking": {"type": "disabled"}}, False),
+            ({"chat_template_kwargs": {"thinking": True}}, True),
+        ):
+            shared_cluster.router.reset()
+            reply = await gateway.post("/v1/chat/completions", messages=messages, **fields)
+            assert ("reasoning_content" in reply.json()["choices"][0]["message"]) == opens
+            (request,) = shared_cluster.first.requests
+            assert request.prompt_token_ids[-1] == TOKENIZER.token_to_id(THINK[0 if opens else 1])
+            counted = await gateway.post("/tokenize", messages=messages, **fields)
+            assert counted.json()["tokens"] == list(request.prompt_token_ids)
+
+
+async def test_a_template_that_leaves_no_choice(gateway: Gateway, thinking: Gateway) -> None:
+    for asked, only in ((thinking, "enabled"), (gateway, "disabled")):
+        for wanted in ("enabled", "disabled"):
+            reply = await asked.chat("opened", thinking={"type": wanted})
+            assert reply.status_code == (200 if wanted == only else 400), (only, wanted)
+    reply = await gateway.complete("plain", thinking={"type": "enabled"})
+    assert reply.json()["error"]["param"] == "thinking"
+
+
 async def test_opened_twice(thinking: Gateway) -> None:
     thinking.cluster.router.reset()
     message, _ = await ask(thinking, "think")
@@ -108,6 +145,20 @@ async def test_stop_strings_count_in_the_answer_only(gateway: Gateway) -> None:
     assert (message["reasoning_content"], message["content"]) == ("one and one", "t")
 
 
+async def test_space_in_front_of_an_answer_counts_once() -> None:
+    """Among the tokens behind which stop strings begin to count, too."""
+    tokenizer = Tokenizer(make_tokenizer(), special_tokens={}, adds_bos=False)
+    output = ChatOutput(
+        tokenizer, marks=ThinkMarks.of(tokenizer), is_thinking=False, tools=None, stops=("x",),
+        min_tokens=4, logprobs=False, end_token_ids=(),
+    )  # fmt: skip
+    text = "".join(
+        output.feed([Token(token_id=token_id)], FINISH_REASON_UNSPECIFIED).text
+        for token_id in TOKENIZER.encode("\n\n\nx-x").ids
+    )
+    assert (text, output.finish_reason, output.num_tokens) == ("\n\n\nx-", "stop", 6)
+
+
 async def test_logprobs_stand_apart(gateway: Gateway) -> None:
     _, body = await ask(gateway, "think", logprobs=True, top_logprobs=1)
     logprobs = body["choices"][0]["logprobs"]
@@ -132,6 +183,33 @@ async def test_a_constraint_begins_behind_the_thoughts(gateway: Gateway, thinkin
         (request,) = decode.requests
         grammar = request.sampling.grammar
         assert (grammar.after_token_id if grammar.HasField("after_token_id") else None) == expected
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_a_prefix_of_thoughts_is_continued(
+    shared_cluster: FakeCluster, tmp_path: Path, thinks: bool
+) -> None:
+    """V3.1's template makes thoughts of a prefix, if the model is to think."""
+    folder = make_model_folder(tmp_path / "model")
+    spoken = "{{ '<|Assistant|>' + message['content'] + eos_token }}"
+    mark = "('<think>' if message['prefix'] and thinking else '</think>')"
+    template = TEMPLATE.replace(spoken, spoken.replace("message", mark + " + message", 1))
+    assert mark in template
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [
+        {"role": "user", "content": "opened"},
+        {"role": "assistant", "content": " so ", "prefix": True},
+    ]
+    thinking = {"type": "enabled" if thinks else "disabled"}
+    async with running_gateway(shared_cluster, folder) as gateway:
+        shared_cluster.router.reset()
+        reply = await gateway.post("/v1/chat/completions", messages=messages, thinking=thinking)
+    (request,) = shared_cluster.first.requests
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    opening = THINK[0 if thinks else 1]
+    assert prompt == f"<|bos|><|User|>opened<|Assistant|>{opening} so "
+    message = reply.json()["choices"][0]["message"]
+    assert message.get("reasoning_content") == ("hm, naïve" if thinks else None)
 
 
 async def test_a_message_that_is_thinking_is_continued(gateway: Gateway) -> None:

@@ -1,6 +1,7 @@
 """Two router processes, one of which is killed under load: no request notices."""
 
 import asyncio
+from functools import partial
 
 from gateway.routers import Routers
 from proto.router_pb2 import AnnounceRequest, AssignRequest, AssignResponse, GetStatusRequest
@@ -40,12 +41,14 @@ async def test_a_killed_router_fails_no_assignment() -> None:
             nonlocal num_done
             for index in range(NUM_REQUESTS):
                 page = number * NUM_REQUESTS + index
-                request = AssignRequest(
-                    request_id=str(page), model="demo", num_prompt_tokens=64, prefix_hashes=[page]
+                make_request = partial(
+                    AssignRequest,
+                    request_id=str(page),
+                    model="demo",
+                    num_prompt_tokens=64,
+                    prefix_hashes=[page],
                 )
-                content = await routers.assign(
-                    request.SerializeToString(), first_page=page, timeout_seconds=30
-                )
+                content = await routers.assign(make_request, first_page=page, timeout_seconds=30)
                 assert AssignResponse.FromString(content).decode.epoch == "d"
                 num_done += 1
                 if num_done == NUM_CLIENTS * NUM_REQUESTS // 3:

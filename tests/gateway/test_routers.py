@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from proto.worker_pb2 import ROLE_GATEWAY, ProcessIdentity
 from tests.gateway.conftest import EOS_ID, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster, FakeRouter
 
-REQUEST = AssignRequest(request_id="r", model="m", num_prompt_tokens=5).SerializeToString()
 PATIENCE_SECONDS = 30.0
 
 
@@ -44,7 +44,14 @@ async def routers(cluster: FakeCluster, other: FakeRouter) -> AsyncIterator[Rout
 
 
 async def assign(routers: Routers, first_page: int | None = None) -> AssignResponse:
-    content = await routers.assign(REQUEST, first_page=first_page, timeout_seconds=20)
+    def request() -> AssignRequest:
+        waited_seconds = time.monotonic() - asked_at
+        return AssignRequest(
+            request_id="r", model="m", num_prompt_tokens=5, waited_seconds=waited_seconds
+        )
+
+    asked_at = time.monotonic()
+    content = await routers.assign(request, first_page=first_page, timeout_seconds=20)
     return AssignResponse.FromString(content)
 
 
@@ -94,10 +101,14 @@ async def test_a_dead_router_costs_nothing(
     waiting = [asyncio.create_task(assign(routers, page)) for page in range(16)]
     await until(lambda: len(cluster.router.requests) + len(other.requests) == 16)
     assert cluster.router.requests
+    num_moved = len(cluster.router.requests)
+    await asyncio.sleep(0.1)
     await cluster.router.server.stop(0)  # with calls that wait there
     async with asyncio.timeout(20):
         for answer in await asyncio.gather(*waiting):
             assert answer.decode.address
+        for request in other.requests[-num_moved:]:
+            assert 0.05 < request.waited_seconds < 20  # nobody's place is lost
         for page in range(16):
             assert (await assign(routers, page)).decode.address
 

@@ -13,6 +13,7 @@ from core.errors import (
     Unavailable,
 )
 from gateway.search import LONGEST_WAIT_SECONDS, MAX_EXCLUDED, Search, SearchBounds
+from rpc.client import Disconnected
 
 BOUNDS = SearchBounds(
     max_attempts=4, failover_seconds=1.5, replacement_seconds=30, router_seconds=5
@@ -47,6 +48,16 @@ def test_failures_in_a_row_are_bounded(search: Search, error: EpserveError) -> N
     assert search.excluded_epochs == ["epoch-0", "epoch-1", "epoch-2"]
     with pytest.raises(Unavailable, match="x"):
         search.note_failure(error, "epoch-3", now=3)
+
+
+def test_clients_are_told_no_addresses(search: Search) -> None:
+    lost = Disconnected("failed to connect to ipv4:10.0.0.7:8001")
+    for number in range(3):
+        search.note_failure(lost, f"epoch-{number}", now=number)
+    with pytest.raises(Unavailable, match=r"^the workers cannot be reached$"):
+        search.note_failure(lost, "epoch-3", now=3)
+    with pytest.raises(Unavailable, match=r"^no router can be reached$"):
+        search.note_no_pair(lost, now=60)
 
 
 def test_workers_that_leave_as_planned_do_not_count(search: Search) -> None:
@@ -117,3 +128,30 @@ def test_full_workers_do_not_cut_what_has_begun() -> None:
         waited = search.note_no_pair(Overloaded("no room within 10 s"), 10.0 * turn + 5)
         assert 0 < waited <= LONGEST_WAIT_SECONDS
     assert search.excluded_epochs == []
+
+
+def test_the_only_worker_may_be_full_for_longer_than_nobody_may_be_there() -> None:
+    search = Search(BOUNDS, has_begun=True)
+    search.note_failure(Unavailable("dead"), "dead", now=0)
+    for turn in range(100):
+        search.note_failure(Overloaded("the queue is full"), "epoch", now=turn)
+        # The router was told to leave out whoever has just said that it is full.
+        assert 0 < search.note_no_pair(Unavailable("failed on all"), now=turn) <= 0.4
+    assert seconds_of_patience(search, Unavailable("nobody"), 99.5) == pytest.approx(1.0)
+
+
+def test_patience_begins_anew_behind_full_workers() -> None:
+    search = Search(BOUNDS, has_begun=True)
+    search.note_failure(Draining("leaving"), "epoch", now=0)
+    search.note_no_pair(Overloaded("no room within 10 s"), now=10)
+    assert seconds_of_patience(search, Unavailable("nobody"), 40) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("error", [Unavailable("nobody"), Overloaded("no room within 10 s")])
+def test_full_workers_do_not_cut_what_another_choice_has_begun(
+    search: Search, error: EpserveError
+) -> None:
+    search.note_failure(Overloaded("full here"), "epoch", now=0)
+    search.note_begun()
+    assert search.note_no_pair(error, now=0) > 0
+    search.note_failure(Overloaded("full there"), "other", now=0)

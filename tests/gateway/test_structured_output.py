@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from core.errors import InvalidRequest, Unavailable
+from gateway import grammar_compiler
 from gateway.constraint_fields import ebnf_literal
 from gateway.grammar_compiler import GrammarCompiler
 from gateway.tool_call_parser import CALLS_BEGIN, CALLS_END
 from gateway.tool_form import V3_FORM
-from tests.gateway.conftest import Gateway, v3_call
+from tests.gateway.conftest import MODEL, Gateway, v3_call
 from tests.gateway.model_folder import EOS_ID, make_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -130,7 +131,10 @@ async def test_forced_calls_are_bounded(folder: Path) -> None:
         assert _is_grammar_accept_string(grammar, CALLS_BEGIN + calls + CALLS_END) == expected
 
 
-async def test_a_stuck_compiler_is_killed_and_replaced(folder: Path) -> None:
+async def test_a_stuck_compiler_is_killed_and_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "FAILURE_SECONDS", 0.0)
     compiler = GrammarCompiler(folder, (EOS_ID,))
     patient = compiler._compile_seconds
     try:
@@ -144,6 +148,7 @@ async def test_a_stuck_compiler_is_killed_and_replaced(folder: Path) -> None:
         compiler._compile_seconds = patient
         await compiler.compile(REGEX | {"text": "b"}, param="guided_regex")
         assert compiler._process.pid != pid
+        await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
     finally:
         await compiler.close()
     with pytest.raises(ProcessLookupError):
@@ -184,6 +189,76 @@ async def test_verdicts_are_remembered(folder: Path) -> None:
     assert compiler._process is None
     assert await compiler.compile(REGEX, param="guided_regex") == ""
     assert compiler._process is None
+
+
+async def test_large_verdicts_are_not_all_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a grammar of calls becomes is many times as long as its request."""
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    requests = [V3_FORM.grammar_request([(name, "{}")], at_most_one=True) for name in "abc"]
+    try:
+        first = await compiler.compile(requests[0], param="tools")
+        monkeypatch.setattr(grammar_compiler, "MAX_VERDICT_CHARACTERS", 5 * len(first) // 2)
+        for request in requests:
+            await compiler.compile(request, param="tools")
+        assert len(compiler._verdicts) == 2
+    finally:
+        await compiler.close()
+
+
+async def test_a_verdict_is_remembered_that_nobody_waited_for(folder: Path) -> None:
+    """Who gave up finds it when they try again."""
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        asked = asyncio.create_task(compiler.compile(REGEX, param="guided_regex"))
+        await asyncio.sleep(0)
+        (task,) = compiler._tasks.values()
+        asked.cancel()
+        await task
+    finally:
+        await compiler.close()
+    assert await compiler.compile(REGEX, param="guided_regex") == ""
+    assert compiler._process is None
+
+
+async def test_who_wants_the_same_waits_for_one_answer(folder: Path) -> None:
+    """A grammar that is new to this gateway comes with all the requests of a batch at once."""
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    num_requests = 2 * grammar_compiler.MAX_WAITING
+    try:
+        asked = [compiler.compile(REGEX, param="guided_regex") for _ in range(num_requests)]
+        assert await asyncio.gather(*asked) == [""] * num_requests
+    finally:
+        await compiler.close()
+
+
+def compiler_pid() -> int:
+    """Of the one gateway that runs in this process."""
+    lists = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    (pid,) = (
+        int(child)
+        for children in lists
+        for child in children
+        if b"gateway.grammar_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return pid
+
+
+async def test_a_request_waits_for_its_grammar_until_its_deadline(gateway: Gateway) -> None:
+    assert (await gateway.chat("plain", guided_regex="[a-c]+")).status_code == 200
+    pid = compiler_pid()
+    os.kill(pid, 19)  # SIGSTOP: as one that is busy with others' grammars
+    try:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "plain"}],
+                "guided_regex": "[a-d]+"}  # fmt: skip
+        reply = await gateway.client.post(
+            "/v1/chat/completions", json=body, headers={"x-request-timeout": "0.3"}
+        )
+    finally:
+        os.kill(pid, 18)  # SIGCONT
+    assert reply.status_code == 504, reply.text
+    assert (await gateway.chat("plain", guided_regex="[a-d]+")).status_code == 200
 
 
 async def test_large_grammars_are_refused(folder: Path) -> None:

@@ -7,6 +7,9 @@ import pytest
 from tests.gateway.conftest import MODEL, TOKENIZER, Gateway
 from tests.gateway.model_folder import BOS_ID, MAX_POSITION, VOCAB_SIZE
 
+USER = {"role": "user", "content": "a"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -54,6 +57,7 @@ async def test_there_and_back(gateway: Gateway) -> None:
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [USER], "tools": [TOOL] * 129}, "tools"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),

@@ -10,10 +10,17 @@ import pytest
 import pytest_asyncio
 
 from core.errors import Unavailable
-from gateway.tool_call_parser import CALL_BEGIN, CALLS_BEGIN, ToolCallParser
+from gateway.tool_call_parser import (
+    CALL_BEGIN,
+    CALL_END,
+    CALLS_BEGIN,
+    CALLS_END,
+    SEPARATOR,
+    ToolCallParser,
+)
 from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway, running_gateway, v3_call
 from tests.gateway.fake_cluster import FakeCluster, Plan
-from tests.gateway.model_folder import make_model_folder
+from tests.gateway.model_folder import TEMPLATE, make_model_folder
 from tests.gateway.stream import join
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -105,6 +112,27 @@ async def test_only_one_call_where_only_one_is_wanted(gateway: Gateway) -> None:
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
 
 
+@pytest.mark.parametrize("stop", ["\n", "```", '"', "}"])
+@pytest.mark.parametrize("step_tokens", [1, 50])
+@pytest.mark.parametrize("min_tokens", [0, 20])
+async def test_stop_strings_do_not_count_in_calls(
+    gateway: Gateway, stop: str, step_tokens: int, min_tokens: int
+) -> None:
+    """They would leave a call without its arguments, also where they begin to count in
+    the middle of its mark."""
+    gateway.cluster.first.plan.step_tokens = step_tokens
+    asked = {"tools": TOOLS, "stop": stop, "min_tokens": min_tokens}
+    (choice,) = (await gateway.chat("two calls", **asked)).json()["choices"]
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert [(one["name"], one["arguments"]) for one in functions] == CALLS["two calls"][1]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_stop_strings_count_in_front_of_calls(gateway: Gateway) -> None:
+    (choice,) = (await gateway.chat("one call", tools=TOOLS, stop=" lo")).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("I", "stop")
+
+
 async def test_cut_off_in_a_call(gateway: Gateway) -> None:
     num_tokens = len(TOKENIZER.encode(ANSWERS["one call"].partition("rich")[0]).ids)
     (choice,) = (await gateway.chat("one call", tools=TOOLS, max_tokens=num_tokens)).json()[
@@ -113,6 +141,18 @@ async def test_cut_off_in_a_call(gateway: Gateway) -> None:
     assert choice["finish_reason"] == "length"
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["arguments"] == '{"city": "Zü'
+
+
+@pytest.mark.parametrize("before", [CALL_BEGIN, "weather", "\n```json"])
+async def test_cut_off_in_front_of_the_arguments(gateway: Gateway, before: str) -> None:
+    """Marks that the model was about to go on with are no text for a client to show."""
+    num_tokens = len(TOKENIZER.encode(ANSWERS["one call"].partition(before)[0]).ids)
+    asked = {"tools": TOOLS, "max_tokens": num_tokens}
+    (choice,) = (await gateway.chat("one call", **asked)).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("I look.", "length")
+    assert "tool_calls" not in choice["message"]
+    (joined,), _ = join(await gateway.chat("one call", **asked, stream=True), chat=True)
+    assert (joined.text, joined.finish_reason) == ("I look.", "length")
 
 
 async def test_marks_without_a_call_are_text(gateway: Gateway) -> None:
@@ -154,6 +194,31 @@ async def test_a_grammar_forces_calls(
     assert not _is_grammar_accept_string(grammar, wrong)
 
 
+async def test_a_constraint_leaves_calls_possible(gateway: Gateway) -> None:
+    """The answer keeps to it; a model that may call tools still can."""
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    wrapped = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    calls = CALLS_BEGIN + v3_call("weather", '{"city":"Bern", "days":[1]}') + CALLS_END
+    for fields, answer, wrong in (
+        ({"response_format": wrapped}, '{"n":5}', '{"n":"5"}'),
+        ({"response_format": {"type": "json_object"}}, '{"a":[{}]}', "[1]"),
+        ({"guided_regex": "[0-9]+"}, "12", "a"),
+        ({"guided_choice": ["yes", "no"]}, "no", "maybe"),
+    ):
+        gateway.cluster.router.reset()
+        reply = await gateway.chat("one call", tools=TOOLS, **fields)
+        assert reply.status_code == 200, reply.text
+        (request,) = gateway.cluster.first.requests
+        grammar = xgrammar.Grammar.from_ebnf(request.sampling.grammar.ebnf)
+        for text in (answer, calls, calls.replace("weather", "time")):
+            assert _is_grammar_accept_string(grammar, text), text
+        for text in (wrong, answer + calls, calls.replace("weather", "nobody"), CALLS_BEGIN):
+            assert not _is_grammar_accept_string(grammar, text), text
+
+
 async def test_auto_forces_nothing(gateway: Gateway) -> None:
     await gateway.chat("plain", tools=TOOLS, tool_choice="auto")
     (request,) = gateway.cluster.first.requests
@@ -173,6 +238,20 @@ async def test_tools_are_told_to_a_model_whose_template_does_not(gateway: Gatewa
     assert prompt.startswith("<|bos|>Be good.\n\n## Tools\n")
     assert "### weather\nDescription: tells weather\n\nParameters: {" in prompt
     assert prompt.index(CALL_BEGIN) < prompt.index("<|User|>hi")
+
+
+async def test_tools_are_told_in_the_form_of_the_template(
+    shared_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """V3.1's template renders calls without fences, and no tools either."""
+    shared_cluster.router.reset()
+    folder = make_model_folder(tmp_path / "model", max_position_embeddings=4096)
+    (folder / "chat_template.jinja").write_text(TEMPLATE + "{# " + SEPARATOR + " #}")
+    messages = [{"role": "user", "content": "hi"}]
+    async with running_gateway(shared_cluster, folder) as gateway:
+        prompt = await prompt_of(gateway, messages=messages, tools=TOOLS)
+    call = f'{CALL_BEGIN}TOOL_NAME{SEPARATOR}{{"argument": "value"}}{CALL_END}'
+    assert f"{CALLS_BEGIN}{call}{CALLS_END}" in prompt
 
 
 async def test_tools_are_left_to_a_template_that_knows_them(
@@ -213,7 +292,7 @@ async def test_where_the_text_is_cut_makes_no_difference(output: str) -> None:
     def read(size: int) -> tuple[str, list[tuple[int, str | None, str]]]:
         parser = ToolCallParser(at_most_one=False)
         parts = [parser.feed(output[at : at + size]) for at in range(0, len(output), size)]
-        parts.append(parser.finish())
+        parts.append(parser.finish(is_cut_off=False))
         calls: dict[int, tuple[int, str | None, str]] = {}
         for delta in (delta for _, deltas in parts for delta in deltas):
             _, name, arguments = calls.get(delta.index, (delta.index, delta.name, ""))

@@ -3,11 +3,17 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import httpx
+import pytest
 
+from core.address import Address
+from gateway.settings import GatewaySettings
+from gateway.worker import CANNOT_START
+from gateway.workers import _Workers
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID, make_model_folder
@@ -107,6 +113,26 @@ async def test_one_gateway_of_two_processes(model_folder: Path, tmp_path: Path) 
         assert not [pid for pid in everybody if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_everybody_gets(model_folder: Path, number: signal.Signals) -> None:
+    """As from a terminal's Ctrl-C, or of a service manager that tells a whole control group: it
+    is one wish, of which the processes hear again from the one that started them."""
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        gateway_process(cluster, model_folder, "--workers", "2", "--grace-seconds", "300") as (
+            process,
+            client,
+        ),
+    ):
+        cluster.first.plan.step_seconds = 0.1
+        running = asyncio.create_task(ask(client))
+        await asyncio.wait_for(cluster.first.started.wait(), 30)
+        for pid in (*children(process.pid), process.pid):
+            os.kill(pid, number)
+        assert (await running).json()["choices"][0]["text"] == ANSWERS["plain"]
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
 def test_processes_that_cannot_start(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
@@ -117,3 +143,37 @@ def test_processes_that_cannot_start(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "tokenizer.json" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+class EndingAtOnce(_Workers):
+    """Every process ends with one status."""
+
+    def __init__(self, folder: Path, status: int) -> None:
+        super().__init__(GatewaySettings.model_construct(), Address("127.0.0.1", 1), folder)
+        self.num_started = 0
+        self._status = status
+
+    async def _start(self, index: int) -> asyncio.subprocess.Process:
+        self.num_started += 1
+        code = f"raise SystemExit({self._status})"
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+        self._processes[index] = process
+        return process
+
+
+@pytest.mark.parametrize("status", [1, 2, CANNOT_START])
+async def test_who_crashes_is_started_again_and_its_siblings_stay(
+    tmp_path: Path, status: int
+) -> None:
+    """1 is also what Python ends with behind an exception that nobody has caught."""
+    workers = EndingAtOnce(tmp_path, status)
+    keeping = asyncio.create_task(workers._keep(0))
+    async with asyncio.timeout(30):
+        while workers.num_started < 3 and not keeping.done():
+            await asyncio.sleep(0.01)
+    assert (workers.num_started, keeping.done()) == (
+        (1, True) if status == CANNOT_START else (3, False)
+    )
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await workers._end_all()

@@ -107,8 +107,7 @@ async def test_configs_of_all_processes_or_of_one(
     await router.router.Announce(announcement)
     reply = await router.admin.GetConfig(GetProcessConfigRequest(), timeout=30)
     told = {
-        each.identity.name: (json.loads(each.config_json), each.version)
-        for each in reply.processes
+        each.identity.name: (json.loads(each.config_json), each.version) for each in reply.processes
     }
     assert set(told) == {"router", "gw", "prefill-0", "decode-0"}
     assert told["gw"] == ({"workers": 1}, "6.5")
@@ -304,9 +303,7 @@ async def test_every_call_needs_the_token_where_there_is_one(
 ) -> None:
     file = tmp_path / "token"
     file.write_text("sesame")
-    router = start(
-        prefill=[prefill.address], decode=[decode.address], admin_token_file=str(file)
-    )
+    router = start(prefill=[prefill.address], decode=[decode.address], admin_token_file=str(file))
     await router.until_ready(prefill, decode)
     methods = router_pb2.DESCRIPTOR.services_by_name["Admin"].methods
     for described in methods:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,9 @@ from router.settings import RouterSettings
 from router.table import StatusArrived, StreamBroken
 from router.worker import Worker
 from tests.router.statuses import ROLES, make_status
+
+if TYPE_CHECKING:
+    from router.assign import Assignment
 
 
 def make_cluster(**settings: float) -> Cluster:
@@ -124,6 +128,50 @@ async def test_any_mix_of_events_keeps_order_and_room(seed: int) -> None:
     assert served == sorted(served)
     assert set(served) | cancelled == set(range(total))
     assert cluster.assigner.num_waiting == 0
+
+
+async def test_who_asks_again_stands_where_it_stood() -> None:
+    """It has waited for longer than all that are here by now."""
+    cluster = make_cluster()
+    say(cluster, "decode", "d", max_running=1, num_running=1)
+    calls = [
+        asyncio.create_task(
+            cluster.assigner.assign(dataclasses.replace(demand(number), waited_seconds=seconds))
+        )
+        for number, seconds in enumerate((0.0, 0.0, 9.0, 30.0))
+    ]
+    await asyncio.sleep(0)
+    for count, number in enumerate((3, 2, 0, 1)):
+        facts = {"max_running": 1, "num_running": 0, "accepted": count}
+        say(cluster, "decode", "d", **facts)
+        assert (await asyncio.wait_for(calls[number], 20)).queue_seconds == 0.0  # of this wait
+        say(cluster, "decode", "d", **(facts | {"num_running": 1, "accepted": count + 1}))
+
+
+async def test_a_full_queue_refuses_the_last_in_line_whoever_comes() -> None:
+    cluster = make_cluster(max_waiting=2)
+    say(cluster, "decode", "d", max_running=1, num_running=1)
+
+    def call(number: int, seconds: float, priority: int = 0) -> "asyncio.Task[Assignment]":
+        wanted = dataclasses.replace(demand(number), waited_seconds=seconds, priority=priority)
+        return asyncio.create_task(cluster.assigner.assign(wanted))
+
+    first, second = call(0, 5.0), call(1, 0.0)
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(call(2, 0.0), 20)
+    moved = call(3, 60.0)
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        await asyncio.wait_for(second, 20)
+    urgent = call(4, 0.0, priority=1)
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(first, 20)
+    assert cluster.assigner.num_waiting == 2
+    for count, task in enumerate((urgent, moved)):
+        facts = {"max_running": 1, "num_running": 0, "accepted": count}
+        say(cluster, "decode", "d", **facts)
+        await asyncio.wait_for(task, 20)
+        say(cluster, "decode", "d", **(facts | {"num_running": 1, "accepted": count + 1}))
 
 
 async def test_higher_priorities_are_placed_first_and_equal_ones_in_order() -> None:

@@ -1,11 +1,14 @@
 """Which workers the router uses: restarts, silence, drain, misfits, and broken peers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import suppress
+from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from core.errors import (
     Draining,
@@ -13,6 +16,7 @@ from core.errors import (
 )
 from router.table import StatusArrived, StreamBroken
 from router.worker import WorkerState
+from tests.free_ports import free_port
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import RunningRouter
 
@@ -49,6 +53,26 @@ async def test_a_silent_worker_is_dead_until_it_speaks_again(
     await decode.say()
     await router.until_ready(decode)
     assert (await router.assign()).decode.epoch == "d-1"
+
+
+async def test_a_worker_that_is_never_reached_is_told_of_once(
+    decode: FakeWorker, start: Callable[..., RunningRouter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.watch.UNREACHABLE_SECONDS", 0.3)
+    nobody = f"127.0.0.1:{free_port()}"
+    with capture_logs() as lines:
+
+        def told() -> list[MutableMapping[str, Any]]:
+            return [line for line in lines if line["event"] == "worker cannot be reached"]
+
+        router = start(prefill=[nobody], decode=[decode.address])
+        await router.until_ready(decode)
+        await router.until(lambda: bool(told()))
+        attempts = itertools.count()
+        await router.until(lambda: next(attempts) == 10)
+        (line,) = told()
+    assert (line["worker_role"], line["address"]) == ("prefill", nobody)
+    assert "UNAVAILABLE" in line["reason"]
 
 
 async def test_failed_workers_are_left_out(

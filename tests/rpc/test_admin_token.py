@@ -76,9 +76,7 @@ def test_a_secret_that_kubernetes_turns_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "  \n", "two words", "tab\there", "\u00e9t\u00e9"])
-def test_what_holds_no_word_is_refused_and_later_not_believed(
-    tmp_path: Path, content: str
-) -> None:
+def test_what_holds_no_word_is_refused_and_later_not_believed(tmp_path: Path, content: str) -> None:
     file = tmp_path / "token"
     file.write_text(content)
     with pytest.raises(ValueError, match="token"):

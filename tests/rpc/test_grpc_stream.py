@@ -98,6 +98,12 @@ async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[by
             return
 
 
+async def test_a_host_that_can_have_no_name_is_no_peer() -> None:
+    error = await Heard("a..b:1", []).end()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "cannot connect to a..b:1" in (error.details() or "")
+
+
 async def test_messages_of_all_sizes_go_both_ways() -> None:
     source = random.Random(1)
     sizes = [0, 1, 16378, 16379, 16380, 65_530, 65_536, 3 * 2**20, 18 * 2**20, 5, 0, 7]
@@ -166,7 +172,14 @@ async def test_a_method_that_is_not_there_and_a_server_that_stops() -> None:
 
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    0, 1, 3, 4, 5, 7, 8, 9
+    0,
+    1,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
 )
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 

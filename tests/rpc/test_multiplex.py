@@ -21,6 +21,8 @@ from core.errors import (
 from core.log import REQUEST_ID
 from proto import generate_pb2, generate_pb2_grpc
 from proto.generate_pb2 import GenerateRequest, GenerateResponse, Token
+from proto.multiplex_pb2 import ClientFrame, OpenCall
+from proto.multiplex_pb2_grpc import MultiplexStub
 from rpc.client import remaining_seconds
 from rpc.multiplex_client import Call, MultiplexClient
 from rpc.server import RpcServer
@@ -285,6 +287,32 @@ async def test_a_lost_client_ends_its_calls() -> None:
         assert not served.client.call(GENERATE, request, timeout_seconds=20).__exit__(
             None, None, None
         )
+
+
+def opening(call: int) -> OpenCall:
+    """Of a call that does not end by itself."""
+    request = GenerateRequest(model="hang", prompt_token_ids=[1]).SerializeToString()
+    return OpenCall(call=call, method=GENERATE, request=request, timeout_seconds=60)
+
+
+async def test_a_call_that_is_opened_and_cancelled_at_once_is_over() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.server.address) as channel:
+        frame = ClientFrame(open=[opening(1)], cancel=[1])
+        async with asyncio.timeout(10):
+            async for _ in MultiplexStub(channel).Session(iter([frame])):
+                pass
+        assert served.servicer.num_running == 0
+
+
+async def test_a_call_opened_twice_ends_its_session() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.server.address) as channel:
+        session = MultiplexStub(channel).Session()
+        await session.write(ClientFrame(open=[opening(1), opening(2), opening(1)]))
+        async with asyncio.timeout(10):
+            async for _ in session:
+                pass
+        await eventually(lambda: served.server.num_running_calls == 0, seconds=10)
+        assert served.servicer.num_running == 0
 
 
 async def test_ends_of_requests_are_logged() -> None:

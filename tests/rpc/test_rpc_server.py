@@ -24,7 +24,7 @@ from core.errors import (
 )
 from core.log import REQUEST_ID
 from proto import generate_pb2, generate_pb2_grpc
-from rpc.client import channel, remaining_seconds, request_metadata, to_error
+from rpc.client import Disconnected, channel, remaining_seconds, request_metadata, to_error
 from rpc.server import LIVENESS, RpcServer
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -241,7 +241,7 @@ async def test_nobody_there_blames_the_called_worker() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generate_pb2_grpc.PrefillStub(peer).Abort(generate_pb2.AbortRequest(), timeout=30)
     back = to_error(caught.value, peer_epoch="e9")
-    assert type(back) is Unavailable
+    assert type(back) is Disconnected
     assert back.failed_epoch == "e9"
 
 

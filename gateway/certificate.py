@@ -1,0 +1,67 @@
+"""The certificate that clients are shown, renewed while the gateway serves.
+
+Certificates are replaced every few weeks, by somebody who does not ask the gateway: its files are
+looked at again, and what they hold by then is for every handshake from there on. Connections that
+are open stay as they are. Files that do not fit together, as while one of them is written, change
+nothing and are complained about.
+"""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from core.file_version import FileVersion, file_version
+from core.log import get_logger
+
+log = get_logger("gateway.certificate")
+
+LOOK_SECONDS = 1.0
+
+
+class Certificate:
+    """A chain and its private key, both PEM files."""
+
+    def __init__(self, chain: Path, key: Path) -> None:
+        """Raises ValueError for files that cannot be read, or do not belong together."""
+        self._chain = chain
+        self._key = key
+        self._seen = self._versions()
+        self._current = self._load()
+        self.context = self._load()  # for the listener, as long as it listens
+        self.context.sni_callback = self._hand_over  # asked at each handshake, with a name or not
+
+    async def watch(self) -> None:
+        """Reads the files again when they change, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.reload()
+
+    def reload(self) -> None:
+        """One look at the files."""
+        versions = self._versions()
+        if versions == self._seen:
+            return
+        self._seen = versions
+        try:
+            self._current = self._load()
+        except ValueError as error:
+            log.error("certificate stays as it was", reason=str(error))
+        else:
+            log.info("certificate read again", file=str(self._chain))
+
+    def _hand_over(
+        self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
+    ) -> None:
+        connection.context = self._current
+
+    def _versions(self) -> tuple[FileVersion | None, FileVersion | None]:
+        return file_version(self._chain), file_version(self._key)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # The password: nobody is asked for one at the terminal, a key that needs it is refused.
+            context.load_cert_chain(self._chain, self._key, password="")
+        except OSError as error:
+            raise ValueError(f"certificate {self._chain}, key {self._key}: {error}") from error
+        return context
