@@ -4,8 +4,10 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -64,31 +66,45 @@ def bench(
         )
         run = Run.begin("ctl bench")
         outcomes, seconds = _run(options, errors)
-    except OSError as error:
-        errors.print(f"error: no answer from {url}: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+    except (OSError, HTTPException) as error:
+        _fail(errors, _no_answer(url, error), error)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     summary = summarize(outcomes, seconds)
     print_summary(summary, make_console())
     if save is not None:
-        append(save, records(run, options, summary))
+        try:
+            append(save, records(run, options, summary))
+        except OSError as error:
+            _fail(errors, f"no records in {save}: {error}", error)
     for reason, count in summary.errors.most_common(5):
         errors.print(f"{count} x {reason}", markup=False, soft_wrap=True)
     if summary.num_errors:
         raise typer.Exit(1)
 
 
+def _no_answer(url: str, error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        hint = "; --api-key gives a key" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        return f"{url} answers {error.code} {error.reason}{hint}"
+    return f"no answer from {url}: {str(error).strip() or error!r}"
+
+
+def _fail(console: Console, problem: str, cause: Exception) -> NoReturn:
+    console.print(f"error: {problem}", markup=False, soft_wrap=True)
+    raise typer.Exit(1) from cause
+
+
 def served_model(url: str, api_key: str) -> str:
-    """The first model the server names. Raises OSError without an answer, ValueError for a
-    strange one."""
+    """The first model the server names. Raises OSError without an answer (its HTTPError for a
+    refusal), HTTPException for one that is not HTTP, ValueError for a strange one."""
     request = urllib.request.Request(url.rstrip("/").removesuffix("/v1") + "/v1/models")
     if api_key:
         request.add_header("authorization", f"Bearer {api_key}")
     with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as reply:
         try:
             return str(json.load(reply)["data"][0]["id"])
-        except (KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{url} names no model: {error!r}") from error
 
 
@@ -112,7 +128,10 @@ def records(run: Run, options: LoadOptions, summary: Summary) -> list[Record]:
 
 def _run(options: LoadOptions, console: Console) -> tuple[list[Outcome], float]:
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(describe_case(options), total=options.num_prompts)
@@ -120,7 +139,11 @@ def _run(options: LoadOptions, console: Console) -> tuple[list[Outcome], float]:
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """Tables for people: latencies in milliseconds."""
+    """Tables for people: latencies in milliseconds, where any request succeeded."""
+    took = f"{summary.num_requests} requests, {summary.num_errors} errors, {summary.seconds:.2f} s"
+    if not summary.latencies:
+        console.print(took)
+        return
     figures = {figure.metric: figure for figure in summary.figures()}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("ms", "mean", "p50", "p90", "p99"):
@@ -129,9 +152,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         values = [latency.mean, *latency.percentiles.values()]
         table.add_row(latency.name, *(f"{1000 * value:.2f}" for value in values))
     console.print(table)
-    console.print(
-        f"{summary.num_requests} requests, {summary.num_errors} errors, {summary.seconds:.2f} s"
-    )
+    console.print(took)
     for metric in ("output_throughput", "prompt_throughput", "request_throughput"):
         figure = figures[metric]
         console.print(f"{metric.replace('_', ' ')}: {figure.value:.1f} {figure.unit}")

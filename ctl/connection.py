@@ -79,9 +79,7 @@ _Context = Annotated[
 ]
 _Namespace = Annotated[
     str,
-    typer.Option(
-        help="The same, in this namespace", show_default=False, rich_help_panel=_PANEL
-    ),
+    typer.Option(help="The same, in this namespace", show_default=False, rich_help_panel=_PANEL),
 ]
 _Release = Annotated[
     str,
@@ -125,7 +123,7 @@ class Target:
         return bool(self.kubeconfig or self.context or self.namespace or self.release)
 
     def token(self) -> str:
-        """"" where none is configured. Raises ValueError for a file that holds none."""
+        """ "" where none is configured. Raises ValueError for a file that holds none."""
         if self.token_file is not None:
             return read_token(self.token_file)
         return os.environ.get(TOKEN_VARIABLE, "").strip()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from core.errors import CheckpointError
 from ctl import host_checks
@@ -90,8 +90,9 @@ def _examine(
 
 def check_model(folder: Path) -> list[Finding]:
     """Whether the folder can be served, and how large its weights are."""
+    folder = folder.expanduser()
     try:
-        config = check_model_folder(folder.expanduser())
+        config = check_model_folder(folder)
     except CheckpointError as error:
         advice = "Download it again, or name another folder."
         return [Finding(check="model", state="missing", detail=error.message, advice=advice)]
@@ -101,11 +102,10 @@ def check_model(folder: Path) -> list[Finding]:
 
 
 def _print(findings: list[Finding], console: Console) -> None:
-    table = make_table("check", "state", "found")
+    table = make_table("check", "state", "found", fold="found")
     for finding in findings:
-        style = _STYLES[finding.state]
-        state = f"[{style}]{finding.state}[/]"
-        table.add_row(finding.check, state, escape(finding.detail))
+        state = Text(finding.state, _STYLES[finding.state])
+        table.add_row(finding.check, state, finding.detail)
     console.print(table)
     advised = [finding for finding in findings if finding.advice]
     if advised:

@@ -18,6 +18,8 @@ from proto.worker_pb2 import ProcessIdentity, WorkerStatus
 _ASK_AGAIN_SECONDS = 0.25
 # A router that was restarted needs a moment to hear of its workers.
 _GONE_SECONDS = 5.0
+# One that does not answer for so long may have ended for good, with the rest of the cluster.
+_SILENT_SECONDS = 60.0
 
 _Worker = Annotated[
     str,
@@ -52,7 +54,7 @@ async def drain(
 
     The worker keeps running: stop it when it is drained, or take it back with `ctl undrain`.
     The other nodes of its EP group do the same with it, in both ways.
-    With --wait, exit status 1 says that it was not drained in time.
+    With --wait, exit status 1 says that it was not drained in time, or that no router answers.
     """
     began = time.monotonic()
     request = DrainWorkerRequest(worker=worker)
@@ -81,17 +83,19 @@ async def undrain(admin: AdminConnection, worker: _Worker, output: Output = "tab
     _tell(nodes, ["ready"] * len(nodes), None, output)
 
 
-async def _until_drained(
-    admin: AdminConnection, identity: ProcessIdentity, deadline: float
-) -> str:
-    """drained, gone (ended meanwhile), or draining when the time is over."""
+async def _until_drained(admin: AdminConnection, identity: ProcessIdentity, deadline: float) -> str:
+    """drained, gone (ended meanwhile), or draining when the time is over. Raises NoAnswer when the
+    router has none for long."""
     words = make_console(stderr=True)
     last_open = -1
-    last_seen = time.monotonic()
+    last_seen = last_answer = time.monotonic()
     while True:
         try:
             status, answers = await _find(admin, identity), True
-        except NoAnswer:
+            last_answer = time.monotonic()
+        except NoAnswer as error:
+            if time.monotonic() - last_answer >= _SILENT_SECONDS:
+                raise NoAnswer(f"{error.message}; {identity.name} may not be drained") from error
             status, answers = None, False
         now = time.monotonic()
         if not answers:

@@ -58,9 +58,7 @@ async def expert_load(
         console.print(text_map(rows, console.width, colours=console.color_system is not None))
 
 
-async def get_load(
-    admin: AdminConnection, group: str, layers: list[int]
-) -> experts_pb2.ExpertLoad:
+async def get_load(admin: AdminConnection, group: str, layers: list[int]) -> experts_pb2.ExpertLoad:
     """Raises EpserveError."""
     return await admin.call(
         admin.stub.GetExpertLoad,
@@ -123,7 +121,12 @@ def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in (
-        "layer", "balancedness", "lightest rank", "heaviest rank", "hottest expert", "idle experts"
+        "layer",
+        "balancedness",
+        "lightest rank",
+        "heaviest rank",
+        "hottest expert",
+        "idle experts",
     ):
         table.add_column(title, justify="right", no_wrap=True)
     for layer in load.layers:

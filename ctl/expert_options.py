@@ -13,14 +13,15 @@ Group = Annotated[
 ]
 Layers = Annotated[
     str,
-    typer.Option(help="Layers of the model, such as 3,7-9; default: all with experts",
-                 show_default=False),
+    typer.Option(
+        help="Layers of the model, such as 3,7-9; default: all with experts", show_default=False
+    ),
 ]
 MAX_LAYER = 10_000
 
 
 def parse_layers(text: str) -> list[int]:
-    """"3,7-9" as numbers, each once, ascending; none for "". Raises ValueError."""
+    """ "3,7-9" as numbers, each once, ascending; none for "". Raises ValueError."""
     layers: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, dash, last = part.partition("-")

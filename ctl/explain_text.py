@@ -63,7 +63,7 @@ def _print_assignment(assignment: dict[str, Any], console: Console) -> None:
             "after it was asked for"
         )
     console.print(told, markup=False, soft_wrap=True)
-    table = make_table("", "role", "worker", "score", "because")
+    table = make_table("", "role", "worker", "score", "because", fold="because")
     for each in assignment["candidates"]:
         if each["rejected_by"]:
             score, because = "-", f"left out by filter {each['rejected_by']}"

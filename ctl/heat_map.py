@@ -58,8 +58,12 @@ def write_png(rows: Rows, file: Path, title: str) -> None:
     figure = Figure(figsize=(3 + num_experts / 16, 2 + len(rows) / 8), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(
-        [list(values) for _, values in rows], aspect="auto", cmap="inferno", vmin=0,
-        vmax=_PNG_LIMIT, interpolation="nearest",
+        [list(values) for _, values in rows],
+        aspect="auto",
+        cmap="inferno",
+        vmin=0,
+        vmax=_PNG_LIMIT,
+        interpolation="nearest",
     )
     ticks = range(0, len(rows), -(-len(rows) // 20) or 1)
     axes.set_yticks(list(ticks), [str(rows[tick][0]) for tick in ticks])

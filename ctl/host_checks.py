@@ -83,12 +83,17 @@ def check_clock(state: int | None = None) -> list[Finding]:
 
 def check_log_room(folder: Path) -> list[Finding]:
     """Whether logs can be written, and for how long."""
-    there = folder
-    while not there.exists():
-        there = there.parent
-    if not (there.is_dir() and os.access(there, os.W_OK)):
+    there, problem = folder, ""
+    try:
+        while not there.exists():
+            there = there.parent
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            problem = "cannot be written to"
+    except OSError as error:  # a folder that cannot be looked into, a name that cannot be
+        problem = f"cannot be looked at: {error.strerror}"
+    if problem:
         advice = "Choose another folder with --log-dir."
-        detail = f"{there} cannot be written to"
+        detail = f"{there} {problem}"
         return [Finding(check="logs", state="missing", detail=detail, advice=advice)]
     free = shutil.disk_usage(there).free
     detail = f"{free / _GIB:.1f} GiB free for {folder}"

@@ -12,6 +12,11 @@ from ctl.process_spec import ProcessSpec, Role
 WORKER_ROLES: tuple[Role, ...] = ("prefill", "decode")
 ROLES: tuple[Role, ...] = ("gateway", "router", *WORKER_ROLES)
 
+# For running requests, when everything is stopped. Workers are stopped behind the gateway, with
+# requests of others only.
+GATEWAY_GRACE_SECONDS = 30
+WORKER_GRACE_SECONDS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
@@ -102,6 +107,7 @@ def cluster(
         {
             "router": router_address,
             "workers": str(options.gateway_workers),
+            "grace-seconds": str(GATEWAY_GRACE_SECONDS),
             **_model_flags(options),
         },
     )
@@ -130,6 +136,7 @@ def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) ->
             "ranks": str(ranks[index]),
             "device": device,
             "threads": str(threads_per_rank(options, machine, role)),
+            "stop-grace-seconds": str(WORKER_GRACE_SECONDS),
         }
         if sharers[index] > 1:
             own["gpu-memory-share"] = f"{1 / sharers[index]:.3f}"
@@ -158,6 +165,8 @@ def _spec(
     given = options.settings.get(role, {})
     if decided := sorted({"name", "listen", "metrics-port", "router", "ranks"} & set(given)):
         raise ValueError(f"{role}.{decided[0]} is decided by ctl up and cannot be set")
+    if given.get("guard-all-paths") == "true":
+        raise ValueError("gateway.guard-all-paths: ctl up has no key to ask whether it is ready")
     return ProcessSpec(
         name=name,
         role=role,

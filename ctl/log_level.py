@@ -41,7 +41,7 @@ async def logs_level(
     if output == "json":
         print_json(report)
     else:
-        table = make_table("process", "role", "address", "before", "now")
+        table = make_table("process", "role", "address", "before", "now", fold="now")
         for row in report:
             now = row["now"] or f"not set: {row['error']}"
             table.add_row(row["name"], row["role"], row["address"], row["before"], now)

@@ -39,10 +39,13 @@ def probe_http(
     address: _Address,
     path: Annotated[str, typer.Option(help="What to GET; 200 is healthy")] = "/health",
     tls: Annotated[bool, typer.Option("--tls", help="Speak TLS, with any certificate")] = False,
+    alive: Annotated[
+        bool, typer.Option("--alive", help="401 is healthy as well: it lives, and guards its paths")
+    ] = False,
     timeout: _Timeout = 2.0,
 ) -> None:
     """Asks a gateway."""
-    _conclude(check_http(address, path, timeout, tls=tls))
+    _conclude(check_http(address, path, timeout, tls=tls, alive=alive))
 
 
 async def _finish(asking: Awaitable[None]) -> None:

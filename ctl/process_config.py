@@ -54,7 +54,7 @@ def _print(report: list[dict[str, Any]], console: Console) -> None:
         if each["error"]:
             console.print(f"  does not tell: {each['error']}", markup=False, soft_wrap=True)
             continue
-        table = make_table("setting", "value")
+        table = make_table("setting", "value", fold="value")
         for name, value in each["settings"].items():
             table.add_row(name, _text(value))
         console.print(table)

@@ -1,11 +1,14 @@
 """What is needed to start one process of the cluster and to see that it serves."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Role = Literal["gateway", "router", "prefill", "decode"]
+
+_LONGEST_GRACE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,33 @@ class ProcessSpec:
             else:
                 program += [f"--{name}", value]
         return program
+
+    @property
+    def speaks_tls(self) -> bool:
+        """A gateway that has a certificate, by a flag or by the environment that it has from us."""
+        given = self.flags.get("tls-cert") or os.environ.get("EPSERVE_TLS_CERT")
+        return self.probe == "http" and bool(given)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """A gateway that has API keys, likewise."""
+        given = any(
+            self.flags.get(name) or os.environ.get(variable)
+            for name, variable in (
+                ("api-keys", "EPSERVE_API_KEYS"),
+                ("api-keys-file", "EPSERVE_API_KEYS_FILE"),
+            )
+        )
+        return self.probe == "http" and given
+
+    @property
+    def grace_seconds(self) -> float:
+        """How long running requests may go on behind SIGTERM, by the flags."""
+        given = self.flags.get("grace-seconds" if self.role == "gateway" else "stop-grace-seconds")
+        try:
+            return max(0.0, min(float(given or 0), _LONGEST_GRACE_SECONDS))
+        except ValueError:
+            return 0.0  # the process itself refuses it
 
     def with_environment(self, **variables: str) -> "ProcessSpec":
         """The same process with more environment variables."""

@@ -103,15 +103,18 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
                 case "done":
                     has_ended = True
                     bar.stop()
-                    make_console().print(_summary(event, plan, output), soft_wrap=True)
+                    summary = _summary(event, plan, output)
+                    make_console().print(summary, markup=False, soft_wrap=True)
                 case "error":
                     has_ended = True
                     bar.stop()
                     _say(f"error: {event['message']}")
     status = child.wait()
     if not has_ended:
-        _say(f"error: the process that quantizes ended: {describe_exit(status)}; see above, "
-             "--resume carries on")
+        _say(
+            f"error: the process that quantizes ended: {describe_exit(status)}; see above, "
+            "--resume carries on"
+        )
         return 1
     return status
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from http import HTTPStatus
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -25,7 +26,7 @@ async def wait_until_ready(spec: ProcessSpec) -> None:
             if spec.probe == "grpc":
                 await check_grpc(spec.address)
             else:
-                await check_http(spec.address)
+                await check_http(spec.address, tls=spec.speaks_tls)
         except NotHealthy:
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
         else:
@@ -53,9 +54,11 @@ async def check_http(
     timeout_seconds: float = _ANSWER_SECONDS,
     *,
     tls: bool = False,
+    alive: bool = False,
 ) -> None:
     """Raises NotHealthy unless the answer is 200, or ValueError for an address that is none.
-    `tls` does not look at the certificate: it is made for another name than this machine's."""
+    `tls` does not look at the certificate: it is made for another name than this machine's.
+    `alive`: who asks for a key lives, too."""
     target = parse_address(address)
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -64,7 +67,7 @@ async def check_http(
         raise NotHealthy(f"no answer within {timeout_seconds:g} s") from error
     except (OSError, ValueError) as error:
         raise NotHealthy(f"no HTTP answer: {error}") from error
-    if status != 200:
+    if status != HTTPStatus.OK and not (alive and status == HTTPStatus.UNAUTHORIZED):
         raise NotHealthy(f"GET {path} says {status}")
 
 

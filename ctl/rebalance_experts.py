@@ -45,9 +45,7 @@ PlanFile = Annotated[
 Watch = Annotated[
     bool, typer.Option("--watch", help="Then show the balancedness until interrupted")
 ]
-Interval = Annotated[
-    float, typer.Option(min=0.1, help="With --watch: seconds between two lines")
-]
+Interval = Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two lines")]
 
 
 @admin_command
@@ -159,8 +157,10 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
     table = _table("layer", "now", "then", "moves")
     for layer in plan.layers:
         table.add_row(
-            str(layer.layer), f"{layer.balancedness_before:.3f}",
-            f"{layer.balancedness_after:.3f}", str(layer.num_moves),
+            str(layer.layer),
+            f"{layer.balancedness_before:.3f}",
+            f"{layer.balancedness_after:.3f}",
+            str(layer.num_moves),
         )
     console.print(table)
     if plan.traffic:
@@ -182,14 +182,16 @@ def _table(*titles: str) -> Table:
     return table
 
 
-async def _follow(
-    progress: AsyncGenerator[experts_pb2.RebalanceProgress], output: str
-) -> None:
+async def _follow(progress: AsyncGenerator[experts_pb2.RebalanceProgress], output: str) -> None:
     """A bar on a terminal while experts move, one line or one JSON object at the end."""
     console = make_console(stderr=True)
     bar = Progress(
-        TextColumn("moving experts"), BarColumn(), TextColumn("{task.fields[words]}"),
-        TimeElapsedColumn(), console=console, transient=True,
+        TextColumn("moving experts"),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
     )
     last = experts_pb2.RebalanceProgress()
     with bar if console.is_terminal else nullcontext():

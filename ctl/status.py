@@ -17,9 +17,7 @@ from proto import router_pb2, worker_pb2
 async def status(
     admin: AdminConnection,
     output: Output = "table",
-    as_json: Annotated[
-        bool, typer.Option("--json", hidden=True, help="As --output json")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", hidden=True, help="As --output json")] = False,
 ) -> None:
     """Shows every process, its epoch and age, and what the ranks of the workers are doing."""
     report = describe(await get_status(admin), time.time())
@@ -121,7 +119,11 @@ def _process_table(report: dict[str, Any]) -> Table:
     table = make_table("role", "name", "address", "pid", "epoch", "age")
     for each in report["processes"]:
         table.add_row(
-            each["role"], each["name"], each["address"], str(each["pid"]), each["epoch"],
+            each["role"],
+            each["name"],
+            each["address"],
+            str(each["pid"]),
+            each["epoch"],
             format_age(each["age_seconds"]),
         )
     return table
@@ -137,7 +139,9 @@ def _rank_table(report: dict[str, Any]) -> Table:
         for rank in worker["ranks"]:
             figures = ("rank", "device", "pid", "num_running", "num_waiting", "pages_free")
             table.add_row(
-                worker["name"], worker["state"], *(str(rank[figure]) for figure in figures),
+                worker["name"],
+                worker["state"],
+                *(str(rank[figure]) for figure in figures),
                 str(rank["pages_total"]),
             )
     return table

@@ -6,10 +6,12 @@
       `---Exited well-----'                           StopRequested: every state -> STOPPING | GONE
 
 Events go in with the time (monotonic seconds), actions come out; `Supervisor` performs them.
+A stop ends the fronts first: the answers that they still give need all the others.
 A process that dies before the whole cluster was up once, `max_early_exits` times in a row or with
 a usage error, ends the cluster: it is misconfigured, and restarting it would hide that.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,6 +34,8 @@ class Limits:
     max_backoff_seconds: float = 10.0
     # Alive this long, and the next death counts as the first one again.
     stable_seconds: float = 30.0
+    # Fronts have this long to end, running requests and all, and the others behind them.
+    front_seconds: float = 3.5
     kill_after_seconds: float = 3.5
     # A process that even SIGKILL does not end within this is left to the kernel.
     abandon_after_seconds: float = 1.0
@@ -123,9 +127,7 @@ class Finish:
     """Every process is gone, or beyond our reach."""
 
 
-Action = (
-    Start | Terminate | Kill | SayReady | SayDied | SayLeft | SayAllReady | GiveUp | Finish
-)
+Action = Start | Terminate | Kill | SayReady | SayDied | SayLeft | SayAllReady | GiveUp | Finish
 
 
 @dataclass(slots=True)
@@ -139,17 +141,19 @@ class _Process:
 
 
 class Supervision:
-    """All processes of one `ctl up`."""
+    """All processes of one `ctl up`; `fronts` are those that clients talk to."""
 
-    def __init__(self, names: list[str], limits: Limits) -> None:
+    def __init__(self, names: list[str], limits: Limits, *, fronts: Collection[str] = ()) -> None:
         if len(set(names)) != len(names):
             raise ValueError(f"two processes of one name in {names}")
         self._limits = limits
+        self._fronts = frozenset(fronts)
         self._processes = {name: _Process(name) for name in names}
         self._all_were_ready = False
         self._stopping = False
         self._killed = False
-        self._next_at: float | None = None  # of the stop: first the kill, then the end
+        self._fronts_leave = False  # they are being stopped, and nothing else is yet
+        self._next_at: float | None = None  # of the stop: fronts' end, the kill, the end
 
     @property
     def stopping(self) -> bool:
@@ -203,7 +207,10 @@ class Supervision:
     def _exited(self, process: _Process, status: int, now: float) -> list[Action]:
         if self._stopping:
             process.phase = Phase.GONE
-            return [Finish()] if self._all_gone() else []
+            if self._all_gone():
+                return [Finish()]
+            is_last_front = self._fronts_leave and not self._fronts & {*self.names(Phase.STOPPING)}
+            return self._stop_rest(now) if is_last_front else []
         if status == 0 and process.phase is Phase.RUNNING:
             process.phase = Phase.STARTING
             process.started_at = now
@@ -227,6 +234,9 @@ class Supervision:
         if self._stopping:
             if self._next_at is None or now < self._next_at:
                 return []
+            if self._fronts_leave:
+                fronts = [name for name in self.names(Phase.STOPPING) if name in self._fronts]
+                return [*map(Kill, fronts), *self._stop_rest(now)]
             return self._abandon() if self._killed else self._kill_all(now)
         actions: list[Action] = []
         for process in self._processes.values():
@@ -238,16 +248,27 @@ class Supervision:
 
     def _stop(self, now: float) -> list[Action]:
         self._stopping = True
-        self._next_at = now + self._limits.kill_after_seconds
-        actions: list[Action] = []
+        # One that still starts has no requests.
+        fronts = [name for name in self.names(Phase.RUNNING) if name in self._fronts]
         for process in self._processes.values():
             alive = process.phase in (Phase.STARTING, Phase.RUNNING)
             process.phase = Phase.STOPPING if alive else Phase.GONE
-            if alive:
-                actions.append(Terminate(process.name))
-        return [*actions, Finish()] if self._all_gone() else actions
+        if self._all_gone():
+            return [Finish()]
+        if not fronts:
+            return self._stop_rest(now)
+        self._fronts_leave = True
+        self._next_at = now + self._limits.front_seconds
+        return [*map(Terminate, fronts)]
+
+    def _stop_rest(self, now: float) -> list[Action]:
+        self._next_at = now + self._limits.kill_after_seconds
+        fronts = self._fronts if self._fronts_leave else ()
+        self._fronts_leave = False
+        return [Terminate(name) for name in self.names(Phase.STOPPING) if name not in fronts]
 
     def _kill_all(self, now: float) -> list[Action]:
+        self._fronts_leave = False
         if not self._killed:
             self._killed = True
             self._next_at = now + self._limits.abandon_after_seconds

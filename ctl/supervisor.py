@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +66,8 @@ class Supervisor:
         self._specs = {spec.name: spec for spec in specs}
         self._log_folder = log_folder
         self._reporter = reporter
-        self._machine = Supervision([spec.name for spec in specs], limits or Limits())
+        fronts = [spec.name for spec in specs if spec.role == "gateway"]
+        self._machine = Supervision([*self._specs], limits or Limits(), fronts=fronts)
         self._ready_timeout_seconds = ready_timeout_seconds
         self._probe = probe
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -120,9 +122,7 @@ class Supervisor:
         if deadline is None:
             return await self._events.get()
         try:
-            return await asyncio.wait_for(
-                self._events.get(), max(0.0, deadline - time.monotonic())
-            )
+            return await asyncio.wait_for(self._events.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return Elapsed()
 
@@ -163,9 +163,11 @@ class Supervisor:
     async def _start(self, spec: ProcessSpec) -> None:
         self._started_at[spec.name] = time.monotonic()
         try:
+            self._log_folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
             child = await Child.start(spec, self.log_of(spec.name))
         except OSError as error:
-            self.log_of(spec.name).write_text(f"cannot be started: {error}\n", encoding="utf-8")
+            with suppress(OSError):  # the log may be the reason
+                self.log_of(spec.name).write_text(f"cannot be started: {error}\n", encoding="utf-8")
             self._events.put_nowait(Exited(spec.name, _NOT_STARTED))
             return
         self._children[spec.name] = child

@@ -2,17 +2,39 @@
 
 from collections.abc import Sequence
 
+from rich.console import RenderableType
+from rich.style import StyleType
 from rich.table import Table
+from rich.text import Text
 
 from proto import worker_pb2
 
 
-def make_table(*titles: str, right: Sequence[str] = ()) -> Table:
+class _PlainTable(Table):
+    """Shows texts as they are, [fd00::1]:9000 as well: to rich that begins with markup."""
+
+    def add_row(
+        self,
+        *renderables: RenderableType | None,
+        style: StyleType | None = None,
+        end_section: bool = False,
+    ) -> None:
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
+
+
+def make_table(*titles: str, right: Sequence[str] = (), fold: str = "") -> Table:
     """Columns without borders, so that lines can be cut and grepped; those in `right` are
-    aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    aligned to the right. Of what is wider than the terminal the end is cut off, but for the column
+    `fold`, whose texts go on in the next line."""
+    table = _PlainTable(box=None, pad_edge=False, header_style="bold")
     for title in titles:
-        table.add_column(title, no_wrap=True, justify="right" if title in right else "left")
+        table.add_column(
+            Text(title),
+            no_wrap=title != fold,
+            overflow="fold" if title == fold else "ellipsis",
+            justify="right" if title in right else "left",
+        )
     return table
 
 

@@ -1,16 +1,21 @@
 """What `ctl up` tells the operator: a spinner and tables on a terminal, plain lines elsewhere."""
 
 import os
+import shlex
+import shutil
 import signal
+import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ctl.layout import ClusterOptions
+from ctl.lossy_file import lossy
 from ctl.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -21,15 +26,25 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 _LOG_TAIL_LINES = 15
-_PLAIN_WIDTH = 160
+_PLAIN_WIDTH = 4096
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that does not fold lines where nobody reads them on a terminal."""
-    console = Console(stderr=stderr, highlight=False)
+def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
+    """A console that does not fold lines where nobody reads them on a terminal.
+
+    A `lasting` one goes on when its terminal or pipe is closed, or its disk full: a cluster is
+    not to end because nobody can be told of it.
+    """
+    file = lossy(sys.stderr if stderr else sys.stdout) if lasting else None
+    console = Console(file=file, stderr=stderr, highlight=False)
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+        console = Console(file=file, stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
     return console
+
+
+def _command() -> str:
+    """What this shell finds `ctl` by: `make up` runs it without its folder on the PATH."""
+    return "ctl" if shutil.which("ctl") else shlex.quote(str(Path(sys.executable).with_name("ctl")))
 
 
 def describe_exit(status: int) -> str:
@@ -68,7 +83,8 @@ class Terminal:
             f"{_count(options.decode_workers, 'decode worker')} of "
             f"{_count(options.decode_ranks, 'rank')} on {options.device}"
         )
-        self._say(f"model: {options.model} as [bold]{options.served_model_name}[/]")
+        model, name = escape(str(options.model)), escape(options.served_model_name)
+        self._say(f"model: {model} as [bold]{name}[/]")
 
     def waiting_for(self, names: Sequence[str]) -> None:
         if not self._console.is_terminal or tuple(names) == self._waiting:
@@ -89,8 +105,9 @@ class Terminal:
         self._console.print(self._table(pids))
         self._say("Try:")
         self._console.print(self._curl(), markup=False, soft_wrap=True)
-        self._say(f"Status: ctl status --router 127.0.0.1:{self._options.router_port}")
-        self._say(f"Logs:   {self._log_folder}/NAME.log")
+        router = f"127.0.0.1:{self._options.router_port}"
+        self._say(f"Status: {escape(_command())} status --router {router}")
+        self._say(f"Logs:   {escape(str(self._log_folder))}/NAME.log")
         self._say("Ctrl-C stops everything.")
 
     def died(self, name: str, status: int, backoff_seconds: float) -> None:
@@ -103,17 +120,27 @@ class Terminal:
         self._say(f"[yellow]{name}[/] left as it was asked to; starting it again")
 
     def gave_up(self, name: str, status: int, log: Path) -> None:
-        self._say(f"[bold red]{name}[/] cannot be started: {describe_exit(status)}; end of {log}:")
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            for line in deque(lines, maxlen=_LOG_TAIL_LINES):
-                self._console.print("  | " + line.rstrip(), markup=False, soft_wrap=True)
+        reason = f"cannot be started: {describe_exit(status)}; end of {escape(str(log))}:"
+        self._say(f"[bold red]{name}[/] {reason}")
+        try:
+            with log.open(encoding="utf-8", errors="replace") as lines:
+                tail = deque(lines, maxlen=_LOG_TAIL_LINES)
+        except OSError as error:
+            tail = deque([str(error)])
+        for line in tail:
+            self._console.print("  | " + line.rstrip(), markup=False, soft_wrap=True)
 
     def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None:
         self._say(f"[bold red]not ready after {seconds:g} s[/]: {', '.join(names)}")
 
     def stopping(self, names: Sequence[str]) -> None:
         self._stop_spinner()
-        self._say(f"stopping {', '.join(names)} (Ctrl-C again: at once)")
+        requests = "".join(
+            f"; running requests may take {spec.grace_seconds:g} s more"
+            for spec in self._specs.values()
+            if spec.name in names and spec.role == "gateway"
+        )
+        self._say(f"stopping {', '.join(names)}{requests} (Ctrl-C again: at once)")
 
     def stopped(self, seconds: float) -> None:
         self._stop_spinner()
@@ -135,7 +162,7 @@ class Terminal:
             table.add_row(
                 spec.name,
                 spec.address,
-                f"http://{spec.metrics_address}/metrics",
+                f"{'https' if spec.speaks_tls else 'http'}://{spec.metrics_address}/metrics",
                 str(pids.get(spec.name, "")),
                 str(spec.num_ranks or ""),
                 spec.device,
@@ -143,9 +170,15 @@ class Terminal:
         return table
 
     def _curl(self) -> str:
+        # The certificate is made for another name than this machine's.
+        has_tls = any(spec.speaks_tls for spec in self._specs.values())
+        url = f"{'--insecure https' if has_tls else 'http'}://127.0.0.1:{self._options.port}"
+        asks_for_keys = any(spec.asks_for_keys for spec in self._specs.values())
+        # The operator's to fill in: keys are not for terminals.
+        key = "-H 'authorization: Bearer KEY' " if asks_for_keys else ""
         return (
-            f"  curl http://127.0.0.1:{self._options.port}/v1/chat/completions "
-            "-H 'content-type: application/json' "
+            f"  curl {url}/v1/chat/completions "
+            f"-H 'content-type: application/json' {key}"
             f'-d \'{{"model": "{self._options.served_model_name}", "max_tokens": 200, '
             '"messages": [{"role": "user", "content": "What is 37 + 48?"}]}\''
         )

@@ -16,11 +16,15 @@ from ctl.gpus import count_gpus
 from ctl.layout import WORKER_ROLES, ClusterOptions, Machine, cluster, parse_settings
 from ctl.ports import free_ports, is_free
 from ctl.process_spec import ProcessSpec
+from ctl.supervision import Limits
 from ctl.supervisor import Supervisor
 from ctl.terminal import Terminal, make_console
 
 _DEMO_NAME = "demo"
 _DECODE_RANKS = 2
+# Behind their graces: a gateway ends its responses and its processes.
+_GATEWAY_END_SECONDS = 3.5
+_END_SECONDS = 0.5
 
 
 def up(
@@ -104,12 +108,13 @@ def run(
         # KV travels on this machine only: what moves it need not listen to others.
         environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
     try:
-        terminal = Terminal(make_console(), specs, options, log_folder)
+        terminal = Terminal(make_console(lasting=True), specs, options, log_folder)
         terminal.begin()
         supervisor = Supervisor(
             [spec.with_environment(**environment) for spec in specs],
             log_folder,
             terminal,
+            limits=stop_limits(specs),
             ready_timeout_seconds=ready_timeout_seconds,
         )
         return asyncio.run(supervisor.run())
@@ -117,9 +122,17 @@ def run(
         shutil.rmtree(run_folder, ignore_errors=True)
 
 
-def _model(
-    model: Path | None, served_model_name: str, *, with_weights: bool
-) -> tuple[Path, str]:
+def stop_limits(specs: Sequence[ProcessSpec]) -> Limits:
+    """Times that are enough for all graces."""
+    gateways = [spec.grace_seconds for spec in specs if spec.role == "gateway"]
+    others = [spec.grace_seconds for spec in specs if spec.role != "gateway"]
+    return Limits(
+        front_seconds=max(gateways, default=0.0) + _GATEWAY_END_SECONDS,
+        kill_after_seconds=max(others, default=0.0) + _END_SECONDS,
+    )
+
+
+def _model(model: Path | None, served_model_name: str, *, with_weights: bool) -> tuple[Path, str]:
     """Folder and name of the model, or exit status 2 with the reason."""
     try:
         folder = demo_model_folder() if model is None else model.expanduser().resolve()

@@ -17,6 +17,8 @@ from tests.cluster.seeded_requests import ADD, WEATHER, Fields
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 NUM_UNDISTURBED_AT_ONCE = 8
+# Before a client that was refused by an event, which has no Retry-After, comes back.
+REFUSED_SECONDS = 1.0
 
 
 @dataclass
@@ -111,7 +113,9 @@ class Tally:
 
     num_running: int = 0
     num_complete: int = 0
-    num_told_to_wait: int = 0  # refused before the first byte, with Retry-After
+    # Refused before the first token:
+    num_turned_away: int = 0  # all workers were full
+    num_told_to_wait: int = 0  # there was no pair of workers
     longest_seconds: float = 0.0
     faults: list[str] = field(default_factory=list)
 
@@ -161,7 +165,8 @@ class StreamPool:
         async with self._client.stream("POST", stream.path, json=stream.body) as reply:
             if reply.status_code in (429, 503):
                 # Refused before it began: clients come back when they are told to.
-                self.tally.num_told_to_wait += 1
+                self.tally.num_turned_away += reply.status_code == 429
+                self.tally.num_told_to_wait += reply.status_code == 503
                 await asyncio.sleep(float(reply.headers["retry-after"]))
                 return
             assert reply.status_code == 200, await reply.aread()
@@ -171,9 +176,20 @@ class StreamPool:
                     parts.append(part)
             finally:
                 self.tally.num_running -= 1
-        got = comparable("".join(parts))
+        text = "".join(parts)
+        if _is_refusal(text):
+            self.tally.num_turned_away += 1
+            await asyncio.sleep(REFUSED_SECONDS)
+            return
+        got = comparable(text)
         assert same_but_for_rounding(got, stream.undisturbed), _difference(got, stream)
         self.tally.num_complete += 1
+
+
+def _is_refusal(text: str) -> bool:
+    """A stream of pings that ends without a token: all workers were full for too long."""
+    data = [line for line in text.splitlines() if line.startswith("data: ")]
+    return len(data) == 1 and '"code":"overloaded"' in data[0]
 
 
 def _check_kind(stream: LongStream) -> None:

@@ -17,7 +17,7 @@ from tests.cluster.reference import greedy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-MAX_TOKENS = 8
+MAX_TOKENS = 4
 PROMPT_TOKENS = 3000
 
 
@@ -39,9 +39,16 @@ def busy_prefill(cluster: Cluster) -> Any:
     return None
 
 
-def kill_during(cluster: Cluster, seed: int, delay: float) -> tuple[list[int], httpx.Response]:
-    """Sends a prompt, and kills the worker that took it `delay` s after it began computing; the
-    prompt, and the reply."""
+def prefill_workers(cluster: Cluster) -> list[worker_pb2.WorkerStatus]:
+    """Those that take requests."""
+    return [worker for worker in cluster.workers(worker_pb2.ROLE_PREFILL) if worker.ready]
+
+
+def kill_during(
+    cluster: Cluster, seed: int, delay: float, *, others_too: bool = False
+) -> tuple[list[int], httpx.Response]:
+    """Sends a prompt, and kills the worker that took it `delay` s after it began computing, or all
+    prefill workers; the prompt, and the reply."""
     with ThreadPoolExecutor(1) as pool:
         for attempt in itertools.count():
             prompt = long_prompt(seed + 1000 * attempt)
@@ -51,40 +58,45 @@ def kill_during(cluster: Cluster, seed: int, delay: float) -> tuple[list[int], h
             )
             if victim is not True:  # else it was done before anybody looked
                 break
+        victims = prefill_workers(cluster) if others_too else [victim]
         threading.Event().wait(delay)
-        cluster.kill(victim)
+        for one in victims:
+            cluster.kill(one)
         return prompt, future.result(120)
+
+
+def kill_one_of_two(cluster: Cluster, delay: float) -> None:
+    """The other one takes over; the killed one comes back, and holds nothing."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    prompt, reply = kill_during(cluster, int(delay * 100), delay)
+    assert reply.status_code == 200, reply.text
+    tokens = greedy(prompt, MAX_TOKENS)
+    assert reply.json()["choices"][0]["text"] == tokenizer.decode(tokens)
+    wait_until(lambda: len(prefill_workers(cluster)) == 2, 120, "both are back")
+    cluster.assert_nothing_held()
 
 
 # With chunks of 64 tokens a prompt is computed and its layers written for most of a
 # second: the later kills fall into a transfer that has begun.
-@pytest.mark.parametrize(
-    "delay",
-    [
-        0.25,
-        pytest.param(0.0, marks=pytest.mark.slow),
-        pytest.param(0.1, marks=pytest.mark.slow),
-        pytest.param(0.4, marks=pytest.mark.slow),
-    ],
-)
+OPTIONS = ("--prefill-workers", "2", "--chunk-tokens", "64")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
 def test_another_prefill_worker_takes_over(tmp_path: Path, delay: float) -> None:
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-    with Cluster(tmp_path, "--prefill-workers", "2", "--chunk-tokens", "64") as cluster:
-        prompt, reply = kill_during(cluster, int(delay * 100), delay)
-        assert reply.status_code == 200, reply.text
-        tokens = greedy(prompt, MAX_TOKENS)
-        assert reply.json()["choices"][0]["text"] == tokenizer.decode(tokens)
-        cluster.assert_nothing_held()  # the killed worker is back, and holds nothing
+    with Cluster(tmp_path, *OPTIONS) as cluster:
+        kill_one_of_two(cluster, delay)
 
 
-def test_the_only_prefill_worker(tmp_path: Path) -> None:
-    with Cluster(tmp_path, "--chunk-tokens", "64") as cluster:
-        _, reply = kill_during(cluster, 1, 0.2)
+def test_one_prefill_worker_and_then_all(tmp_path: Path) -> None:
+    with Cluster(tmp_path, *OPTIONS) as cluster:
+        kill_one_of_two(cluster, 0.25)
+        _, reply = kill_during(cluster, 1, 0.2, others_too=True)
         assert reply.status_code in (200, 503), reply.text
         if reply.status_code == 503:
             assert int(reply.headers["retry-after"]) >= 1
             assert reply.json()["error"]["message"]
-        wait_until(cluster.is_ready, 120, "the worker restarted")
+        wait_until(cluster.is_ready, 120, "a worker restarted")
         wait_until(lambda: ask(cluster, [5, 6, 7]).status_code == 200, 120, "service again")
         cluster.assert_nothing_held()
 

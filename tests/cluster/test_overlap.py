@@ -58,9 +58,7 @@ def test_what_hangs_on_the_token_before(cluster: Cluster) -> None:
     asked.append(rules[1])
     alone = [cluster.complete(prompt, 20, **fields)["choices"][0] for fields in asked]
     with ThreadPoolExecutor(16) as pool:
-        together = list(
-            pool.map(lambda fields: cluster.complete(prompt, 20, **fields), asked * 4)
-        )
+        together = list(pool.map(lambda fields: cluster.complete(prompt, 20, **fields), asked * 4))
     for reply, choice in zip(together, alone * 4, strict=True):
         assert reply["choices"][0]["text"] == choice["text"]
         assert reply["choices"][0]["finish_reason"] == choice["finish_reason"]

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,15 +31,13 @@ Ask = Callable[[Cluster, SeededRequest], Answer]
 
 
 @pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cluster]]:
+def clusters(
+    served: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, Cluster]]:
     """One pair of workers, and two and two."""
-    folder = Path(tmp_path_factory.mktemp("parity"))
-    four = ["--prefill-workers", "2", "--decode-workers", "2", "--decode-ranks", "1"]
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(Cluster(folder / "pair", "--decode-ranks", "1")),
-            stack.enter_context(Cluster(folder / "four", *four)),
-        )
+    options = ["--prefill-workers", "2", "--decode-workers", "2", "--decode-ranks", "1"]
+    with Cluster(Path(tmp_path_factory.mktemp("parity")), *options) as four:
+        yield served, four
 
 
 def whole(cluster: Cluster, request: SeededRequest) -> Answer:

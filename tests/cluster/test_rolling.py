@@ -171,7 +171,7 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
         "longest restart (s)": round(max(restarts), 1),
         "streams at once": plan.num_streams,
         "complete and equal": tally.num_complete,
-        "told to come back": tally.num_told_to_wait,
+        "told to come back": tally.num_told_to_wait + tally.num_turned_away,
         "others answered": num_newcomers,
         "moved choices": int(gateway_metric(cluster, "epserve_gateway_moves_total")),
         "longest stream (s)": round(tally.longest_seconds, 1),

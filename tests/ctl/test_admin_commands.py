@@ -166,6 +166,21 @@ def test_a_router_that_is_away_does_not_say_who_is_gone(
     assert num_calls == 3
 
 
+def test_a_router_that_has_ended_is_not_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a whole release is deleted: its worker is only told to stop behind this."""
+
+    async def get_status(admin: AdminConnection) -> router_pb2.GetStatusResponse:
+        raise NoAnswer("nobody is there")
+
+    monkeypatch.setattr(ctl.drain, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(ctl.drain, "get_status", get_status)
+    result = cluster.ctl("drain decode-0 --wait --timeout 5")
+    assert result.exit_code == 1
+    assert result.stderr == "error: nobody is there; decode-0 may not be drained\n"
+
+
 def test_nodes_of_a_group_are_drained_together(cluster: Cluster) -> None:
     other = ProcessIdentity(role=ROLE_DECODE, name="decode-1", address="10.0.0.2:7000", epoch="d-1")
     cluster.admin.replies["DrainWorker"] = router_pb2.DrainWorkerResponse(

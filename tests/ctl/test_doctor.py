@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from ctl import host_checks
@@ -147,6 +148,9 @@ def test_limits(tmp_path: Path) -> None:
     assert states(host_checks.check_log_room(tmp_path / "a" / "b"))[0] in ("ok", "warning")
     (tmp_path / "file").touch()
     assert states(host_checks.check_log_room(tmp_path / "file" / "logs")) == ["missing"]
+    (finding,) = host_checks.check_log_room(tmp_path / ("long" * 100))
+    assert finding.state == "missing"
+    assert "File name too long" in finding.detail
 
 
 def test_ports() -> None:
@@ -158,11 +162,13 @@ def test_ports() -> None:
     assert states(host_checks.check_ports([port])) == ["ok"]
 
 
-def test_models(tmp_path: Path) -> None:
+def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert states(check_model(tmp_path)) == ["missing"]
     demo = Path(__file__).resolve().parents[2] / "demo_model" / "checkpoint"
     (finding,) = check_model(demo)
     assert (finding.state, finding.detail[:8]) == ("ok", "4 layers")
+    monkeypatch.setenv("HOME", str(demo.parent))  # shells leave it in --model=~/...
+    assert states(check_model(Path("~/checkpoint"))) == ["ok"]
 
 
 def test_this_machine_can_run_the_control_plane() -> None:

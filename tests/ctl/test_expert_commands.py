@@ -180,7 +180,12 @@ def test_layers_and_sizes() -> None:
     assert parse_layers("5, 1-3,2") == [1, 2, 3, 5]
     sizes = [0, 999, 1000, 2_500_000, 123_456_789, 7e12]
     assert [format_bytes(size) for size in sizes] == [
-        "0 B", "999 B", "1.0 kB", "2.5 MB", "123 MB", "7000 GB",
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.5 MB",
+        "123 MB",
+        "7000 GB",
     ]
 
 

@@ -10,6 +10,8 @@ import pytest
 from ctl.gpus import assign_devices, count_gpus
 from ctl.layout import ClusterOptions, Machine, cluster, parse_settings, threads_per_rank
 from ctl.process_spec import ProcessSpec
+from ctl.supervision import Limits
+from ctl.up import stop_limits
 
 OPTIONS = ClusterOptions(model=Path("/models/tiny"), served_model_name="tiny")
 LAPTOP = Machine(num_cores=2)
@@ -108,6 +110,26 @@ def test_settings_reach_their_role_only_and_win() -> None:
     assert "max-waiting" not in specs["decode-0"].flags
 
 
+def test_graces_may_be_given() -> None:
+    """A stop waits for them."""
+    assert stop_limits([*specs_of(OPTIONS).values()]) == Limits(
+        front_seconds=33.5, kill_after_seconds=3.5
+    )
+    settings = parse_settings(["gateway.grace-seconds=90", "decode.stop_grace_seconds=20"])
+    specs = specs_of(replace(OPTIONS, settings=settings))
+    assert specs["gateway"].flags["grace-seconds"] == "90"
+    assert stop_limits([*specs.values()]) == Limits(front_seconds=93.5, kill_after_seconds=20.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("0", 0), ("1.5", 1.5), ("inf", 3600), ("nan", 0), ("-1", 0), ("soon", 0)],
+)
+def test_graces_that_the_gateway_may_refuse(given: str, seconds: float) -> None:
+    settings = parse_settings([f"gateway.grace-seconds={given}"])
+    assert specs_of(replace(OPTIONS, settings=settings))["gateway"].grace_seconds == seconds
+
+
 @pytest.mark.parametrize("text", ["", "decode", "decode.x", "worker.x=1", "decode.=1", ".x=1"])
 def test_a_setting_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"ROLE\.FLAG=VALUE"):
@@ -117,6 +139,11 @@ def test_a_setting_of_another_form_is_refused(text: str) -> None:
 def test_what_the_layout_decides_cannot_be_set() -> None:
     with pytest.raises(ValueError, match=r"decode\.listen is decided"):
         specs_of(replace(OPTIONS, settings=parse_settings(["decode.listen=1.2.3.4:5"])))
+
+
+def test_a_gateway_that_nobody_could_find_ready() -> None:
+    with pytest.raises(ValueError, match=r"gateway\.guard-all-paths: ctl up has no key"):
+        specs_of(replace(OPTIONS, settings=parse_settings(["gateway.guard_all_paths=true"])))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def grpc_address() -> Iterator[str]:
 
 class Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802 - the name is the base class's
-        self.send_response(200 if self.path == "/ready" else 503)
+        self.send_response({"/ready": 200, "/version": 401}.get(self.path, 503))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -63,6 +63,10 @@ def test_http(http_address: str) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert "GET /health says 503" in result.stderr
     assert RUNNER.invoke(app, ["probe", "http", http_address, "--path", "/ready"]).exit_code == 0
+    guarded = ["probe", "http", http_address, "--path", "/version"]
+    assert RUNNER.invoke(app, guarded).exit_code == 1
+    assert RUNNER.invoke(app, [*guarded, "--alive"]).exit_code == 0
+    assert RUNNER.invoke(app, ["probe", "http", http_address, "--alive"]).exit_code == 1
     result = RUNNER.invoke(app, ["probe", "http", http_address, "--tls"])
     assert result.exit_code == 1
 

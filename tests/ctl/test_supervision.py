@@ -142,6 +142,54 @@ def test_a_second_stop_kills_at_once() -> None:
     assert machine.step(Exited("decode-0", -9), 50.3) == [Finish()]
 
 
+FRONTED = ["gateway", *NAMES]
+
+
+def running_with_a_front() -> Supervision:
+    machine = Supervision(FRONTED, Limits(front_seconds=30.0), fronts=["gateway"])
+    machine.start(0.0)
+    for name in FRONTED:
+        machine.step(Ready(name), 1.0)
+    return machine
+
+
+def test_the_others_serve_until_the_front_has_answered() -> None:
+    machine = running_with_a_front()
+    assert machine.step(StopRequested(), 50.0) == [Terminate("gateway")]
+    assert machine.deadline() == 80.0
+    assert machine.step(Exited("gateway", 0), 70.0) == [Terminate("router"), Terminate("decode-0")]
+    assert machine.deadline() == 73.5
+    assert machine.step(Exited("router", 0), 70.1) == []
+    assert machine.step(Exited("decode-0", 0), 70.2) == [Finish()]
+
+
+def test_a_front_that_does_not_end_is_killed() -> None:
+    machine = running_with_a_front()
+    machine.step(StopRequested(), 50.0)
+    assert machine.step(Elapsed(), 79.9) == []
+    assert machine.step(Elapsed(), 80.0) == [
+        Kill("gateway"),
+        Terminate("router"),
+        Terminate("decode-0"),
+    ]
+    assert machine.step(Exited("gateway", -9), 80.1) == []
+    assert machine.step(Elapsed(), 83.5) == [Kill("router"), Kill("decode-0")]
+
+
+def test_a_second_stop_waits_for_no_front() -> None:
+    machine = running_with_a_front()
+    machine.step(StopRequested(), 50.0)
+    assert machine.step(StopRequested(), 51.0) == [*map(Kill, FRONTED)]
+    assert machine.step(Exited("gateway", -9), 51.1) == []
+    assert machine.deadline() == 52.0
+
+
+def test_a_front_that_still_starts_has_nothing_to_answer() -> None:
+    machine = Supervision(FRONTED, Limits(), fronts=["gateway"])
+    machine.start(0.0)
+    assert machine.step(StopRequested(), 0.5) == [*map(Terminate, FRONTED)]
+
+
 def test_stop_while_a_process_waits_for_its_restart() -> None:
     machine = running()
     machine.step(Exited("decode-0", 1), 50.0)
@@ -164,8 +212,8 @@ def test_readiness_that_comes_too_late_means_nothing() -> None:
 
 
 EVENTS = st.one_of(
-    st.builds(Ready, st.sampled_from(NAMES)),
-    st.builds(Exited, st.sampled_from(NAMES), st.sampled_from([0, 1, 2, -9])),
+    st.builds(Ready, st.sampled_from(FRONTED)),
+    st.builds(Exited, st.sampled_from(FRONTED), st.sampled_from([0, 1, 2, -9])),
     st.just(Elapsed()),
     st.just(StopRequested()),
 )
@@ -175,7 +223,7 @@ EVENTS = st.one_of(
 def test_processes_are_started_only_when_dead_and_never_after_a_stop(
     history: list[tuple[Event, float]],
 ) -> None:
-    machine = Supervision(NAMES, Limits())
+    machine = Supervision(FRONTED, Limits(), fronts=["gateway"])
     now = 0.0
     alive = {action.name for action in machine.start(now) if isinstance(action, Start)}
     finished = False

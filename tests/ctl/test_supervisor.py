@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,41 @@ async def test_a_killed_process_comes_back_and_the_log_goes_on(tmp_path: Path) -
     assert await heard.until("ready") == ("ready", "a", True)
     assert is_alive(heard.pids["b"])
     assert (tmp_path / "a.log").read_text() == "up\nup\n"
+    cluster.request_stop()
+    assert await running == 0
+
+
+async def test_a_process_comes_back_where_the_logs_were_deleted(tmp_path: Path) -> None:
+    async def looks_fine(_spec: ProcessSpec) -> None:
+        await asyncio.sleep(0.1)
+
+    heard, logs = Heard(), tmp_path / "logs"
+    logs.mkdir()
+    specs = [spec("a", SERVE), spec("b", SERVE)]
+    cluster = Supervisor(specs, logs, heard, limits=QUICK, probe=looks_fine)
+    running = asyncio.create_task(cluster.run())
+    await heard.until("all_ready")
+    shutil.rmtree(logs)
+    os.kill(heard.pids["a"], signal.SIGKILL)
+    assert await heard.until("ready") == ("ready", "a", True)
+    assert is_alive(heard.pids["b"])
+    cluster.request_stop()
+    assert await running == 0
+
+
+async def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+    """The process is tried again; the others go on."""
+    heard, logs = Heard(), tmp_path / "logs"
+    logs.mkdir()
+    cluster = supervisor(heard, logs, spec("a", SERVE), spec("b", SERVE))
+    running = asyncio.create_task(cluster.run())
+    await heard.until("all_ready")
+    (logs / "a.log").unlink()
+    (logs / "a.log").mkdir()
+    os.kill(heard.pids["a"], signal.SIGKILL)
+    assert await heard.until("died") == ("died", "a", -9)
+    assert await heard.until("died") == ("died", "a", 127)
+    assert is_alive(heard.pids["b"])
     cluster.request_stop()
     assert await running == 0
 

@@ -21,6 +21,7 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 pytestmark = pytest.mark.cluster
 
 REPOSITORY = Path(__file__).parents[2]
+LONG = 2000  # tokens: seconds behind what an idle cluster needs to end
 PROCESSES = {"router", "gateway", "prefill-0", "decode-0"}
 
 
@@ -127,7 +128,7 @@ def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 
 def test_the_life_of_a_cluster(start: Callable[..., Up]) -> None:
-    up = start()
+    up = start("--set", "gateway.grace-seconds=300")
     up.wait_for(r"ready in [\d.]+ s", 240)
     up.wait_for("Ctrl-C stops everything", 60)
     assert f"curl {up.url}/v1/chat/completions" in up.output()
@@ -152,7 +153,14 @@ def test_the_life_of_a_cluster(start: Callable[..., Up]) -> None:
     assert {name for name in PROCESSES if renewed[name] != epochs[name]} == {"decode-0"}
 
     tree = up.tree()
-    up.process.send_signal(signal.SIGINT)
+    body = {"model": "tiny", "prompt": [20], "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=120) as reply:
+        events = reply.iter_lines()
+        next(events)
+        up.process.send_signal(signal.SIGINT)
+        last = [line for line in events if line][-2:]
+    assert '"finish_reason":"length"' in last[0]  # it has come to its end
+    assert last[1] == "data: [DONE]"
     assert up.process.wait(60) == 0
     assert_all_gone(tree, 20)
     assert "all stopped after" in up.output()

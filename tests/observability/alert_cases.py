@@ -44,6 +44,10 @@ GATEWAY = 'epserve_build_info{role="gateway",version="1"}'
 ROUTER = 'epserve_build_info{role="router",version="1"}'
 # The absence of all processes is an alert of its own.
 UP = {GATEWAY: steady(1), ROUTER: steady(1)}
+# Of a second release, which says nothing of the first.
+OTHER_GATEWAY = 'epserve_build_info{role="gateway",version="1",app_kubernetes_io_instance="b"}'
+OTHER_ROUTER = 'epserve_build_info{role="router",version="1",app_kubernetes_io_instance="b"}'
+OTHER = {OTHER_GATEWAY: steady(1), OTHER_ROUTER: steady(1)}
 ANSWERED = 'epserve_gateway_http_responses_total{path="/v1/completions",code="200"}'
 REFUSED = 'epserve_gateway_http_responses_total{path="/v1/completions",code="429"}'
 DECODE = {"instance": "d0", "role": "decode"}
@@ -55,10 +59,10 @@ CASES = [
         quiet=workers("prefill", "ready", 1) | workers("decode", "ready", 1),
         at="1m", labels={"role": "prefill"},
     ),
-    Case(alert="EpserveGatewayAbsent", fires={ROUTER: steady(1)}, quiet={}, at="2m", since="1m",
-         labels={"role": "gateway"}),
-    Case(alert="EpserveRouterAbsent", fires={GATEWAY: steady(1)}, quiet={}, at="2m", since="1m",
-         labels={"role": "router"}),
+    Case(alert="EpserveGatewayAbsent", fires={ROUTER: steady(1)} | OTHER, quiet=OTHER, at="2m",
+         since="1m"),
+    Case(alert="EpserveRouterAbsent", fires={GATEWAY: steady(1)} | OTHER, quiet=OTHER, at="2m",
+         since="1m"),
     Case(
         alert="EpserveWorkerLost",
         fires=workers("decode", "lost", 2),
