@@ -20,7 +20,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep clean
+.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ test: check ## lint, types, import contracts, then every test that needs no GPU 
 	@scripts/test $(TEST_ARGS)
 
 test-all: check ## the same with the slow tests (and those for a GPU, where there is one)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	@scripts/test --all $(TEST_ARGS)
 
 check: $(VENV)/.installed-dev ## lint, types, import contracts, fresh gRPC stubs
 	@scripts/check
@@ -57,7 +57,7 @@ bench-rebalance: $(VENV)/.installed-dev ## measure what answers feel of experts 
 
 test-gpu: ## the tests that need a GPU, in the environment at hand (PYTHON)
 	$(PYTHON) -m pytest -c /dev/null --rootdir=. --import-mode=importlib -m gpu \
-	  tests/kernels tests/model tests/ep $(TEST_ARGS)
+	  $$(grep -rlE --include="test_*.py" "mark\.gpu|triton_device" tests) $(TEST_ARGS)
 
 bench-kernels: ## measure the kernels on this GPU, record in bench/results
 	$(PYTHON) -m bench.kernels_w4a8 $(BENCH_ARGS)

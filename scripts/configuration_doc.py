@@ -50,8 +50,7 @@ def page() -> str:
         own = {
             name
             for name, field in settings.model_fields.items()
-            if name not in common
-            or _default(field) != _default(ProcessSettings.model_fields[name])
+            if name not in common or _default(field) != _default(ProcessSettings.model_fields[name])
         }
         parts += [f"\n## {title}\n", f"{commands}\n", *_table(settings, own)]
     return "\n".join(parts) + "\n"

@@ -72,7 +72,7 @@ def page() -> str:
             and family.name not in told
         ]
         told |= {family.name for family in section}
-        parts += [f"{chr(35)*2} {title}\n", *_table(section), ""]
+        parts += [f"{chr(35) * 2} {title}\n", *_table(section), ""]
     foreign = [f"`{one.name}`" for one in found if one.name.startswith(FOREIGN_PREFIX)]
     return "\n".join(parts) + FOREIGN.format(names=", ".join(foreign))
 

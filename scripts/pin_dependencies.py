@@ -77,9 +77,7 @@ def resolve(pins: dict[str, str], folder: Path) -> dict[str, str]:
         check=True,
     )  # fmt: skip
     chosen = [each["metadata"] for each in json.loads(report.read_text())["install"]]
-    return {
-        canonicalize_name(each["name"]): each["version"].partition("+")[0] for each in chosen
-    }
+    return {canonicalize_name(each["name"]): each["version"].partition("+")[0] for each in chosen}
 
 
 def main() -> int:

@@ -19,7 +19,9 @@ def tracked_python() -> list[Path]:
     """Hand-written Python files that git tracks or would track."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     return [Path(name) for name in listed if "_pb2" not in name and Path(name).exists()]
 

@@ -146,10 +146,11 @@ def is_healthy_when_gone(listen: str) -> bool:
             process.kill()
 
 
-def test_health_of_a_gateway_without_a_cluster() -> None:
-    """It lives, though it takes no requests."""
+@pytest.mark.parametrize("guard", [(), ("--api-keys=secret", "--guard-all-paths")])
+def test_health_of_a_gateway_without_a_cluster(guard: tuple[str, ...]) -> None:
+    """It lives, though it takes no requests, or none without a key."""
     port = free_port()
-    args = ("--router=127.0.0.1:1", f"--model={MODEL}")
+    args = ("--router=127.0.0.1:1", f"--model={MODEL}", *guard)
     with container("gateway", *args, EPSERVE_LISTEN=f"127.0.0.1:{port}") as process:
         assert becomes_healthy(process)
 
@@ -164,6 +165,22 @@ def test_ctl_and_wrong_roles() -> None:
     done = subprocess.run([entry, "master"], **run)  # type: ignore[call-overload]
     assert done.returncode == 2
     assert done.stderr.startswith("usage: epserve gateway|router|prefill|decode|ctl")
+
+
+def test_the_demo_model_is_that_of_the_installed_package(tmp_path: Path) -> None:
+    """The folder that the image is built in, which the runtime has not, holds one as well."""
+    for folder in ("source", "installed"):
+        (tmp_path / folder / "demo_model").mkdir(parents=True)
+        (tmp_path / folder / "demo_model/__init__.py").touch()
+    (asked,) = re.findall(r"ln -s \"\$\((python .*)\)/checkpoint\"", DOCKERFILE.read_text())
+    done = subprocess.run(
+        ["bash", "-c", asked], cwd=tmp_path / "source", text=True, stdout=subprocess.PIPE,
+        check=True, env={
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(tmp_path / "installed"),
+        },
+    )  # fmt: skip
+    assert done.stdout.strip() == str(tmp_path / "installed/demo_model")
 
 
 @pytest.mark.slow
@@ -195,5 +212,7 @@ def test_the_commands_of_the_dockerfile_install_a_working_epserve(tmp_path: Path
         subprocess.run(["bash", "-euc", command], cwd=source, env=environment, check=True)
     for command in ("ctl --help", "python -m router --help", "python -m decode_worker --help"):
         subprocess.run(command.split(), cwd=tmp_path, env=environment, check=True, stdout=-3)
+    # In the runtime there is nothing else: links into the source lead nowhere.
+    assert (tmp_path / "opt/demo_model").resolve().is_relative_to(tmp_path / "opt/venv")
     assert (tmp_path / "opt/demo_model/config.json").exists()
     assert os.access(tmp_path / "opt/bin/healthcheck", os.X_OK)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,7 +24,7 @@ class Gateway(ThreadingHTTPServer):
     def __init__(self, *, text: str = "abc", streamed: str = "abc", ends: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.text, self.streamed, self.ends = text, streamed, ends
-        self.num_busy = 0
+        self.num_busy = self.num_cut = 0
 
     @property
     def url(self) -> str:
@@ -42,15 +43,18 @@ class Answer(BaseHTTPRequestHandler):
         if self.server.num_busy:
             self.server.num_busy -= 1
             return self._send(503, b"{}")
+        if self.server.num_cut:
+            self.server.num_cut -= 1
+            return self._send(200, b"2\r\n{", framing=("transfer-encoding", "chunked"))
         if not body.get("stream"):
             return self._send(200, _choice(self.server.text))
         events = [_choice(letter) for letter in self.server.streamed] + [b'{"choices": []}']
         events += [b"[DONE]"] if self.server.ends else []
         return self._send(200, b"".join(b"data: " + event + b"\n\n" for event in events))
 
-    def _send(self, status: int, content: bytes) -> None:
+    def _send(self, status: int, content: bytes, framing: tuple[str, str] | None = None) -> None:
         self.send_response(status)
-        self.send_header("content-length", str(len(content)))
+        self.send_header(*(framing or ("content-length", str(len(content)))))
         self.end_headers()
         self.wfile.write(content)
 
@@ -73,7 +77,8 @@ def serving(**behaviour: Any) -> Iterator[Gateway]:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     path = tmp_path / "api-keys"
-    path.write_text(f"# keys\n\n{KEY} name=first\nsk-other\n")
+    hashed = f"sha256:{sha256(b'sk-hashed').hexdigest()}"
+    path.write_text(f"# keys\n  # of ours\n\n{hashed} name=hashed\n{KEY} name=first\nsk-other\n")
     return path
 
 
@@ -114,6 +119,22 @@ def test_what_waiting_does_not_mend_fails_at_once(keys: Path) -> None:
         assert (status, said) == (1, "failed: HTTP Error 401: Unauthorized\n")
         args = ("--model=other", f"--api-keys-file={keys}")
         assert smoke_test(gateway.url, *args, seconds=600)[0] == 1
+
+
+def test_a_reply_that_is_cut_off_is_asked_for_again(keys: Path) -> None:
+    with serving() as gateway:
+        gateway.num_cut = 1
+        args = ("--model=demo", f"--api-keys-file={keys}")
+        status, said = smoke_test(gateway.url, *args, seconds=60)
+    assert status == 0
+    assert "not yet: IncompleteRead" in said
+
+
+def test_only_hashes_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "api-keys"
+    path.write_text(f"sha256:{sha256(KEY.encode()).hexdigest()}\n")
+    status, said = smoke_test("http://127.0.0.1:1", "--model=demo", f"--api-keys-file={path}")
+    assert (status, said) == (1, f"failed: {path} has no key to ask with: a hash lets nobody in\n")
 
 
 def test_nobody_there() -> None:

@@ -6,6 +6,7 @@ Needs nothing but Python. Exit status 0 after a streamed and a whole reply, 1 ot
 """
 
 import argparse
+import http.client
 import json
 import ssl
 import sys
@@ -33,7 +34,8 @@ def post(url: str, key: str, body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def check(base: str, model: str, key: str) -> str:
-    """The text of a reply, the same streamed and whole. Raises OSError or ValueError."""
+    """The text of a reply, the same streamed and whole. Raises OSError, HTTPException, ValueError
+    or LookupError."""
     url = f"{base}/v1/completions"
     body = {"model": model, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
     whole = json.loads(b"".join(post(url, key, body)))
@@ -50,10 +52,15 @@ def check(base: str, model: str, key: str) -> str:
 
 
 def first_key(path: Path | None) -> str:
-    """The first API key of a file with `KEY [name=value] ...` lines; empty without a file."""
-    lines = path.read_text().splitlines() if path else []
-    keys = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
-    return keys[0] if keys else ""
+    """The first API key of a file with `KEY [name=value] ...` lines, which a hash is not; empty
+    without a file. Raises ValueError for one without such a key."""
+    if path is None:
+        return ""
+    firsts = [(line.split() or ["#"])[0] for line in path.read_text().splitlines()]
+    keys = [first for first in firsts if not first.startswith(("#", "sha256:"))]
+    if not keys:
+        raise ValueError(f"{path} has no key to ask with: a hash lets nobody in")
+    return keys[0]
 
 
 def main() -> int:
@@ -63,12 +70,16 @@ def main() -> int:
     parser.add_argument("--api-keys-file", type=Path)
     parser.add_argument("--timeout-seconds", type=float, default=120.0)
     options = parser.parse_args()
-    key = first_key(options.api_keys_file)
+    try:
+        key = first_key(options.api_keys_file)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"failed: {error}\n")
+        return 1
     deadline = time.monotonic() + options.timeout_seconds
     while True:
         try:
             text = check(options.url.rstrip("/"), options.model, key)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             # A wrong key or name does not get right by waiting.
             final = isinstance(error, urllib.error.HTTPError) and error.code in (400, 401, 404)
             if final or time.monotonic() > deadline:
