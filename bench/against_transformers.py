@@ -126,9 +126,7 @@ def throughput_records(
     return records
 
 
-def ttft_records(
-    run: Run, plan: Plan, lone: Sequence[Outcome], peer: Measured
-) -> list[Record]:
+def ttft_records(run: Run, plan: Plan, lone: Sequence[Outcome], peer: Measured) -> list[Record]:
     """Median time to first token of each length; the peer's is prefill plus one step."""
     records = []
     for index, length in enumerate(plan.ttft_lengths):

@@ -30,10 +30,10 @@ from kernels import (
     silu_mul_triton,
 )
 from kernels.combine import Combination
-from kernels.fused_moe import Experts
+from kernels.fp8_scales import empty_scales
+from kernels.fused_experts import FusedExperts
 from kernels.mla_decode_pieces import Pieces
 from kernels.mla_prefill_plan import KeyGroup
-from kernels.quantise import empty_scales
 
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
 VOCABULARY = 129_280
@@ -81,7 +81,7 @@ def _fused_moe(tokens: int, dtype: torch.dtype) -> Call:
     weights = [empty(*shape, dtype=dtype) for shape in shapes]
     scales = [f32(e, n // 128, k // 128) for e, n, k in shapes]
     is_fp8 = dtype == torch.float8_e4m3fn
-    experts = Experts(
+    experts = FusedExperts(
         gate_up=weights[0], down=weights[1], gate_up_scale=scales[0] if is_fp8 else None,
         down_scale=scales[1] if is_fp8 else None,
     )  # fmt: skip
@@ -195,17 +195,24 @@ def _around_rows() -> dict[str, Call]:
     masked = empty(LOCAL, 512, 2 * WIDTH)
     states = empty(128, HEADS, NOPE)
     lse = f32(128, HEADS)
-    rows = fp8(LOCAL, 512, HIDDEN)
     return {
         "quantise": partial(quantise_triton.launch, x[None], None, squeeze=True),
+        "quantise rows": partial(quantise_triton.launch, x[None], None, squeeze=True, by_row=True),
         "quantise masked": partial(
             quantise_triton.launch, masked, integers(LOCAL), squeeze=False
         ),
         "rms_norm": partial(rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6),
         "rms_norm quantise": partial(rms_norm_triton.launch_quantise, x, x, empty(HIDDEN), 1e-6),
+        "rms_norm all": partial(rms_norm_triton.launch_all, x, x, empty(HIDDEN), 1e-6, f32(1)),
         "silu_mul": partial(silu_mul_triton.launch, both),
         "silu_mul quantise": partial(
             silu_mul_triton.launch_quantise, both[None], None, squeeze=True
+        ),
+        "silu_mul quantise rows": partial(
+            silu_mul_triton.launch_quantise, both[None], None, squeeze=True, by_row=True
+        ),
+        "silu_mul quantise by a scale": partial(
+            silu_mul_triton.launch_quantise, both[None], None, squeeze=True, scale=f32(1)
         ),
         "silu_mul quantise masked": partial(
             silu_mul_triton.launch_quantise, masked, integers(LOCAL), squeeze=False
@@ -216,34 +223,38 @@ def _around_rows() -> dict[str, Call]:
         "rope_write": _rope_write(128),
         "absorb_query few": _absorb_query(1),
         "absorb_query": _absorb_query(128),
-        "rescale": partial(
-            rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
-        ),
         "gate": _gate(128),
         "sample": _sample(64),
-        "combine": partial(
-            combine_triton.launch, x, integers(CHOICES, 128), f32(128, CHOICES), 2.5, x
-        ),
-        "pack_tokens fp8": partial(
-            pack_tokens_triton.launch, x, integers(128, CHOICES), f32(128, CHOICES), 128,
-            quantises=True,
-        ),
-        "pack_tokens bf16": partial(
-            pack_tokens_triton.launch, x, integers(128, CHOICES), f32(128, CHOICES), 200,
-            quantises=False,
-        ),
+        "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
+    }  # fmt: skip
+
+
+def _between_ranks() -> dict[str, Call]:
+    """Rows as they travel, and in the order of their experts."""
+    x, choices, rows = empty(128, HIDDEN), f32(128, CHOICES), fp8(LOCAL, 512, HIDDEN)
+    pack = partial(pack_tokens_triton.launch, x, integers(128, CHOICES), choices)
+    return {
+        "pack_tokens fp8": partial(pack, 128, quantises=True),
+        "pack_tokens rows": partial(pack, 128, quantises=True, by_row=True),
+        "pack_tokens by a scale": partial(pack, 128, quantises=True, scale=f32(1)),
+        "pack_tokens bf16": partial(pack, 200, quantises=False),
         "permute_masked bf16": _permute_masked(512, torch.bfloat16),
         "permute_masked fp8": _permute_masked(512, torch.float8_e4m3fn),
         "permute_masked few bf16": _permute_masked(128, torch.bfloat16),
         "permute_masked few fp8": _permute_masked(128, torch.float8_e4m3fn),
         "permute_masked quantise": _permute_masked(128, torch.bfloat16, quantises=True),
-        "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
         "permute many": partial(
             permute_triton.launch, empty(4096, HIDDEN),
             integers(4096, CHOICES, dtype=torch.int64), LOCAL, 128, None,
         ),
         "permute bf16": _permute(torch.bfloat16),
         "permute fp8": _permute(torch.float8_e4m3fn),
+        "rescale": partial(
+            rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
+        ),
+        "combine": partial(
+            combine_triton.launch, x, integers(CHOICES, 128), choices, 2.5, x
+        ),
     }  # fmt: skip
 
 
@@ -291,4 +302,4 @@ def _products() -> dict[str, Call]:
     return cases
 
 
-CASES = _around_rows() | _products()
+CASES = _around_rows() | _between_ranks() | _products()

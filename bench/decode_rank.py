@@ -1,10 +1,10 @@
 """A decode step of one rank of eight, at the size of DeepSeek-V3: `make bench-decode`.
 
-All layers with weights of their own, made up, FP8 or W4A8; requests of 2,048 tokens each; perfect
-balance of experts and nothing sent (`bench.emulated_rank`). The step is the recorded one that
-decode workers replay. Prints and records its time on the device, its time with what the host does
-in front, and by `--profile` where the time goes. SGLang 0.5.16 on the same GPU is the peer: its
-step without dispatch and combine.
+All layers with weights of their own, made up, FP8 or W4A8, the latter also with static scales of
+activations; requests of 2,048 tokens each; perfect balance of experts and nothing sent
+(`bench.emulated_rank`). The step is the recorded one that decode workers replay. Prints and records
+its time on the device, its time with what the host does in front, and by `--profile` where the time
+goes. SGLang 0.5.16 on the same GPU is the peer: its step without dispatch and combine.
 """
 
 import argparse
@@ -34,10 +34,13 @@ PEER = "SGLang 0.5.16"
 PEER_STEP: dict[WeightFormat, dict[int, float]] = {
     "fp8": {1: 16.6, 32: 34.3, 64: 35.8, 128: 43.7},
     "w4afp8": {128: 54.0},
+    "w4afp8-static": {128: 54.0},
 }
 NUM_STEPS = 30
 # Of steps in front of those that are timed: clocks follow the load, and the power limit.
 SETTLING_SECONDS = 1.0
+# An H200 at its power limit lowers its clock and raises it again every 0.9 s: two of these times.
+MEASURED_SECONDS = 1.82
 CPU_BYTES_PER_SECOND = 1e10
 
 
@@ -57,13 +60,13 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
     graphs.capture_all()
     rate = copy_bytes_per_second() if on_gpu else CPU_BYTES_PER_SECOND
     num_layers = rank.model.config.num_layers
-    where = f"{rank.weights}, {num_layers} layers, context {arguments.context}"
+    where = f"{rank.format_name}, {num_layers} layers, context {arguments.context}"
     yield run.record(where, "time to record all steps", "s", time.monotonic() - began)
     for batch in batches:
         case = f"{where}, batch {batch}"
         pieces = rank.decode_pieces(batch, arguments.context)
         is_peer_case = on_gpu and num_layers == 61 and arguments.context == 2048
-        peer = PEER_STEP[rank.weights].get(batch) if is_peer_case else None
+        peer = PEER_STEP.get(rank.weights, {}).get(batch) if is_peer_case else None
         graphs.run(pieces, batch)
         yield run.record(
             case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
@@ -83,14 +86,16 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
 
 
 def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int) -> float:
-    """Median over steps that follow others, on the device's clock where it has one."""
-    settled = time.monotonic() + (SETTLING_SECONDS if device.type == "cuda" else 0.0)
+    """Median over at least `steps` that follow others, on the device's clock where it has one."""
+    on_gpu = device.type == "cuda"
+    settled = time.monotonic() + (SETTLING_SECONDS if on_gpu else 0.0)
     while time.monotonic() < settled:
         graphs.replay(batch)
         torch.cuda.synchronize(device)
+    measured = time.monotonic() + (MEASURED_SECONDS if on_gpu else 0.0)
     times: list[float] = []
-    for _ in range(steps):
-        if device.type != "cuda":
+    while len(times) < steps or time.monotonic() < measured:
+        if not on_gpu:
             began = time.perf_counter()
             graphs.replay(batch)
             times.append(1000 * (time.perf_counter() - began))
@@ -120,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__ or "")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 64, 128])
     parser.add_argument("--context", type=int, default=2048, help="tokens of a request")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="at least")
     parser.add_argument("--profile", type=int, nargs="*", default=[], help="batches to break down")
     arguments = parser.parse_args(argv)
     return measure_all(

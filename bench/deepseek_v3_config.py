@@ -1,6 +1,6 @@
 """DeepSeek-V3's config.json, for benches that make its weights up.
 
-    folder = write_config(path, num_layers=10, weights="w4afp8")
+folder = write_config(path, num_layers=10, weights="w4afp8")
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from core.byte_level import BYTE_OF_CHARACTER
 
-WeightFormat = Literal["bf16", "fp8", "w4afp8"]
+WeightFormat = Literal["bf16", "fp8", "w4afp8", "w4afp8-static"]
 
 DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -66,6 +66,12 @@ QUANTIZATION: dict[WeightFormat, dict[str, Any] | None] = {
         "weight_block_size": [128, 128],
     },
     "w4afp8": {"quant_method": "w4afp8", "weight_block_size": [128, 128]},
+    # As public checkpoints are served: one scale for all activations in front of a projection.
+    "w4afp8-static": {
+        "quant_method": "w4afp8",
+        "weight_block_size": [128, 128],
+        "moe_activation_scheme": "static",
+    },
 }
 
 

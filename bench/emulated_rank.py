@@ -162,6 +162,11 @@ class EmulatedRank:
             layer.normal_()
         return cls(model=model, kv_cache=kv_cache, weights=weights, num_slots=num_slots)
 
+    @property
+    def format_name(self) -> str:
+        """Of the weights, for cases of records."""
+        return self.weights.replace("-static", " static scales")
+
     def decode_pieces(self, batch: int, context: int) -> list[Piece]:
         """One token each of `batch` requests behind `context` others, on pages from all over."""
         pages_each = context // PAGE_TOKENS + 1

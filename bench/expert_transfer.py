@@ -204,8 +204,12 @@ def report(size: Size, found: Sequence[Figures], *, record: bool) -> int:
         for at in (50, 99):
             records.append(
                 run.record(
-                    f"{case}, {name}", f"step_p{at}", "s", percentile(steps, at),
-                    peer=peer, peer_value=percentile(before, at) if peer else None,
+                    f"{case}, {name}",
+                    f"step_p{at}",
+                    "s",
+                    percentile(steps, at),
+                    peer=peer,
+                    peer_value=percentile(before, at) if peer else None,
                 )
             )
     for one in records:

@@ -27,12 +27,13 @@ from bench.kernels_floor import FP8_FLOPS
 from kernels import fp8_gemm_triton, mla_decode_cuda, mla_prefill_cuda
 from kernels.fp8_gemm import fp8_gemm, fp8_gemm_own
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
-from kernels.fused_moe import Experts, fused_moe
+from kernels.fp8_scales import empty_scales
+from kernels.fused_experts import FusedExperts
+from kernels.fused_moe import fused_moe
 from kernels.head_linear import head_linear
 from kernels.mla_decode_triton import join_pieces
 from kernels.mla_prefill_plan import plan_groups
 from kernels.paged_rows import Row
-from kernels.quantise import empty_scales
 
 DENSE = ((7168, 16384), (24576, 1536), (2112, 7168), (4096, 7168))
 GROUPED = ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
@@ -158,11 +159,11 @@ def _routed(make: Tensors, tokens: int) -> Iterator[Case]:
     num_weights = 3 * LOCAL * HIDDEN * WIDTH
     num_rows = 8 * tokens * CHOICES * LOCAL / EXPERTS
     scales = [make.random(LOCAL, n // 128, k // 128) * 1e-3 for n, k in GROUPED]
-    quantised = Experts(
+    quantised = FusedExperts(
         gate_up=make.fp8(LOCAL, 2 * WIDTH, HIDDEN), down=make.fp8(LOCAL, HIDDEN, WIDTH),
         gate_up_scale=scales[0], down_scale=scales[1],
     )  # fmt: skip
-    plain = Experts(gate_up=quantised.gate_up.bfloat16(), down=quantised.down.bfloat16())
+    plain = FusedExperts(gate_up=quantised.gate_up.bfloat16(), down=quantised.down.bfloat16())
     for name, experts, size in (("fp8", quantised, FP8), ("bf16", plain, BF16)):
         yield Case(
             bench="fused_moe", name=f"{name} m{tokens} x 8 e{LOCAL} of {EXPERTS}",

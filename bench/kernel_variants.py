@@ -21,9 +21,9 @@ from kernels import (
 )
 from kernels.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
 from kernels.fp8_gemm_blocks import candidates
+from kernels.fp8_scales import empty_scales
 from kernels.mla_prefill_plan import plan_groups
 from kernels.paged_rows import Row
-from kernels.quantise import empty_scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
     python -m bench.kernels_picture docs/images/w4a8-grouped-gemm.png
 
-Time against tokens an expert: ours, DeepGEMM's in FP8, and the floor from bytes and FLOPs, for both
-projections of an expert. Draws the newest record of each case.
+Time against tokens an expert: ours with a scale for each 128 columns of activations and with one a
+row, DeepGEMM's in FP8, and the floor from bytes and FLOPs, for both projections of an expert. Draws
+the newest record of each case.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from bench.table import newest
 BENCH = "w4a8_grouped_gemm"
 # Of an H200, by a kernel; records of a run that measured it come first.
 BYTES_PER_SECOND = 4.19e12
-_CASE = re.compile(r"masked e(\d+) m(\d+) n(\d+) k(\d+)")
+_CASE = re.compile(r"masked e(\d+) m(\d+) n(\d+) k(\d+)( row scales)?")
 _NAMES = {(4096, 7168): "gate and up", (7168, 2048): "down"}
 
 
@@ -31,7 +32,8 @@ class Curve:
     n: int
     k: int
     tokens: list[int]
-    ours: list[float]
+    ours: list[float | None]
+    by_row: list[float | None]
     peer: list[float | None]
     floor: list[float]
 
@@ -41,17 +43,19 @@ def curves(records: Iterable[Record]) -> list[Curve]:
     of_bench = [each for each in newest(records) if each.bench == BENCH]
     rates = [1e9 * each.value for each in of_bench if each.metric == "rate"]
     rate = rates[-1] if rates else BYTES_PER_SECOND
-    points: dict[tuple[int, int, int], dict[int, tuple[float, float | None]]] = {}
+    points: dict[tuple[int, int, int], dict[int, _Point]] = {}
     for record in of_bench:
         match = _CASE.fullmatch(record.case)
         if match is None:
             continue
-        num_experts, tokens, n, k = (int(group) for group in match.groups())
-        of_shape = points.setdefault((num_experts, n, k), {})
-        _, peer = of_shape.get(tokens, (0.0, None))
+        num_experts, tokens, n, k = (int(group) for group in match.groups()[:4])
+        point = points.setdefault((num_experts, n, k), {}).setdefault(tokens, _Point())
+        if match[5]:
+            point.by_row = record.value
+        else:
+            point.ours = record.value
         if record.peer is not None and record.peer.startswith("DeepGEMM"):
-            peer = record.peer_value
-        of_shape[tokens] = (record.value, peer)
+            point.peer = record.peer_value
     if not points:
         raise ValueError(f"no record of {BENCH} has a case like 'masked e32 m16 n4096 k7168'")
     return [
@@ -60,15 +64,23 @@ def curves(records: Iterable[Record]) -> list[Curve]:
     ]
 
 
-def _curve(shape: W4a8Shape, rate: float, of_shape: dict[int, tuple[float, float | None]]) -> Curve:
+@dataclass(slots=True, kw_only=True)
+class _Point:
+    ours: float | None = None
+    by_row: float | None = None
+    peer: float | None = None
+
+
+def _curve(shape: W4a8Shape, rate: float, of_shape: dict[int, _Point]) -> Curve:
     tokens = sorted(of_shape)
     return Curve(
         num_experts=shape.num_experts,
         n=shape.n,
         k=shape.k,
         tokens=tokens,
-        ours=[of_shape[each][0] for each in tokens],
-        peer=[of_shape[each][1] for each in tokens],
+        ours=[of_shape[each].ours for each in tokens],
+        by_row=[of_shape[each].by_row for each in tokens],
+        peer=[of_shape[each].peer for each in tokens],
         floor=[shape.floor_microseconds(each, rate) for each in tokens],
     )
 
@@ -81,10 +93,14 @@ def draw(found: Sequence[Curve], path: Path, caption: str) -> None:
 
     figure, axes = plt.subplots(1, len(found), figsize=(5.2 * len(found), 4.0), squeeze=False)
     for axis, curve in zip(axes[0], found, strict=True):
-        at_peer = [(t, y) for t, y in zip(curve.tokens, curve.peer, strict=True) if y is not None]
-        axis.plot(curve.tokens, curve.ours, "o-", color="#1f60c4", label="epserve, W4A8")
-        if at_peer:
-            axis.plot(*zip(*at_peer, strict=True), "s-", color="#e0752d", label="DeepGEMM, FP8")
+        for times, marks, color, label in (
+            (curve.ours, "o-", "#1f60c4", "epserve, W4A8"),
+            (curve.by_row, "^-", "#2e9d6b", "epserve, W4A8, row scales"),
+            (curve.peer, "s-", "#e0752d", "DeepGEMM, FP8"),
+        ):
+            known = [(t, y) for t, y in zip(curve.tokens, times, strict=True) if y is not None]
+            if known:
+                axis.plot(*zip(*known, strict=True), marks, color=color, label=label)
         axis.plot(curve.tokens, curve.floor, "--", color="#53585f", label="floor of W4A8")
         axis.set_xscale("log", base=2)
         axis.set_xticks(curve.tokens, [str(each) for each in curve.tokens])

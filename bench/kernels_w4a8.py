@@ -1,10 +1,12 @@
 """The W4A8 grouped GEMM against DeepGEMM's FP8 one: `python -m bench.kernels_w4a8`.
 
 Masked: 32 experts with the same number of rows each; contiguous: 8 experts x 4,096 rows; for the
-two projections of a DeepSeek-V3 expert. Weights are those of quantised normal matrices; cases that
-say so have a -8 among them, which takes another code. A time is the median over replays of a CUDA
-graph of several calls, divided by their number; weights exceed the L2 cache several times over.
-Without DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
+two projections of a DeepSeek-V3 expert. Activations have a scale for each 128 columns, as those of
+DeepGEMM always do, or one a row where a case says so. Weights are those of quantised normal
+matrices; cases that say so have a -8 among them, which takes another code. A time is the median
+over replays of a CUDA graph of several calls, divided by their number; weights exceed the L2 cache
+several times over. Without DeepGEMM only our times are taken. Appends records to
+bench/results/w4a8_grouped_gemm.jsonl.
 """
 
 import argparse
@@ -26,11 +28,13 @@ from model.quantize_int4 import SMALLEST, pack_nibbles
 
 BENCH = "w4a8_grouped_gemm"
 RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
+_BY_ROW = " row scales"  # ends the names of such cases
 _SHAPES = ((4096, 7168), (7168, 2048))
 _NUM_EXPERTS = 32
 _ROWS = (1, 4, 16, 32, 64, 128, 256)
 _MIN_CAPACITY = 64
 _ROWS_WITH_SMALLEST = (64, 128)
+_ROWS_BY_ROW = (1, 32, 64, 128, 256)
 _CONTIGUOUS = (8, 4096)
 
 
@@ -45,6 +49,7 @@ class Case:
     k: int
     capacity: int
     with_smallest: bool = False
+    by_row: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -58,27 +63,36 @@ class Case:
 
 def cases() -> Iterator[Case]:
     for n, k in _SHAPES:
-        every = [(rows, False) for rows in _ROWS] + [(rows, True) for rows in _ROWS_WITH_SMALLEST]
-        for rows, with_smallest in every:
-            suffix = f" with {SMALLEST}" if with_smallest else ""
+        yield from (_masked(rows, n, k) for rows in _ROWS)
+        yield from (_masked(rows, n, k, with_smallest=True) for rows in _ROWS_WITH_SMALLEST)
+        yield from (_masked(rows, n, k, by_row=True) for rows in _ROWS_BY_ROW)
+        num_experts, rows = _CONTIGUOUS
+        for by_row in (False, True):
             yield Case(
-                name=f"masked e{_NUM_EXPERTS} m{rows} n{n} k{k}{suffix}",
-                num_experts=_NUM_EXPERTS,
+                name=f"contiguous e{num_experts} m{rows} n{n} k{k}" + _BY_ROW * by_row,
+                num_experts=num_experts,
                 rows=rows,
                 n=n,
                 k=k,
-                capacity=max(rows, _MIN_CAPACITY),
-                with_smallest=with_smallest,
+                capacity=0,
+                by_row=by_row,
             )
-        num_experts, rows = _CONTIGUOUS
-        yield Case(
-            name=f"contiguous e{num_experts} m{rows} n{n} k{k}",
-            num_experts=num_experts,
-            rows=rows,
-            n=n,
-            k=k,
-            capacity=0,
-        )
+
+
+def _masked(
+    rows: int, n: int, k: int, *, with_smallest: bool = False, by_row: bool = False
+) -> Case:
+    suffix = f" with {SMALLEST}" * with_smallest + _BY_ROW * by_row
+    return Case(
+        name=f"masked e{_NUM_EXPERTS} m{rows} n{n} k{k}{suffix}",
+        num_experts=_NUM_EXPERTS,
+        rows=rows,
+        n=n,
+        k=k,
+        capacity=max(rows, _MIN_CAPACITY),
+        with_smallest=with_smallest,
+        by_row=by_row,
+    )
 
 
 def _fp8(*shape: int) -> torch.Tensor:
@@ -105,7 +119,8 @@ def _packed(case: Case) -> PackedWeights:
 
 def _ours(case: Case, weights: PackedWeights) -> Call:
     activations = _fp8(case.num_rows, case.k)
-    scales = torch.rand(case.num_rows, case.k // GROUP, device="cuda") + 0.5
+    columns = 1 if case.by_row else case.k // GROUP
+    scales = torch.rand(case.num_rows, columns, device="cuda") + 0.5
     counts = torch.full((case.num_experts,), case.rows, dtype=torch.int32, device="cuda")
     out = torch.empty(case.num_rows, case.n, dtype=torch.bfloat16, device="cuda")
     if not case.capacity:
@@ -189,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if record.peer_value is not None:
             ratio = record.peer_value / record.value
             peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
-        sys.stdout.write(f"{record.case:34} {record.value:8.1f} {record.unit}{peer}\n")
+        sys.stdout.write(f"{record.case:42} {record.value:8.1f} {record.unit}{peer}\n")
         sys.stdout.flush()
     if not options.no_record:
         append(RESULTS_FILE, records)

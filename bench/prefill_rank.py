@@ -30,6 +30,7 @@ PEER = "SGLang 0.5.16"
 PEER_PASS: dict[WeightFormat, dict[int, float]] = {
     "fp8": {512: 120.0, 4096: 384.0},
     "w4afp8": {512: 120.0, 4096: 589.0},
+    "w4afp8-static": {512: 120.0, 4096: 589.0},
 }
 NUM_PASSES = 7
 
@@ -43,7 +44,7 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
         sizes = sorted({tokens for tokens in arguments.tokens if tokens <= max(longest, default=0)})
         passes = record_passes(rank.model, rank.kv_cache, sizes)
     for num_tokens in arguments.tokens:
-        case = f"{rank.weights}, {num_layers} layers, {num_tokens} tokens"
+        case = f"{rank.format_name}, {num_layers} layers, {num_tokens} tokens"
         pieces = rank.prefill_pieces(num_tokens)
         times = [one_pass(rank, pieces, passes) for _ in range(1 + arguments.passes)][1:]
         is_peer_case = device.type == "cuda" and num_layers == 61

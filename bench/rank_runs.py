@@ -20,8 +20,8 @@ Measure = Callable[[EmulatedRank, Run, argparse.Namespace], Iterable[Record]]
 
 def parser_of(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
-    parser.add_argument("--weights", nargs="+", default=["fp8", "w4afp8"],
-                        choices=["fp8", "w4afp8", "bf16"])  # fmt: skip
+    parser.add_argument("--weights", nargs="+", default=["fp8", "w4afp8", "w4afp8-static"],
+                        choices=["fp8", "w4afp8", "w4afp8-static", "bf16"])  # fmt: skip
     parser.add_argument("--layers", type=int, help="fewer of them, for a quick look")
     parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
     parser.add_argument("--record", action="store_true", help="append to bench/results")

@@ -152,8 +152,11 @@ def records(run: Run, phases: dict[str, Phase], case: str) -> list[Record]:
             peer = None if name == "quiet" else "the same without rebalances"
             found.append(
                 run.record(
-                    f"{case}, {name}", f"inter_token_latency_p{at}", "s",
-                    percentile(phase.gaps, at), peer=peer,
+                    f"{case}, {name}",
+                    f"inter_token_latency_p{at}",
+                    "s",
+                    percentile(phase.gaps, at),
+                    peer=peer,
                     peer_value=percentile(quiet, at) if peer else None,
                 )
             )

@@ -98,18 +98,23 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def commit() -> str:
-    """Short commit id of the code that runs, "unknown" outside of a checkout."""
+    """Short commit id of the code that runs; outside of a checkout what EPSERVE_COMMIT says, or
+    "unknown"."""
     short = _output("git", "rev-parse", "--short", "HEAD")
     if not short:
-        return "unknown"
+        return os.environ.get("EPSERVE_COMMIT") or "unknown"
     # Results do not change what is measured.
     changed = _output("git", "status", "--porcelain", "--", ":!bench/results", ":!README.md")
     return f"{short}-dirty" if changed else short
 
 
 def hardware() -> str:
-    """GPUs of this machine, or its processor where it has none."""
-    gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    """GPUs that this process may use, or the processor where there are none."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:  # the tool lists all, as it is
+        query.append(f"--id={visible}")
+    gpus = _output(*query).splitlines() if visible != "" else []
     if gpus:
         return f"{len(gpus)} x {gpus[0]}"
     return processors()

@@ -19,7 +19,7 @@ PURPOSES: tuple[tuple[str, str], ...] = (
     ("norms and rotation", r"rms_norm|rope"),
     ("gate", r"_gate|router|count_experts|_rank$"),
     ("permute and combine", r"permute|_place$|_align$|_copy$|combine"),
-    (DENSE_PRODUCTS, r"gemm|nvjet|cutlass|cublas|splitk|_sums|bmm|dot_kernel|absorb"),
+    (DENSE_PRODUCTS, r"gemm|nvjet|cutlass|cublas|splitk|_splits|bmm|dot_kernel|absorb"),
 )
 OTHER = "everything else"
 

@@ -1,5 +1,11 @@
 """Finds where the CUDA kernel for few tokens is the fastest FP8 product on this GPU, and how to cut
-it there: `python -m bench.tune_fp8_clusters`, behind `bench.tune_fp8_gemm`, within a minute.
+it there, behind `bench.tune_fp8_gemm`:
+
+    python -m bench.tune_fp8_clusters              all shapes
+    python -m bench.tune_fp8_clusters n2112 n4096  those of so many columns
+
+A shape is compiled, measured and written before the next one begins: where a run ends too early,
+another one goes on with the others.
 
 Measures each cut of `kernels.fp8_gemm_clusters` for the dense projections of DeepSeek-V3 beside
 DeepGEMM, where it is installed, and Triton's best cut, each call with weights that no cache holds.
@@ -39,7 +45,7 @@ from kernels.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks, candidat
 from kernels.tuned import fp8_table, table_path, write_section
 
 ROWS = (1, *HEIGHTS)
-SECONDS = 60.0
+SECONDS = 8.0  # that a shape's cuts are measured for
 PROCESSES = 16  # that compile DeepGEMM's kernels
 
 
@@ -96,15 +102,14 @@ def _deep_gemm() -> ModuleType | None:
         return None
 
 
-def _compile_ahead(shapes: Sequence[tuple[int, int]], device: torch.device) -> None:
+def _compile_ahead(n: int, k: int, device: torch.device) -> None:
     """What is compared with: DeepGEMM's kernels one behind the other would take minutes."""
     products: list[Product] = []
     jobs: list[Job] = []
-    for n, k in shapes:
-        known = _known(device, n, k)
-        for rows in rows_of(known):
-            products.append(Product(DENSE, experts=0, n=n, k=k, rows=rows, expected_rows=0))
-            jobs.append((DENSE, n, k, rows, _nearest(known, rows, n, k).blocks))
+    known = _known(device, n, k)
+    for rows in rows_of(known):
+        products.append(Product(DENSE, experts=0, n=n, k=k, rows=rows, expected_rows=0))
+        jobs.append((DENSE, n, k, rows, _nearest(known, rows, n, k).blocks))
     if _deep_gemm():
         compile_ahead(products, device, num_processes=PROCESSES)
     precompile(compile_one, jobs)
@@ -120,18 +125,29 @@ def _nearest(known: Mapping[int, Fp8Choice], rows: int, n: int, k: int) -> Fp8Ch
     return known[min(known, key=lambda measured: (abs(measured - rows), measured))]
 
 
+def shapes_of(names: Collection[str]) -> list[tuple[int, int]]:
+    """(N, K) of the dense projections whose columns are named, "n2112"; of all where none is."""
+    return [
+        (n, k) for layout, n, k in SHAPES if layout == DENSE and (not names or f"n{n}" in names)
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    columns = sorted({f"n{n}" for n, _ in shapes_of(())})
     parser = argparse.ArgumentParser(description="Tune FP8 products of few tokens on this GPU.")
+    parser.add_argument("columns", nargs="*", help=f"of {', '.join(columns)} (all)")
     parser.add_argument("--no-write", action="store_true", help="only print")
     options = parser.parse_args(arguments)
+    unknown = set(options.columns) - set(columns)
+    if unknown:
+        parser.error(f"no shape has {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
     path = table_path(torch.cuda.get_device_name())
-    shapes = [(n, k) for layout, n, k in SHAPES if layout == DENSE]
-    _compile_ahead(shapes, device)
-    tuner = Tuner[ClusterBlocks](SECONDS, time.monotonic)
-    for n, k in shapes:
+    for n, k in shapes_of(options.columns):
+        _compile_ahead(n, k, device)
+        tuner = Tuner[ClusterBlocks](SECONDS, time.monotonic)
         choices = tune_shape(tuner, n, k, _known(device, n, k))
         if not options.no_write:
             table = {str(rows): choice.record() for rows, choice in choices.items()}

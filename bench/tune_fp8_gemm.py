@@ -22,7 +22,7 @@ from bench.gpu_timing import Call, microseconds
 from bench.tuning import Tuner, fp8, precompile
 from kernels import fp8_gemm_triton
 from kernels.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
-from kernels.quantise import empty_scales
+from kernels.fp8_scales import empty_scales
 from kernels.tuned import table_path, write_section
 
 NUM_EXPERTS = 32

@@ -20,7 +20,7 @@ from bench.gpu_timing import Call
 from bench.tuning import Tuner, fp8, precompile
 from kernels import fp8_gemm_blocks, fp8_gemm_triton, fused_moe_triton
 from kernels.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
-from kernels.quantise import empty_scales
+from kernels.fp8_scales import empty_scales
 from kernels.tuned import Blocks, default_blocks, shape_key, table_path, write_section
 
 Cut: TypeAlias = Blocks | Fp8Blocks

@@ -1,7 +1,7 @@
 """A pool of KV pages as it is after an hour of use: what is free lies in pieces.
 
-    pool = used_pool(8192, role="decode", seed=1, room=64)
-    runs = pool.allocate("a prompt", 64)
+pool = used_pool(8192, role="decode", seed=1, room=64)
+runs = pool.allocate("a prompt", 64)
 """
 
 import random

@@ -19,14 +19,21 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 
 RUN = Run(date="2026-01-01", commit="abc", gpu="cpu", bench="against_transformers")
 PLAN = Plan(
-    model=Path("/m"), num_prompts=2, output_tokens=10, concurrency=2, ttft_lengths=(8, 16),
+    model=Path("/m"),
+    num_prompts=2,
+    output_tokens=10,
+    concurrency=2,
+    ttft_lengths=(8, 16),
     ttft_repeats=3,
 )
 
 
 def outcome(index: int, ttft_seconds: float, num_output_tokens: int) -> Outcome:
     return Outcome(
-        index=index, started_at_seconds=0.0, ttft_seconds=ttft_seconds, e2e_seconds=2.0,
+        index=index,
+        started_at_seconds=0.0,
+        ttft_seconds=ttft_seconds,
+        e2e_seconds=2.0,
         num_output_tokens=num_output_tokens,
     )
 
@@ -72,12 +79,17 @@ def test_the_reference_process_is_transformers(model: Path) -> None:
     work = Work(model=str(model), output_tokens=6, generate=[prompt], prefill=[prompt * 3])
     answer = subprocess.run(
         [sys.executable, "-m", "bench.transformers_reference"],
-        input=msgspec.json.encode(work), stdout=subprocess.PIPE, check=True,
+        input=msgspec.json.encode(work),
+        stdout=subprocess.PIPE,
+        check=True,
         cwd=Path(__file__).parents[2],
     ).stdout
     measured = msgspec.json.decode(answer, type=Measured)
     expected = DeepseekV3ForCausalLM.from_pretrained(model, dtype=torch.float32).generate(
-        torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False,
+        torch.tensor([prompt]),
+        max_new_tokens=6,
+        min_new_tokens=6,
+        do_sample=False,
         pad_token_id=0,
     )
     assert measured.token_ids == [expected[0, 4:].tolist()]

@@ -21,10 +21,13 @@ def test_curves_join_the_peers_of_a_case() -> None:
         RUN.record(case, "time", "us", 120.0, peer="DeepGEMM FP8 masked", peer_value=240.0),
         RUN.record(case, "time", "us", 120.0, peer="floor", peer_value=119.0),
         RUN.record("masked e32 m1 n4096 k7168", "time", "us", 110.0),
+        RUN.record("masked e32 m16 n4096 k7168 row scales", "time", "us", 115.0),
+        RUN.record("masked e32 m16 n4096 k7168 with -8", "time", "us", 130.0),
         RUN.record("contiguous e8 m4096 n4096 k7168", "time", "us", 2700.0),
     ]
     (curve,) = curves(records)
     assert (curve.tokens, curve.ours, curve.peer) == ([1, 16], [110.0, 120.0], [None, 240.0])
+    assert curve.by_row == [None, 115.0]
     shape = W4a8Shape(num_experts=32, n=4096, k=7168)
     assert curve.floor == [shape.floor_microseconds(each, 4e12) for each in (1, 16)]
 

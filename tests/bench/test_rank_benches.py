@@ -46,8 +46,9 @@ def test_a_decode_step_is_broken_down(tmp_path: Path) -> None:
     flags = [*FLAGS, "--results", str(tmp_path), "--batches", "1", "3", "--context", "100"]
     assert decode_rank.main([*flags, "--steps", "1", "--profile", "3"]) == 0
     records = list(read(tmp_path / "decode_rank.jsonl"))
-    for weights in ("fp8", "w4afp8"):
-        where = f"{weights}, 2 layers, context 100"
+    names = {"fp8": "fp8", "w4afp8": "w4afp8", "w4afp8-static": "w4afp8 static scales"}
+    for weights, name in names.items():
+        where = f"{name}, 2 layers, context 100"
         metrics = {(r.case, r.metric): r.value for r in records if r.case.startswith(where)}
         for batch in (1, 3):
             assert metrics[f"{where}, batch {batch}", "step"] > 0
@@ -94,6 +95,9 @@ def test_kernels_have_purposes() -> None:
         "_combine": "permute and combine",
         "nvjet_tst_64x8_64x16_4x1_v_bz_TNT": "dense products",
         "_absorb_query": "dense products",
+        "_fp8_grouped_gemm": "expert products",
+        "_fp8_gemm": "dense products",
+        "_add_splits": "dense products",
         "Memcpy HtoD": OTHER,
     }
     assert {name: purpose_of(name) for name in named} == named

@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from bench import table
-from bench.records import Record, Run, append, read
+from bench.records import Record, Run, append, commit, read
 
 RECORD = Record(
-    date="2026-01-01T00:00:00+00:00", commit="abc", gpu="cpu: 2 x X", bench="b", case="a case",
-    metric="output_throughput", unit="tokens/s", value=300.0, peer="peer", peer_value=100.0,
+    date="2026-01-01T00:00:00+00:00",
+    commit="abc",
+    gpu="cpu: 2 x X",
+    bench="b",
+    case="a case",
+    metric="output_throughput",
+    unit="tokens/s",
+    value=300.0,
+    peer="peer",
+    peer_value=100.0,
 )
 
 
@@ -22,7 +30,16 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     append(file, [replace(RECORD, peer=None, peer_value=None)])
     assert list(read(file)) == [RECORD, replace(RECORD, peer=None, peer_value=None)]
     assert set(json.loads(file.read_text().splitlines()[0])) == {
-        "date", "commit", "gpu", "bench", "case", "metric", "unit", "value", "peer", "peer_value",
+        "date",
+        "commit",
+        "gpu",
+        "bench",
+        "case",
+        "metric",
+        "unit",
+        "value",
+        "peer",
+        "peer_value",
     }
 
 
@@ -46,10 +63,33 @@ def test_a_run_stamps_its_records_and_rounds() -> None:
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_hardware_is_what_takes_part(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("bench.records._output", lambda *_: "A GPU\nA GPU")
     monkeypatch.setattr("bench.records._processor", lambda: "A Core")
     found = Run.begin("b", on_cpu=on_cpu).gpu
     assert re.fullmatch(r"cpu: \d+ x A Core" if on_cpu else "2 x A GPU", found)
+
+
+@pytest.mark.parametrize(("visible", "gpu"), [("1", r"1 x A GPU"), ("", r"cpu: .*")])
+def test_gpus_that_are_hidden_take_no_part(
+    monkeypatch: pytest.MonkeyPatch, visible: str, gpu: str
+) -> None:
+    def output(*command: str) -> str:
+        return "A GPU" if f"--id={visible}" in command else "A GPU\nA GPU"
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("bench.records._output", output)
+    assert re.fullmatch(gpu, Run.begin("b").gpu)
+
+
+def test_outside_of_a_checkout_the_commit_is_what_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.records._output", lambda *_: "")
+    monkeypatch.delenv("EPSERVE_COMMIT", raising=False)
+    assert commit() == "unknown"
+    monkeypatch.setenv("EPSERVE_COMMIT", "1234abc")
+    assert commit() == "1234abc"
 
 
 def test_the_newest_record_of_a_case_wins() -> None:
@@ -59,9 +99,7 @@ def test_the_newest_record_of_a_case_wins() -> None:
 
 
 def test_ratios_say_how_much_better() -> None:
-    slower = replace(
-        RECORD, case="lone", metric="ttft_p50", unit="s", value=0.05, peer_value=0.02
-    )
+    slower = replace(RECORD, case="lone", metric="ttft_p50", unit="s", value=0.05, peer_value=0.02)
     alone = replace(RECORD, case="alone", peer=None, peer_value=None)
     gpu = replace(RECORD, gpu="1 x Y", bench="c")
     assert table.table([RECORD, gpu, slower, alone]).splitlines() == [

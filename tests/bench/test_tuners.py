@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import tune_fused_moe
+from bench import tune_fp8_clusters, tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
-from bench.tune_fp8_clusters import choice_of, rows_of
+from bench.tune_fp8_clusters import choice_of, rows_of, shapes_of
 from bench.tune_fused_moe import best_pair, candidates
-from kernels import fp8_gemm_blocks
-from kernels.fp8_gemm_blocks import Fp8Blocks, Fp8Choice
+from kernels import fp8_gemm_choice
+from kernels.fp8_gemm_blocks import Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.fp8_gemm_clusters import ClusterBlocks
 from kernels.tuned import Blocks, default_blocks, read_table, write_section
 
@@ -69,7 +69,7 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     wanted = default_blocks(torch.bfloat16, 1000)
     shapes = {"bfloat16 e8 n4096 k7168": {"4": wanted.record()}}
     write_section(tuned.table_path("NVIDIA Test"), "fused_moe", shapes)
-    default = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    default = default_fp8_blocks(0, 64, 7168, 16384)
     choices = {
         "64": Fp8Choice(path="deep_gemm", blocks=default).record(),
         "128": Fp8Choice(path="triton", blocks=default).record(),
@@ -78,10 +78,10 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     device = torch.device("cuda", 77)  # whose table nobody has read yet
     assert tuned.blocks_for(device, torch.bfloat16, 8, 4096, 7168, 3) == wanted
     assert tuned.blocks_for(device, torch.bfloat16, 9, 4096, 7168, 3) != wanted
-    assert fp8_gemm_blocks.fp8_blocks(device, 0, 64, 7168, 16384) == default
-    assert fp8_gemm_blocks.fp8_blocks(device, 0, 4096, 4096, 7168) == default
-    assert fp8_gemm_blocks.cluster_blocks(device, 1, 4096, 7168) is None
-    paths = [fp8_gemm_blocks.faster_path(device, 0, rows, 4096, 7168) for rows in (1, 96, 97, 999)]
+    assert fp8_gemm_choice.fp8_blocks(device, 0, 64, 7168, 16384) == default
+    assert fp8_gemm_choice.fp8_blocks(device, 0, 4096, 4096, 7168) == default
+    assert fp8_gemm_choice.cluster_blocks(device, 1, 4096, 7168) is None
+    paths = [fp8_gemm_choice.faster_path(device, 0, rows, 4096, 7168) for rows in (1, 96, 97, 999)]
     assert paths == ["deep_gemm", "triton", "triton", "triton"]
 
 
@@ -90,7 +90,7 @@ def test_clusters_have_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
-    default = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    default = default_fp8_blocks(0, 64, 7168, 16384)
     few, more = (
         ClusterBlocks(warpgroups=2, across=1, splits=splits, per_multiprocessor=1)
         for splits in (2, 4)
@@ -102,13 +102,13 @@ def test_clusters_have_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch, tmp_
     write_section(tuned.table_path("NVIDIA Test"), "fp8_gemm", {"dense n7168 k16384": choices})
     device = torch.device("cuda", 78)
     found = [
-        fp8_gemm_blocks.cluster_blocks(device, rows, 7168, 16384) for rows in (1, 8, 9, 32, 33, 65)
+        fp8_gemm_choice.cluster_blocks(device, rows, 7168, 16384) for rows in (1, 8, 9, 32, 33, 65)
     ]
     assert found == [few, few, more, more, None, None]
 
 
 def test_the_cuda_kernel_is_kept_for_where_deep_gemm_is_missing() -> None:
-    blocks = fp8_gemm_blocks.default_fp8_blocks(0, 64, 7168, 16384)
+    blocks = default_fp8_blocks(0, 64, 7168, 16384)
     clusters = ClusterBlocks(warpgroups=2, across=1, splits=4, per_multiprocessor=1)
 
     def choice(**paths: float) -> tuple[str, bool]:
@@ -123,3 +123,13 @@ def test_the_cuda_kernel_is_kept_for_where_deep_gemm_is_missing() -> None:
     # The best of many cuts is hardly better than DeepGEMM's only one.
     assert choice(cuda=6.95, triton=9.0, deep_gemm=7.0) == ("deep_gemm", True)
     assert rows_of([48, 64, 256]) == [1, 8, 16, 32, 48, 64, 96, 128]
+
+
+def test_a_run_goes_on_with_the_shapes_that_are_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shapes_of(["n2112", "n4096"]) == [(2112, 7168), (4096, 7168)]
+    every = shapes_of([])
+    assert {(2112, 7168), (7168, 2048), (7168, 16384)} < set(every)
+    assert sorted(every) == sorted(shapes_of({f"n{n}" for n, _ in every}))
+    with pytest.raises(SystemExit):
+        tune_fp8_clusters.main(["n2112", "n99"])
+    assert "no shape has n99" in capsys.readouterr().err
