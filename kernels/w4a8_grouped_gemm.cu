@@ -150,12 +150,51 @@ struct Kernel {
   template <typename Visit>
   static __device__ __forceinline__ void walk(
       S& s, const Problem& p, int tiles_across, Visit visit) {
+    Ring ring;
+    if constexpr (F::kAsks) {
+      for (uint32_t i = 0;; ++i) {
+        const Tile t = told(s, i);
+        if (!t.width) return;
+        visit(t, ring);
+      }
+    } else {
+      const int num_tiles = s.first_tile[p.num_experts];
+      int expert = 0;
+      for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+        visit(locate<F::kLeast, F::kWider>(s, tile, expert, tiles_across), ring);
+      }
+    }
+  }
+
+  // `walk` of the thread that copies, where thread blocks ask: it tells the other warps their
+  // tiles. What it asks for is on its way while it copies the tile before.
+  template <typename Visit>
+  static __device__ __forceinline__ void walk_asking(
+      S& s, const Problem& p, int tiles_across, Visit visit) {
     const int num_tiles = s.first_tile[p.num_experts];
     Ring ring;
     int expert = 0;
-    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-      visit(locate<F::kLeast, F::kWider>(s, tile, expert, tiles_across), ring);
+    int tile = blockIdx.x;
+    for (uint32_t i = 0;; ++i) {
+      Tile t = {};
+      if (tile < num_tiles) t = locate<F::kLeast, F::kWider>(s, tile, expert, tiles_across);
+      ptx::barrier_wait(ptx::shared_address(&s.tile_empty[i % 2]), ~i / 2 % 2);
+      s.tile[i % 2] = t;
+      ptx::barrier_arrive(ptx::shared_address(&s.tile_full[i % 2]));
+      if (!t.width) return;
+      const int before = p.taken ? atomicAdd(p.taken, 1) : tile;
+      visit(t, ring);
+      tile = gridDim.x + before;
     }
+  }
+
+  // The i-th tile of this thread block.
+  static __device__ __forceinline__ Tile told(S& s, uint32_t i) {
+    ptx::barrier_wait(ptx::shared_address(&s.tile_full[i % 2]), i / 2 % 2);
+    const Tile t = s.tile[i % 2];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&s.tile_empty[i % 2]));
+    return t;
   }
 
   static __device__ __forceinline__ void run(const Boxes& boxes, const Problem& p) {
@@ -163,6 +202,7 @@ struct Kernel {
     S& s = *reinterpret_cast<S*>(memory);
     const int tiles_across = p.n / F::kRows;
     const int warp = threadIdx.x / 32;
+    if (threadIdx.x < kNumBoxes) ptx::prefetch_map(&boxes.map[threadIdx.x]);
     if (p.leads) ptx::launch_dependents();
     if (!p.early) ptx::wait_for_predecessors();
     if (warp == 0) plan<kTokens, F::kWider>(s, p, tiles_across);
@@ -173,6 +213,12 @@ struct Kernel {
         // empty: each computing warp
         ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8);
       }
+      if constexpr (F::kAsks) {
+        for (int i = 0; i < 2; ++i) {
+          ptx::barrier_init(ptx::shared_address(&s.tile_full[i]), 1);
+          ptx::barrier_init(ptx::shared_address(&s.tile_empty[i]), 8 + F::kScaleWarps);
+        }
+      }
       ptx::barrier_init_fence();
     }
     __syncthreads();
@@ -181,13 +227,17 @@ struct Kernel {
       ptx::registers_give<kCopyRegisters>();
       bool waits = p.early && warp == 8;
       if (p.early && warp != 8) ptx::wait_for_predecessors();
-      walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) {
-        if (warp == 8) {
-          if (threadIdx.x % 32 == 0) copy(s, boxes, p, t, ring, waits);
-        } else if (!kByRow && warp <= 8 + F::kScaleWarps) {
-          if constexpr (!kByRow) copy_scales(s, p, t, ring);
+      if (warp == 8) {
+        if (threadIdx.x % 32 == 0) {
+          const auto visit = [&](const Tile& t, Ring& ring) { copy(s, boxes, p, t, ring, waits); };
+          if constexpr (F::kAsks) walk_asking(s, p, tiles_across, visit);
+          else walk(s, p, tiles_across, visit);
         }
-      });
+      } else if constexpr (!kByRow) {
+        if (warp <= 8 + F::kScaleWarps) {
+          walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) { copy_scales(s, p, t, ring); });
+        }
+      }
       // Without a tile, too: what follows takes this kernel's end for that of all in front of it.
       if (waits) ptx::wait_for_predecessors();
     } else {
@@ -275,7 +325,7 @@ extern "C" const char* w4a8_grouped_gemm_launch(
     long long scale_stride_row, long long scale_stride_group, const void* weights,
     const int* counts, void* out, float* out_scales, long long out_scale_stride_expert,
     long long out_scale_stride_group, int num_experts, int capacity, int num_rows, int n, int k,
-    int early, int leads, void* stream) {
+    int early, int leads, int* taken, void* stream) {
   const Problem p = {static_cast<const uint8_t*>(weights),
                      scales,
                      scale_stride_expert,
@@ -292,7 +342,8 @@ extern "C" const char* w4a8_grouped_gemm_launch(
                      n,
                      k / kGroup,
                      early != 0,
-                     leads != 0};
+                     leads != 0,
+                     taken};
   Boxes boxes;
   cudaError_t error = num_experts <= kMaxExperts ? make_boxes(&boxes, activations, p)
                                                  : cudaErrorInvalidValue;

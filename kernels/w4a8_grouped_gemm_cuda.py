@@ -10,6 +10,7 @@ from kernels import cuda_build
 
 _SOURCE = Path(__file__).with_name("w4a8_grouped_gemm.cu")
 MAX_EXPERTS = 512
+_ASKING = 1  # the variant whose thread blocks ask for tiles one by one
 
 
 def launch(
@@ -44,9 +45,12 @@ def launch(
     out_scale_strides = (0, 0)
     if out_scales is not None and out_scales.dim():
         out_scale_strides = out_scales.stride(0), out_scales.stride(2)
+    variant = _variant(expected_rows, tall, by_row=scale_strides[2] == 0)
+    # Where this product begins early, nothing else may stand between it and the kernel in front.
+    taken = counts.new_zeros(1) if variant == _ASKING and not early else None
     with torch.cuda.device(activations.device):
         message = _library().w4a8_grouped_gemm_launch(
-            _variant(expected_rows, tall, by_row=scale_strides[2] == 0),
+            variant,
             activations.data_ptr(),
             scales.data_ptr(),
             *scale_strides,
@@ -62,6 +66,7 @@ def launch(
             k,
             early,
             leads,
+            None if taken is None else taken.data_ptr(),
             torch.cuda.current_stream().cuda_stream,
         )
     if message:
@@ -94,7 +99,7 @@ def _library() -> ctypes.PyDLL:
         *(pointer, pointer, long, long, long),
         *(pointer, pointer, pointer, pointer, long, long),
         *[number] * 7,
-        pointer,
+        *(pointer, pointer),
     ]
     function.restype = ctypes.c_char_p
     return library

@@ -43,6 +43,14 @@ struct Problem {
   int num_groups;  // K / 128
   bool early;      // weights and counts are there before the kernel in front ends
   bool leads;      // the kernel behind may begin
+  int* taken;      // [1] tiles that thread blocks have asked for, 0 before; null: each block's tiles
+                   // are known beforehand
+};
+
+struct Tile {
+  int expert, first_row, first_token, num_tokens, across;
+  int width;       // num_tokens rounded up to a width that is compiled; 0: there is no tile
+  bool only_once;  // no other tile reads these weights
 };
 
 // kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
@@ -63,6 +71,8 @@ struct Shared {
   alignas(16) float scales[kByRow ? 2 : kStages][kByRow ? kTokens : 4 * kScalePitch];
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
+  uint64_t tile_full[2], tile_empty[2];
+  Tile tile[2];  // this block's next one, and the one behind it
   int first_row[kMaxExperts];
   int count[kMaxExperts];
   int height[kMaxExperts];  // tokens of its tiles but the last
@@ -100,12 +110,6 @@ __device__ void plan(S& shared, const Problem& p, int tiles_across) {
   }
   if (lane == 0) shared.first_tile[p.num_experts] = tiles_before;
 }
-
-struct Tile {
-  int expert, first_row, first_token, num_tokens, across;
-  int width;       // num_tokens rounded up to a width that is compiled
-  bool only_once;  // no other tile reads these weights
-};
 
 template <int kLeast, int kWider, typename S>
 __device__ __forceinline__ Tile locate(const S& shared, int tile, int& expert, int tiles_across) {
@@ -169,6 +173,8 @@ struct Form {
   template <int kWidth>
   using Sums = typename Pieces<kWidth>::Sums;
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
+  // Thread blocks ask for tiles one by one: those of many tokens take long, and not all as long.
+  static constexpr bool kAsks = kBlocks == 1;
   // Widths of tiles in tokens are the powers of two from kLeast to 64, then multiples of kWider.
   static constexpr int kLeast = kTokens == 64 ? 8 : 16;
   static constexpr int kWider = kWhole ? 32 : 64;
