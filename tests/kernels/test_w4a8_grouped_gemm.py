@@ -164,6 +164,22 @@ def test_kernel(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("by_row", [False, True])
+def test_more_tiles_than_multiprocessors(request: pytest.FixtureRequest, *, by_row: bool) -> None:
+    """Which are handed out while the kernel runs, from the first one on each time."""
+    rng = generator(request.node.nodeid)
+    weights = pack_weights(*mixed(rng, 4, 4096, 256), device="cuda")
+    x, scales = (each.cuda() for each in rows(rng, 4096, 256))
+    scales = scales[:, :1] if by_row else scales
+    for given in ([1500, 0, 700, 1896], [4096, 0, 0, 0], [1024, 1024, 1024, 1024]):
+        counts = torch.tensor(given, dtype=torch.int32, device="cuda")
+        out = torch.full((4096, 4096), torch.nan, dtype=torch.bfloat16, device="cuda")
+        w4a8_grouped_gemm_contiguous(x, scales, weights, counts, out=out)
+        want = w4a8_grouped_gemm_contiguous_reference(x, scales, weights, counts)
+        assert relative_error(out, want) < TOLERANCE
+
+
+@pytest.mark.gpu
 def test_kernel_in_a_graph_with_one_static_scale(request: pytest.FixtureRequest) -> None:
     rng = generator(request.node.nodeid)
     weights = pack_weights(*experts(rng, 4, 512, 512), device="cuda")
@@ -242,7 +258,9 @@ def test_gated_kernel(
 @pytest.mark.gpu
 @pytest.mark.parametrize("counts", ["few", "edges", "none"])
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(("expected_rows", "by_row"), [(8, False), (8, True), (100, True)])
+@pytest.mark.parametrize(
+    ("expected_rows", "by_row"), [(8, False), (8, True), (100, True), (300, False), (300, True)]
+)
 def test_kernel_that_begins_early(
     request: pytest.FixtureRequest, counts: str, expected_rows: int, *, is_gated: bool, by_row: bool
 ) -> None:
