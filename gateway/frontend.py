@@ -329,7 +329,9 @@ class Frontend:
 def _check_priority(priority: int, client: Client | None) -> None:
     if client is not None and client.max_priority is not None and priority > client.max_priority:
         raise InvalidRequest(
-            f"priority: with this key at most {client.max_priority}", param="priority"
+            f"priority: this key may have at most {client.max_priority}; who runs the gateway may "
+            "allow it more, by --max-priority or by max_priority=N behind the key",
+            param="priority",
         )
 
 

@@ -105,7 +105,9 @@ async def test_priorities(model_folder: Path, tmp_path: Path) -> None:
             )
             assert reply.status_code == status, (key, priority)
             if status == 400:
-                assert reply.json()["error"]["param"] == "priority"
+                error = reply.json()["error"]
+                assert error["param"] == "priority"
+                assert "max_priority=N" in error["message"]
 
 
 async def test_requests(
