@@ -22,7 +22,7 @@ class RequestParser:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self._parser = httptools.HttpRequestParser(receiver)
+        self._parser = _make_parser(receiver)
 
     @property
     def skips(self) -> bool:
@@ -41,7 +41,7 @@ class RequestParser:
                     raise
                 (num_read,) = upgrade.args
                 data = self._head() + data[num_read:]
-                self._parser = httptools.HttpRequestParser(self._receiver)
+                self._parser = _make_parser(self._receiver)
 
     def should_upgrade(self) -> bool:
         return False
@@ -63,3 +63,10 @@ class RequestParser:
             if name != b"upgrade":
                 lines.append(name + b": " + value)
         return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _make_parser(receiver: Receiver) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(receiver)
+    # As uvicorn's own: what comes behind a last request is left out, and costs no answer to that.
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser

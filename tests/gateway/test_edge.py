@@ -346,6 +346,21 @@ async def test_a_wish_for_another_protocol_costs_no_body(
         writer.close()
 
 
+async def test_what_comes_behind_a_last_request_is_left_out(model_folder: Path) -> None:
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        running_gateway(cluster, model_folder) as gateway,
+    ):
+        for wish in (b"close", b"close, Upgrade\r\nUpgrade: h2c"):
+            reader, writer = await connect(gateway)
+            request = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n" % wish
+            writer.write(request * 2)
+            reply = await asyncio.wait_for(reader.read(), 20)
+            assert reply.startswith(b"HTTP/1.1 200"), reply
+            assert reply.count(b"HTTP/1.1") == 1
+            writer.close()
+
+
 async def test_prompts_are_logged_only_when_asked_for(
     model_folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
