@@ -63,9 +63,10 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def run(settings: GatewaySettings) -> None:
-    """Serves until SIGTERM or SIGINT. Raises CheckpointError for a bad model folder, ValueError
-    where traces cannot be sent, and OSError when the address is taken."""
+def run(settings: GatewaySettings, *, patient: bool = False) -> None:
+    """Serves until SIGTERM or SIGINT, `patient` as in `stop_event`. Raises CheckpointError for a
+    bad model folder, ValueError where traces cannot be sent, and OSError when the address is
+    taken."""
     model = ServedModel.load(settings)
     tracing.configure("gateway", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio)
     # What is there by now stays: collections that look at it, or at the tasks of a thousand
@@ -79,16 +80,15 @@ def run(settings: GatewaySettings) -> None:
             listen_on(settings.listen, shared=settings.shared_folder is not None) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            runner.run(_serve_until_signal(settings, model, listener))
+            runner.run(_serve_until_signal(settings, model, listener, patient=patient))
     finally:
         tracing.shutdown()
 
 
 async def _serve_until_signal(
-    settings: GatewaySettings, model: ServedModel, listener: socket.socket
+    settings: GatewaySettings, model: ServedModel, listener: socket.socket, *, patient: bool
 ) -> None:
-    stop = stop_event(patient=settings.shared_folder is not None)
-    await serve(settings, model, listener, stop)
+    await serve(settings, model, listener, stop_event(patient=patient))
 
 
 async def serve(

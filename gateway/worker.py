@@ -20,7 +20,7 @@ def main() -> int:
     settings = GatewaySettings(**json.load(sys.stdin))
     configure("gateway", settings.name, settings.log_level, settings.log_format)
     try:
-        run(settings)
+        run(settings, patient=True)
     except (OSError, ValueError) as error:  # the address, the model folder
         sys.stderr.write(f"error: {error}\n")
         return CANNOT_START

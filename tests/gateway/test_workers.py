@@ -133,6 +133,26 @@ async def test_a_signal_that_everybody_gets(model_folder: Path, number: signal.S
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
+async def test_a_second_signal_ends_who_shares_a_folder_without_a_parent(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("--shared-folder", str(tmp_path), "--grace-seconds", "300")
+    async with (
+        FakeCluster(tokens_of, EOS_ID) as cluster,
+        gateway_process(cluster, model_folder, *flags) as (process, client),
+    ):
+        cluster.first.plan.hang_after = 1
+        running = asyncio.create_task(ask(client))
+        await asyncio.wait_for(cluster.first.started.wait(), 30)
+        process.terminate()
+        async with asyncio.timeout(30):
+            while (await client.get("/ready")).status_code == 200:
+                await asyncio.sleep(0.02)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGTERM
+        await asyncio.gather(running, return_exceptions=True)
+
+
 def test_processes_that_cannot_start(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
