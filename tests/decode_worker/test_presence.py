@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -56,5 +57,21 @@ async def test_one_connection_is_enough() -> None:
         presence.close()
 
 
-async def test_a_name_that_nobody_has() -> None:
-    assert not await Presence("nobody.invalid:1").is_there()
+@pytest.mark.parametrize("host", ["nobody.invalid", "a" * 64 + ".invalid"])
+async def test_a_name_that_nobody_has(host: str) -> None:
+    assert not await Presence(f"{host}:1").is_there()
+
+
+async def test_all_who_ask_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is gone, or a full queue of connections, says nothing at all."""
+    monkeypatch.setattr("decode_worker.presence.CONNECT_SECONDS", 0.5)
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waits = stack.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(server.getsockname())
+        presence = Presence(f"127.0.0.1:{server.getsockname()[1]}")
+        async with asyncio.timeout(5):
+            assert not any(await asyncio.gather(*(presence.is_there() for _ in range(20))))
+        presence.close()
