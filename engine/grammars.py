@@ -115,14 +115,17 @@ class Grammars:
         return InternalError(f"this worker cannot compile grammars: {error}")
 
     def _forget_old(self) -> None:
-        """The least recently used ones; those under way stay."""
+        """The least recently used ones; those under way, or that somebody waits for, stay."""
         num_bytes = sum(map(_num_bytes, self._remembered.values()))
+        awaited = {waiting.compiled for waiting in self._waiting.values()}
         for key, compiled in list(self._remembered.items()):
             if len(self._remembered) <= MAX_REMEMBERED and num_bytes <= MAX_REMEMBERED_BYTES:
                 return
             if compiled.done():
                 num_bytes -= _num_bytes(compiled)
-                del self._remembered[key]
+            elif compiled in awaited or not compiled.cancel():
+                continue
+            del self._remembered[key]
 
 
 def _too_late(compiled: "Future[Any]") -> EpserveError:

@@ -174,3 +174,27 @@ def test_who_waited_behind_slow_grammars_of_others_is_not_to_blame(
     grammars.begin("again", regex("b"))
     assert is_match(wait(grammars, 1)["again"])
     grammars.close()
+
+
+def test_what_nobody_waits_for_does_not_queue_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, compiled = threading.Event(), []
+
+    def slow(_compiler: Any, grammar: Grammar) -> None:  # noqa: ANN401 - as `module._compile`
+        assert go.wait(30)
+        compiled.append(grammar.regex)
+
+    monkeypatch.setattr(module, "_compile", slow)
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 4)
+    grammars = Grammars(folder, VOCAB, (EOS,), ManualClock())
+    grammars.begin("awaited", regex("a"))
+    for number in range(20):
+        grammars.begin("gone", regex(f"{number}"))
+        grammars.drop("gone")
+    go.set()
+    assert grammars._threads is not None
+    grammars._threads.shutdown(wait=True)
+    assert "a" in compiled
+    assert "19" in compiled
+    assert len(compiled) <= 4 + NUM_THREADS
