@@ -159,7 +159,7 @@ class WorkerSettings(ProcessSettings):
     quarantine_lease_seconds: float = Field(
         10.0,
         gt=0,
-        description="Decode: pages of an unreachable prefill worker are held this long",
+        description="Decode: pages of an unreachable prefill worker are held at least this long",
     )
 
     # ---- CUDA graphs
