@@ -104,6 +104,8 @@ class WorkerFront:
                 await rank.start(self._context, self._start_of(index, rendezvous), self._command)
             except (OSError, zmq.ZMQError) as error:
                 raise StartError(f"rank {index} cannot be started: {error}") from error
+            # The rank itself has no log yet; the phases behind this one it tells by itself.
+            log.info("start phase begins", phase="python", rank=index, pid=rank.pid)
             rank.died.add_done_callback(self._rank_died)
         ready = await self._all_ready()
         self._reservation.close()

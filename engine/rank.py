@@ -139,27 +139,27 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         level=settings.log_level,
         fmt=settings.log_format,
     )
-    device = _take_device(settings, start)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
-    config = ModelConfig.from_folder(settings.model)
-    threads = CpuThreads(config, settings.threads or _threads_of(settings))
-    group = EpGroup.create(
-        rank=start.rank,
-        size=start.size,
-        rendezvous=start.rendezvous,
-        device=device,
-        timeout_seconds=settings.start_timeout_seconds,
-        silence_seconds=settings.step_timeout_seconds,
-        backend=settings.ep_backend,
-    )
-    clock.note("group")
+    with clock.phase("group"):
+        device = _take_device(settings, start)
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
+        config = ModelConfig.from_folder(settings.model)
+        threads = CpuThreads(config, settings.threads or _threads_of(settings))
+        group = EpGroup.create(
+            rank=start.rank,
+            size=start.size,
+            rendezvous=start.rendezvous,
+            device=device,
+            timeout_seconds=settings.start_timeout_seconds,
+            silence_seconds=settings.step_timeout_seconds,
+            backend=settings.ep_backend,
+        )
     form = FORMS[start.role]
     built = RankModel.build(
         settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
-    transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
-    transfer.register(built.kv_cache)
-    clock.note("transfer")
+    with clock.phase("transfer"):
+        transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
+        transfer.register(built.kv_cache)
     on_cpu = device.type == "cpu"
     runner = Runner(
         built.model,

@@ -61,36 +61,39 @@ class RankModel:
         clock: StartClock,
     ) -> "RankModel":
         """On all ranks of the group at once. ValueError for a plan that does not fit."""
-        prepared = Prepared.agree(settings, config, group, form=form, device=device, dtype=dtype)
+        with clock.phase("plan"):
+            prepared = Prepared.agree(
+                settings, config, group, form=form, device=device, dtype=dtype
+            )
         plan, needs = prepared.plan, prepared.needs
-        clock.note("plan")
-        dispatchers = make_dispatchers(group, prepared.choice, needs, device)
-        experts = shard_of(settings, prepared.placement, group.rank, dispatchers, device)
-        clock.note("dispatchers")
-        libraries = LibraryBuilds(settings, group.rank, device)
-        model = load_model(
-            prepared.source,
-            settings,
-            rank=group.rank,
-            device=device,
-            dtype=dtype,
-            experts=experts,
-            form=form,
-            num_layers=config.num_layers,
-        )
-        clock.note("load")
-        libraries.wait()
-        compile_kernels(model, form, settings, group, prepared.passes(settings.page_tokens))
-        clock.note("compile")
-        kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
-        clock.note("memory")
+        with clock.phase("dispatchers"):
+            dispatchers = make_dispatchers(group, prepared.choice, needs, device)
+            experts = shard_of(settings, prepared.placement, group.rank, dispatchers, device)
+        with clock.phase("load"):
+            libraries = LibraryBuilds(settings, group.rank, device)
+            model = load_model(
+                prepared.source,
+                settings,
+                rank=group.rank,
+                device=device,
+                dtype=dtype,
+                experts=experts,
+                form=form,
+                num_layers=config.num_layers,
+            )
+        with clock.phase("compile"):
+            libraries.wait()
+            compile_kernels(model, form, settings, group, prepared.passes(settings.page_tokens))
+        with clock.phase("memory"):
+            kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
         used = {term.name: term.num_bytes for term in held_weights(model)}
         used[KV] = kv_cache.nbytes
-        used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
-        clock.note("warm_up")
-        graphs = record(model, kv_cache, prepared.sizes, prepared.max_pages(settings.page_tokens))
-        passes = record_passes(model, kv_cache, prepared.pass_sizes)
-        clock.note("graphs")
+        with clock.phase("warm_up"):
+            used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
+        with clock.phase("graphs"):
+            max_pages = prepared.max_pages(settings.page_tokens)
+            graphs = record(model, kv_cache, prepared.sizes, max_pages)
+            passes = record_passes(model, kv_cache, prepared.pass_sizes)
         experts.counts.zero_()
         for recorded in (graphs, passes):
             if recorded is not None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.front import StartError, WorkerFront
 from engine.messages import Abort, Ended, Finish, Produced, RankMessage, Sampling, Submit, TokenOut
@@ -116,8 +117,14 @@ async def test_a_start_that_fails_says_why(
     front, _heard = await make_front(
         behaviour, ranks=ranks, start_timeout_seconds=1.5 if behaviour == "hang" else 30
     )
-    with pytest.raises(StartError, match=reason):
+    with capture_logs() as lines, pytest.raises(StartError, match=reason):
         await front.start()
+    # Of ranks that never come as far as a log of their own, this line is all there is.
+    begun = [line for line in lines if line["event"] == "start phase begins"]
+    assert [(line["phase"], line["rank"]) for line in begun] == [
+        ("python", rank) for rank in range(ranks)
+    ]
+    assert tuple(line["pid"] for line in begun) == front.pids
 
 
 async def test_a_rank_that_ignores_the_end_is_killed(make_front: MakeFront) -> None:
