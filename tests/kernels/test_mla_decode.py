@@ -12,11 +12,12 @@ ROWS = (
     ((1, 700), (1, 3), (1, 650)),  # lengths too unlike for one group
     ((3, 3), (1, 20), (3, 17), (0, 9), (1, 2)),  # several new tokens; a row without any
     ((9, 30), (2, 600)),
+    ((8, 8), (8, 23), (1, 1), (8, 71)),  # as many as speculation has at most
 )
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("heads", [1, 5])
+@pytest.mark.parametrize("heads", [1, 5, 20])
 def test_against_one_query_at_a_time(
     request: pytest.FixtureRequest, rows: tuple[tuple[int, int], ...], heads: int
 ) -> None:

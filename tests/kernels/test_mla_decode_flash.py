@@ -79,11 +79,11 @@ def operands(test_id: str, device: str, num_queries: int, heads: int) -> tuple[t
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("num_queries", [1, 2])
-def test_one_schedule_a_step(request: pytest.FixtureRequest, num_queries: int) -> None:
-    given = operands(request.node.nodeid, "cpu", num_queries, HEADS)
+@pytest.mark.parametrize(("num_queries", "heads"), [(1, HEADS), (2, HEADS), (8, HEADS), (8, 8)])
+def test_one_schedule_a_step(request: pytest.FixtureRequest, num_queries: int, heads: int) -> None:
+    given = operands(request.node.nodeid, "cpu", num_queries, heads)
     want = mla_decode_reference(*given, **OPTIONS)
-    schedule = mla_decode_schedule(given[3], num_queries=num_queries, num_heads=HEADS)
+    schedule = mla_decode_schedule(given[3], num_queries=num_queries, num_heads=heads)
     for layer in range(1, 4):
         assert torch.equal(mla_decode_paged(*given, **OPTIONS, schedule=schedule), want)
         assert schedule.metadata.made == layer  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ def test_one_schedule_a_step(request: pytest.FixtureRequest, num_queries: int) -
 def test_what_it_has_no_tiles_for(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few heads, other pages, float32: our own kernel."""
+    """Few heads or odd ones, other pages, float32: our own kernel."""
     triton = ModuleType("kernels.mla_decode_triton")
     triton.launch = lambda *_, **__: ("ours", None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kernels.mla_decode_triton", triton)
@@ -105,6 +105,8 @@ def test_what_it_has_no_tiles_for(
         (query.float(), cache.float()),
     ):
         assert mla_decode_paged(*given, table, lengths, **OPTIONS) == "ours"
+    for heads in (5, 20):
+        assert mla_decode_paged(*operands("several", "cpu", 8, heads), **OPTIONS) == "ours"
 
 
 @pytest.mark.usefixtures("installed")
@@ -123,8 +125,8 @@ def test_few_rows_are_ours(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [64, 128])
-@pytest.mark.parametrize("num_queries", [1, 2])
+@pytest.mark.parametrize("heads", [5, 8, 20, 64, 128])
+@pytest.mark.parametrize("num_queries", [1, 2, 8])
 def test_on_a_gpu(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, num_queries: int, heads: int
 ) -> None:

@@ -11,11 +11,15 @@ from tests.kernels.triton_device import DEVICES, INTERPRETED, dtypes
 # heads, value and rotated width, page size, lengths (0: no row)
 SMALL = [
     (3, 24, 8, 4, [9, 1, 0, 4]),
+    (5, 16, 16, 8, [8, 30, 0, 17]),
     (17, 16, 16, 8, [40]),
+    (20, 24, 8, 16, [50, 8]),
     (2, 16, 16, 32, [0, 70, 150, 16, 0, 33, 17]),
 ]
 LARGE = [
     (128, 512, 64, 64, [1, 700, 64, 4096, 0, 65]),
+    (5, 512, 64, 64, [8, 700, 64, 0, 65]),
+    (20, 512, 64, 64, [3000, 8, 71]),
     (16, 512, 64, 64, [2000] * 130),
     (128, 512, 64, 16, [300, 4000]),
 ]
@@ -23,7 +27,7 @@ LARGE = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", dtypes())
-@pytest.mark.parametrize("num_queries", [1, 3])
+@pytest.mark.parametrize("num_queries", [1, 3, 8])
 @pytest.mark.parametrize("num_programs", [None, 3])
 @pytest.mark.parametrize("shape", SMALL if INTERPRETED else [*SMALL, *LARGE])
 def test_against_the_reference(
