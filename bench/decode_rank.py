@@ -22,7 +22,8 @@ from bench.gpu_timing import copy_bytes_per_second
 from bench.rank_runs import measure_all, parser_of
 from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
-from bench.step_floor import decode_floor
+from bench.step_floor import StepFloor
+from bench.step_operations import decode_operations
 from engine.decode_graphs import DecodeGraphs
 from engine.graph_capture import CudaCapture, RepeatedCall
 from engine.piece import Piece
@@ -74,8 +75,8 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
         )  # fmt: skip
         launched = 1000 * steps_seconds(graphs, pieces, arguments.steps)
         yield run.record(case, "step with its launch", "ms", launched)
-        floor = decode_floor(rank, batch, arguments.context, rate)
-        yield run.record(case, "step if memory were all", "ms", sum(floor.values()) / 1000)
+        floor = floor_of(rank, batch, arguments.context, rate)
+        yield run.record(case, "step if memory were all", "ms", floor.of_memory / 1000)
         if batch in arguments.profile:
             kernels = profile_step(partial(graphs.replay, batch), device)
             name = f"{BENCH}_{rank.weights}_{batch}.json"
@@ -83,6 +84,17 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
             yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
             for purpose, microseconds in by_purpose(kernels).items():
                 yield run.record(case, f"time in {purpose}", "us", microseconds)
+
+
+def floor_of(rank: EmulatedRank, batch: int, context: int, bytes_per_second: float) -> StepFloor:
+    operations = decode_operations(
+        rank.model.config,
+        weights=rank.weights,
+        num_slots=rank.num_slots,
+        batch=batch,
+        context=context,
+    )
+    return StepFloor(operations=operations, bytes_per_second=bytes_per_second)
 
 
 def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int) -> float:

@@ -58,7 +58,7 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
         if num_tokens in arguments.profile:
             kernels = profile_step(partial(one_pass, rank, pieces, passes), device)
             name = f"{BENCH}_{rank.weights}_{num_tokens}.json"
-            write_breakdown(arguments.results / "details" / name, case, kernels, {})
+            write_breakdown(arguments.results / "details" / name, case, kernels)
             for purpose, microseconds in by_purpose(kernels).items():
                 yield run.record(case, f"time in {purpose}", "us", microseconds)
 

@@ -1,27 +1,16 @@
 """Where the time of a step goes: microseconds by kernel, and by what kernels are for."""
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.step_floor import ATTENTION_KERNELS, DENSE_PRODUCTS, EXPERT_PRODUCTS
-
-# The first that matches a kernel's name is what it is for.
-PURPOSES: tuple[tuple[str, str], ...] = (
-    (EXPERT_PRODUCTS, r"grouped|fused_moe|GemmType\)[1-9]|_aligned_gemm|masked_gemm"),
-    ("quantise and activate", r"quantise|silu|rescale"),
-    (ATTENTION_KERNELS, r"mla|flash|splitkv|attend|_merge_states|^_join$"),
-    ("norms and rotation", r"rms_norm|rope"),
-    ("gate", r"_gate|router|count_experts|_rank$"),
-    ("permute and combine", r"permute|_place$|_align$|_copy$|combine"),
-    (DENSE_PRODUCTS, r"gemm|nvjet|cutlass|cublas|splitk|_splits|bmm|dot_kernel|absorb"),
-)
-OTHER = "everything else"
+from bench.step_floor import StepFloor
+from bench.step_kernels import purpose_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +18,12 @@ class Kernel:
     """Of one step: `count` launches that take `microseconds` together."""
 
     name: str
-    purpose: str
     count: int
     microseconds: float
 
-
-def purpose_of(name: str) -> str:
-    for purpose, pattern in PURPOSES:
-        if re.search(pattern, name, re.IGNORECASE):
-            return purpose
-    return OTHER
+    @property
+    def purpose(self) -> str:
+        return purpose_of(self.name)
 
 
 def profile_step(step: Callable[[], object], device: torch.device) -> list[Kernel]:
@@ -53,7 +38,6 @@ def profile_step(step: Callable[[], object], device: torch.device) -> list[Kerne
     kernels = [
         Kernel(
             name=each.key,
-            purpose=purpose_of(each.key),
             count=each.count,
             microseconds=each.self_device_time_total if on_gpu else each.self_cpu_time_total,
         )
@@ -72,19 +56,42 @@ def by_purpose(kernels: Sequence[Kernel]) -> dict[str, float]:
 
 
 def write_breakdown(
-    path: Path, case: str, kernels: Sequence[Kernel], floor: Mapping[str, float]
+    path: Path, case: str, kernels: Sequence[Kernel], floor: StepFloor | None = None
 ) -> None:
-    """JSON: by purpose with the floor next to it, then every kernel."""
-    purposes = [
-        {"purpose": name, "microseconds": round(used, 1), "floor": round(floor.get(name, 0.0), 1)}
-        for name, used in by_purpose(kernels).items()
-    ]
+    """JSON: by purpose, then every kernel, with the floor next to each; null where there is none.
+    Without `floor` there is none at all."""
     content = {
         "case": case,
+        "bytes_per_second": floor and _digits(floor.bytes_per_second),
         "num_kernels": sum(kernel.count for kernel in kernels),
         "microseconds": round(sum(kernel.microseconds for kernel in kernels), 1),
-        "purposes": purposes,
-        "kernels": [asdict(kernel) for kernel in kernels],
+        "floor": floor and _digits(floor.of_step),
+        "purposes": [
+            {
+                "purpose": purpose,
+                "microseconds": round(used, 1),
+                "floor": floor and _digits(floor.of_purpose(purpose)),
+            }
+            for purpose, used in by_purpose(kernels).items()
+        ],
+        "kernels": [_kernel_row(kernel, floor) for kernel in kernels],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _kernel_row(kernel: Kernel, floor: StepFloor | None) -> dict[str, Any]:
+    names, least = floor.of_kernel(kernel.name, kernel.count) if floor else ((), None)
+    return {
+        "name": kernel.name,
+        "purpose": kernel.purpose,
+        "operations": list(names),
+        "count": kernel.count,
+        "microseconds": kernel.microseconds,
+        "floor": _digits(least),
+    }
+
+
+def _digits(value: float | None) -> float | None:
+    """Five significant digits, more than were measured: the rate gives the same floors again."""
+    return None if value is None else float(f"{value:.5g}")

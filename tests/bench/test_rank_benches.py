@@ -11,15 +11,10 @@ from bench.deepseek_v3_config import write_config
 from bench.emulated_rank import EmulatedRank, InTurn, pages_for
 from bench.records import read
 from bench.small_config import SMALL
-from bench.step_breakdown import (
-    OTHER,
-    PURPOSES,
-    Kernel,
-    by_purpose,
-    purpose_of,
-    write_breakdown,
-)
-from bench.step_floor import EXPERT_PRODUCTS, decode_floor
+from bench.step_breakdown import Kernel, by_purpose, write_breakdown
+from bench.step_floor import StepFloor
+from bench.step_kernels import EXPERT_PRODUCTS, KERNELS, OTHER, purpose_of
+from bench.step_operations import ATTENTION, Operation
 from bench.step_picture import draw, read_step
 from model.config import ModelConfig
 
@@ -56,8 +51,11 @@ def test_a_decode_step_is_broken_down(tmp_path: Path) -> None:
         details = json.loads((tmp_path / "details" / f"decode_rank_{weights}_3.json").read_text())
         assert details["num_kernels"] == sum(kernel["count"] for kernel in details["kernels"])
         assert {each["purpose"] for each in details["purposes"]} <= {
-            OTHER, *(purpose for purpose, _ in PURPOSES)
+            OTHER, *(match.purpose for match in KERNELS)
         }  # fmt: skip
+        floors = {each["purpose"]: each["floor"] for each in details["purposes"]}
+        assert details["floor"] > 0
+        assert floors[OTHER] is None
 
 
 def test_a_prefill_pass_is_measured(tmp_path: Path) -> None:
@@ -79,9 +77,12 @@ def test_experts_get_equally_many_rows(tmp_path: Path) -> None:
     pieces = rank.decode_pieces(8, 100)
     pages = [page for piece in pieces for page in piece.pages]
     assert len(set(pages)) == len(pages) == 8 * 2
-    one, eight = (decode_floor(rank, batch, 100, 1e9) for batch in (1, 8))
+    one, eight = (
+        decode_rank.floor_of(rank, batch, 100, 1e9).of_purpose(EXPERT_PRODUCTS) for batch in (1, 8)
+    )
     # One token of four choices reads half of the experts, more tokens all of them.
-    assert eight[EXPERT_PRODUCTS] == pytest.approx(2 * one[EXPERT_PRODUCTS])
+    assert one is not None
+    assert eight == pytest.approx(2 * one)
 
 
 def test_kernels_have_purposes() -> None:
@@ -102,8 +103,7 @@ def test_kernels_have_purposes() -> None:
     }
     assert {name: purpose_of(name) for name in named} == named
     kernels = [
-        Kernel(name=name, purpose=purpose_of(name), count=1, microseconds=float(number))
-        for number, name in enumerate(named)
+        Kernel(name=name, count=1, microseconds=float(number)) for number, name in enumerate(named)
     ]
     sums = by_purpose(kernels)
     assert sums["attention"] == 3 + 4
@@ -112,13 +112,19 @@ def test_kernels_have_purposes() -> None:
 
 def test_a_breakdown_is_written_and_drawn(tmp_path: Path) -> None:
     kernels = [
-        Kernel(name="_attend", purpose="attention", count=61, microseconds=9150.0),
-        Kernel(name="_rms_norm", purpose="norms and rotation", count=122, microseconds=800.0),
+        Kernel(name="void (anonymous namespace)::attend<2>(Maps)", count=61, microseconds=9150.0),
+        Kernel(name="_rms_norm", count=122, microseconds=800.0),
     ]
-    write_breakdown(tmp_path / "step.json", "fp8, batch 128", kernels, {"attention": 4800.0})
+    floor = StepFloor(
+        operations=(Operation(name=ATTENTION, count=61, memory_bytes=4e8),), bytes_per_second=4e12
+    )
+    write_breakdown(tmp_path / "step.json", "fp8, batch 128", kernels, floor)
     step = read_step(tmp_path / "step.json")
-    assert step.purposes == ["attention", "norms and rotation"]
-    assert (step.microseconds, step.floor) == ([9150.0, 800.0], [4800.0, 0.0])
+    assert step.microseconds == 9950.0
+    assert step.purposes.names == ["attention", "norms and rotation"]
+    assert step.kernels.names == ["attention", "_rms_norm"]
+    for bars in (step.purposes, step.kernels):
+        assert (bars.microseconds, bars.floors) == ([9150.0, 800.0], [6100.0, None])
     draw([step], tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "other.json").write_text("{}")
