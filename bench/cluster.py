@@ -2,23 +2,27 @@
 
 A gateway, a router, one prefill and one decode worker, a GPU each, with ten layers of DeepSeek-V3
 of made-up weights; 2,048 tokens in, 256 out, 64 requests at once. Prints and records requests and
-tokens a second and the percentiles of the time to the first token and between tokens. `--small` is
-a small model on the CPU, which tells nothing.
+tokens a second and the percentiles of the time to the first token and between tokens; and what the
+workers say of themselves: how long each phase of their start took, and of the time of decode steps
+under this load the share in which the device waited between two of them. Where a second start is
+to be measured, run it twice: the first compiles. `--small` is a small model on the CPU, which tells
+nothing.
 """
 
 import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.deepseek_v3_config import write_config, write_tokenizer
 from bench.load import LoadOptions, run_load
-from bench.local_cluster import local_cluster
+from bench.local_cluster import local_cluster, router_of
 from bench.records import RESULTS, Run, append
 from bench.small_config import SMALL
-from bench.summary import summarize
+from bench.summary import Figure, summarize
+from bench.worker_metrics import WorkerSamples, read_workers, start_figures, waiting_share
 
 BENCH = "cluster"
 MODEL_NAME = "bench"
@@ -45,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 prompt_tokens=arguments.prompt_tokens,
                 output_tokens=arguments.output_tokens,
             )
+            before = read_workers(router_of(url))
             outcomes, seconds = asyncio.run(run_load(load))
-    failed = [outcome.error for outcome in outcomes if outcome.error]
+            failed = [outcome.error for outcome in outcomes if outcome.error]
+            # Workers that fail requests may be gone.
+            after = [] if failed else read_workers(router_of(url))
     if failed:
         sys.stderr.write(f"{len(failed)} of {len(outcomes)} requests failed: {failed[0]}\n")
         return 1
@@ -55,15 +62,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{arguments.prompt_tokens} in, {arguments.output_tokens} out, "
         f"concurrency {arguments.concurrency}"
     )
-    records = [
-        run.record(case, figure.metric, figure.unit, figure.value)
-        for figure in summarize(outcomes, seconds).figures()
-    ]
+    figures = [*summarize(outcomes, seconds).figures(), *figures_of_workers(before, after)]
+    records = [run.record(case, figure.metric, figure.unit, figure.value) for figure in figures]
     for record in records:
         sys.stdout.write(f"{record.metric:36} {record.value:10} {record.unit}\n")
     if arguments.record:
         append(arguments.results / f"{BENCH}.jsonl", records)
     return 0
+
+
+def figures_of_workers(
+    before: Sequence[WorkerSamples], after: Sequence[WorkerSamples]
+) -> Iterator[Figure]:
+    """Read in front of the load and behind it. What was not measured is said, not recorded."""
+    for was, worker in zip(before, after, strict=True):
+        yield from start_figures(worker)
+        if not worker.decodes:
+            continue
+        share = waiting_share(was, worker)
+        if share is None:
+            sys.stdout.write(f"{worker.name} tells of no waits between steps: not recorded\n")
+        else:
+            yield Figure(f"{worker.name} waits between steps", "share", share)
 
 
 def options_of(arguments: argparse.Namespace, folder: Path) -> list[str]:

@@ -62,6 +62,12 @@ def local_cluster(
                 process.wait()
 
 
+def router_of(url: str) -> str:
+    """host:port of the router of a `local_cluster` at `url`."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    return f"{host}:{int(port) + 1}"
+
+
 @contextmanager
 def _killed_behind(
     seconds: float | None, process: "subprocess.Popen[bytes]", output: Path

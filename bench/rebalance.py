@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from bench.local_cluster import local_cluster
+from bench.local_cluster import local_cluster, router_of
 from bench.openai_stream import Streamed, Target, stream
 from bench.records import RESULTS, Record, Run, append
 from bench.summary import percentile
@@ -182,10 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = ["--decode-ranks", str(arguments.ranks)]
     options += ["--set", f"decode.num-redundant-experts={arguments.redundant}"]
     with local_cluster(options) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        phases, num_different = asyncio.run(
-            measure(url, f"{host}:{int(port) + 1}", "demo", arguments)
-        )
+        phases, num_different = asyncio.run(measure(url, router_of(url), "demo", arguments))
     case = f"{arguments.ranks} ranks, {arguments.streams} streams, {arguments.rebalances} in a row"
     found = records(Run.begin(BENCH), phases, case)
     for one in found:

@@ -84,6 +84,17 @@ def test_a_cluster_serves_a_model_that_is_made_up(tmp_path: Path, weights: str) 
     metrics = {record.metric: record.value for record in read(tmp_path / "cluster.jsonl")}
     assert (metrics["num_requests"], metrics["num_errors"]) == (4, 0)
     assert 0 < metrics["ttft_p50"] < metrics["e2e_p50"]
+    for worker in ("prefill-0", "decode-0"):
+        start = {
+            name.rpartition(", ")[2]: value
+            for name, value in metrics.items()
+            if name.startswith(f"{worker} start, ")
+        }
+        others = start.pop("all but load")
+        assert {"python", "group", "load", "warm_up", "graphs", "transfer"} <= set(start)
+        assert others == pytest.approx(sum(start.values()) - start["load"], rel=1e-2)
+    assert metrics["decode-0 waits between steps"] > 0
+    assert "prefill-0 waits between steps" not in metrics
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
