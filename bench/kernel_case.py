@@ -1,7 +1,8 @@
 """What the benchmark of kernels measures: a call, what it must move and compute, and a peer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from types import ModuleType
 from typing import TypeAlias
 
@@ -13,6 +14,7 @@ from bench.kernels_floor import FP8_FLOPS
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
 LOCAL, WIDTH, VOCABULARY = 32, 2048, 129_280  # experts of a rank, their inner width
 BF16, FP8 = 2, 1  # bytes
+GROUP_SCALE = 4 / 128  # bytes of a value, where 128 share a scale
 BF16_FLOPS = FP8_FLOPS / 2
 
 Tensor: TypeAlias = torch.Tensor
@@ -36,6 +38,12 @@ class Case:
         """Microseconds that no implementation can do without."""
         seconds = max(self.num_bytes / bytes_per_second, self.num_flops / self.flops_per_second)
         return 1e6 * seconds
+
+
+def in_turn(calls: Iterable[Call]) -> Call:
+    """Each time the next of them, so that what they read is too much for the caches together."""
+    turns = cycle(calls)
+    return lambda: next(turns)()
 
 
 class Tensors:

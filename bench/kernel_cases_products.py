@@ -1,4 +1,5 @@
-"""Products with weights, and attention, at the sizes of DeepSeek-V3. Weights exceed the caches."""
+"""Products with weights of layers and of experts, at the sizes of DeepSeek-V3. Most weights exceed
+the caches."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,46 +13,41 @@ from bench.kernel_case import (
     CHOICES,
     EXPERTS,
     FP8,
-    HEADS,
     HIDDEN,
-    LATENT,
     LOCAL,
-    NOPE,
-    ROPE,
     WIDTH,
     Case,
     Tensor,
     Tensors,
 )
 from bench.kernels_floor import FP8_FLOPS
-from kernels import fp8_gemm_triton, mla_decode_cuda, mla_prefill_cuda
+from kernels import fp8_gemm_triton
 from kernels.fp8_gemm import fp8_gemm, fp8_gemm_own
 from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.fp8_scales import empty_scales
 from kernels.fused_experts import FusedExperts
 from kernels.fused_moe import fused_moe
-from kernels.head_linear import head_linear
-from kernels.mla_decode_triton import join_pieces
-from kernels.mla_prefill_plan import plan_groups
-from kernels.paged_rows import Row
+from kernels.grouped_linear import grouped_linear_aligned, grouped_linear_masked
 
 DENSE = ((7168, 16384), (24576, 1536), (2112, 7168), (4096, 7168))
+DENSE_TOKENS = (16, 64, 128, 4096)
 GROUPED = ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
-SIZES = {"value_dim": LATENT, "scale": 192**-0.5}
-CONTIGUOUS = 4096  # rows of each of 8 experts
+MASKED = (1, 16, 64, 256)  # rows of each expert
+CONTIGUOUS = (8, 4096)  # experts, rows of each
+ROUTED = (16, 128)  # tokens of each of 8 ranks
 
 
 def cases(make: Tensors) -> Iterator[Case]:
-    for tokens in (16, 64, 128, 4096):
+    for tokens in DENSE_TOKENS:
         yield from _dense(make, tokens)
-    for rows in (1, 16, 64, 256):
+    for rows in MASKED:
         yield from _masked(make, rows)
     yield from _contiguous(make)
-    for tokens in (16, 128):
-        yield from _per_head(make, tokens)
+    for rows in MASKED:
+        yield from _bf16_masked(make, rows)
+    yield from _bf16_aligned(make)
+    for tokens in ROUTED:
         yield from _routed(make, tokens)
-    yield from _attention(make)
-    yield from _prefill(make)
 
 
 def _dense(make: Tensors, tokens: int) -> Iterator[Case]:
@@ -105,26 +101,32 @@ def _deep_gemm_masked(deep_gemm: ModuleType, operands: tuple[Tensor, ...], rows:
 
 
 def _contiguous(make: Tensors) -> Iterator[Case]:
-    num_experts = 8
+    num_experts, rows = CONTIGUOUS
+    expert_of = _expert_of(make)
+    ends = rows * torch.arange(1, num_experts + 1, device=make.device).int()
     for n, k in GROUPED:
-        x, weight = make.fp8(num_experts * CONTIGUOUS, k), make.fp8(num_experts, n, k)
+        x, weight = make.fp8(len(expert_of), k), make.fp8(num_experts, n, k)
         x_scale = empty_scales(x).fill_(0.01)
         w_scale = make.random(num_experts, n // 128, k // 128)
-        expert_of = torch.arange(num_experts, device=make.device).int()
-        expert_of = expert_of.repeat_interleave(CONTIGUOUS, output_size=num_experts * CONTIGUOUS)
         operands = (x, x_scale, weight, w_scale, expert_of)
-        ends = CONTIGUOUS * torch.arange(1, num_experts + 1, device=make.device).int()
         for path, call in (
             ("triton ", fp8_gemm_triton.contiguous),
             ("", partial(fp8_grouped_gemm_contiguous, ends=ends)),
         ):
             yield Case(
                 bench="fp8_grouped_gemm", call=partial(call, *operands),
-                name=f"{path}contiguous e{num_experts} m{CONTIGUOUS} n{n} k{k}",
+                name=f"{path}contiguous e{num_experts} m{rows} n{n} k{k}",
                 num_bytes=weight.numel() + len(x) * (k + BF16 * n),
                 num_flops=2.0 * len(x) * n * k, flops_per_second=FP8_FLOPS,
                 library=partial(_deep_gemm_contiguous, operands=operands),
             )  # fmt: skip
+
+
+def _expert_of(make: Tensors) -> Tensor:
+    """Of each of the rows that are CONTIGUOUS."""
+    num_experts, rows = CONTIGUOUS
+    experts = torch.arange(num_experts, device=make.device).int()
+    return experts.repeat_interleave(rows, output_size=num_experts * rows)
 
 
 def _deep_gemm_contiguous(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -> Call:
@@ -135,20 +137,43 @@ def _deep_gemm_contiguous(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -
     )
 
 
-def _per_head(make: Tensors, tokens: int) -> Iterator[Case]:
-    """The products around absorbed attention, out of longer vectors and into such."""
-    for n, k in ((LATENT, NOPE), (NOPE, LATENT)):
-        x, out = make.rows(tokens, HEADS, k + ROPE), make.rows(tokens, HEADS, n + ROPE)
-        quantised = make.fp8(HEADS, n, k)
-        scale = make.random(HEADS, n // 128, k // 128)
-        plain = quantised.bfloat16()
-        for name, weight, given in (("bf16", plain, None), ("fp8", quantised, scale)):
-            yield Case(
-                bench="head_linear", name=f"{name} m{tokens} heads{HEADS} n{n} k{k}",
-                call=partial(head_linear, x[..., :k], weight, out[..., :n], scale=given),
-                num_bytes=weight.nbytes + BF16 * tokens * HEADS * (n + k),
-                num_flops=2.0 * tokens * HEADS * n * k,
-            )  # fmt: skip
+def _bf16_masked(make: Tensors, rows: int) -> Iterator[Case]:
+    for n, k in GROUPED:
+        x, weight = make.rows(LOCAL, max(128, rows), k), make.rows(LOCAL, n, k)
+        counts = make.full((LOCAL,), rows, torch.int32)
+        yield Case(
+            bench="grouped_linear", name=f"masked e{LOCAL} m{rows} n{n} k{k}",
+            call=partial(grouped_linear_masked, x, counts, weight, expected_rows=rows),
+            num_bytes=BF16 * (weight.numel() + LOCAL * rows * (k + n)),
+            num_flops=2.0 * LOCAL * rows * n * k,
+            library=partial(_deep_gemm_bf16_masked, operands=(x, weight, counts), rows=rows),
+        )  # fmt: skip
+
+
+def _deep_gemm_bf16_masked(deep_gemm: ModuleType, operands: tuple[Tensor, ...], rows: int) -> Call:
+    x, weight, counts = operands
+    out = x.new_empty(*x.shape[:2], weight.shape[1])
+    return lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(x, weight, out, counts, rows)
+
+
+def _bf16_aligned(make: Tensors) -> Iterator[Case]:
+    num_experts, rows = CONTIGUOUS
+    expert_of = _expert_of(make)
+    for n, k in GROUPED:
+        x, weight = make.rows(len(expert_of), k), make.rows(num_experts, n, k)
+        yield Case(
+            bench="grouped_linear", name=f"aligned e{num_experts} m{rows} n{n} k{k}",
+            call=partial(grouped_linear_aligned, x, expert_of, weight),
+            num_bytes=BF16 * (weight.numel() + len(x) * (k + n)),
+            num_flops=2.0 * len(x) * n * k,
+            library=partial(_deep_gemm_bf16_contiguous, operands=(x, weight, expert_of)),
+        )  # fmt: skip
+
+
+def _deep_gemm_bf16_contiguous(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -> Call:
+    x, weight, expert_of = operands
+    out = x.new_empty(x.shape[0], weight.shape[1])
+    return lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, weight, out, expert_of)
 
 
 def _routed(make: Tensors, tokens: int) -> Iterator[Case]:
@@ -175,58 +200,3 @@ def _routed(make: Tensors, tokens: int) -> Iterator[Case]:
             num_flops=6.0 * num_rows * HIDDEN * WIDTH,
             flops_per_second=FP8_FLOPS / size,
         )  # fmt: skip
-
-
-def _attention(make: Tensors) -> Iterator[Case]:
-    """Ours, joined; where FlashMLA is installed it is the peer, each call with its own plan."""
-    for num_rows, length in ((128, 4096), (16, 4096), (1, 4096), (1, 32768)):
-        query = make.rows(num_rows, HEADS, LATENT + ROPE)
-        num_pages = num_rows * length // 64
-        cache = make.rows(num_pages, 64, LATENT + ROPE)
-        table = make.permutation(num_pages).int().view(num_rows, -1)
-        lengths = make.full((num_rows,), length, torch.int32)
-        operands = (query, cache, table, lengths)
-        yield Case(
-            bench="mla_decode", name=f"b{num_rows} heads{HEADS} kv{length}",
-            call=partial(_mla_decode, operands),
-            num_bytes=BF16 * (cache.numel() + query.numel() + num_rows * HEADS * LATENT),
-            num_flops=2.0 * num_rows * HEADS * length * (2 * LATENT + ROPE),
-            package="flash_mla",
-            library=partial(_flash_mla, operands=operands),
-        )  # fmt: skip
-
-
-def _prefill(make: Tensors) -> Iterator[Case]:
-    """Attention over keys that are expanded already, all causal or behind a cached prefix."""
-    for tokens, length in ((4096, 4096), (512, 4096)):
-        query = make.rows(tokens, HEADS, NOPE + ROPE)
-        rows = (Row(0, tokens, length, torch.arange(length // 64)),)
-        (group,) = plan_groups(rows, 64, length, query.device)
-        both, key_rope = make.rows(length, HEADS, 2 * NOPE), make.rows(length, ROPE)
-        out, lse = make.rows(tokens, HEADS, NOPE), make.random(tokens, HEADS)
-        seen = tokens * (length - tokens) + tokens * tokens / 2
-        yield Case(
-            bench="mla_prefill", name=f"m{tokens} heads{HEADS} kv{length}",
-            call=partial(
-                mla_prefill_cuda.launch, query, both, key_rope, group, out, lse,
-                scale=SIZES["scale"],
-            ),
-            num_bytes=BF16 * (query.numel() + both.numel() + out.numel()),
-            num_flops=2.0 * HEADS * seen * (2 * NOPE + ROPE),
-        )  # fmt: skip
-
-
-def _mla_decode(operands: tuple[Tensor, ...]) -> Tensor:
-    return join_pieces(mla_decode_cuda.launch(*operands, scale=SIZES["scale"]))
-
-
-def _flash_mla(_: ModuleType, operands: tuple[Tensor, ...]) -> Call:
-    from kernels import mla_decode_flash
-
-    query, cache, table, lengths = operands
-
-    def call() -> Tensor:
-        schedule = mla_decode_flash.Schedule(lengths, 1, HEADS)
-        return mla_decode_flash.launch(query, cache, table, lengths, schedule, scale=SIZES["scale"])
-
-    return call

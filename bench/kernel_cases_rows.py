@@ -28,12 +28,19 @@ from bench.kernel_case import (
     Tensors,
 )
 from kernels import gate_triton
-from kernels.combine import combine
+from kernels.combine import Combination, combine
 from kernels.merge_states import merge_states
 from kernels.permute import permute
 from kernels.permute_masked import permute_masked
 from kernels.quantise import quantise
-from kernels.rms_norm import add_rms_norm, add_rms_norm_quantise
+from kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_all,
+    add_rms_norm_both,
+    add_rms_norm_quantise,
+    rms_norm,
+    rms_norm_quantise,
+)
 from kernels.rope_write import rope_write
 from kernels.router_gemm import router_gemm
 from kernels.sample import sample, sample_reference
@@ -46,14 +53,14 @@ DECODED = 128  # rows of a step of decoding at most
 def cases(make: Tensors) -> Iterator[Case]:
     for tokens in TOKENS:
         yield from _plain(make, tokens)
+        yield from _norms(make, tokens)
         yield from _around_attention(make, tokens)
         yield from _around_experts(make, tokens)
     yield from _sampling(make)
 
 
 def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
-    x, residual, weight = make.rows(tokens, HIDDEN), make.rows(tokens, HIDDEN), make.rows(HIDDEN)
-    num = tokens * HIDDEN
+    x, num = make.rows(tokens, HIDDEN), tokens * HIDDEN
     yield Case(
         bench="quantise", name=f"m{tokens} k{HIDDEN}", call=lambda: quantise(x),
         num_bytes=num * (BF16 + FP8),
@@ -61,15 +68,6 @@ def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
     yield Case(
         bench="quantise", name=f"rows m{tokens} k{HIDDEN}", call=lambda: quantise(x, by_row=True),
         num_bytes=num * (BF16 + FP8),
-    )  # fmt: skip
-    yield Case(
-        bench="rms_norm", name=f"add m{tokens} h{HIDDEN}",
-        call=lambda: add_rms_norm(x, residual, weight, 1e-6), num_bytes=4 * num * BF16,
-    )  # fmt: skip
-    yield Case(
-        bench="rms_norm", name=f"add quantise m{tokens} h{HIDDEN}",
-        call=lambda: add_rms_norm_quantise(x, residual, weight, 1e-6),
-        num_bytes=num * (3 * BF16 + FP8),
     )  # fmt: skip
     both = make.rows(9 * tokens, 2 * WIDTH)
     yield Case(
@@ -81,6 +79,36 @@ def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
             bench="silu_mul", name=f"quantise{rows} m{9 * tokens} i{WIDTH}",
             call=partial(silu_mul_quantise, both, by_row=by_row),
             num_bytes=both.numel() * (BF16 + FP8 / 2),
+        )  # fmt: skip
+
+
+def _norms(make: Tensors, tokens: int) -> Iterator[Case]:
+    """Alone, behind an addition, behind the combination of what experts gave; the result in BF16,
+    in FP8, in both, and with one given scale as well."""
+    x, residual, weight = make.rows(tokens, HIDDEN), make.rows(tokens, HIDDEN), make.rows(HIDDEN)
+    row_of = _row_of(make, _local_choices(make, tokens))
+    combination = Combination(
+        rows=make.rows(tokens * CHOICES, HIDDEN), row_of=row_of,
+        weights=make.random(tokens, CHOICES), base=x,
+    )  # fmt: skip
+    static = make.full((), 0.01, torch.float32)
+    added = (residual, weight, 1e-6)
+    forms: dict[str, tuple[Call, float]] = {
+        "": (partial(rms_norm, x, weight, 1e-6), 2 * BF16),
+        "quantise ": (partial(rms_norm_quantise, x, weight, 1e-6), BF16 + FP8),
+        "add ": (partial(add_rms_norm, x, *added), 4 * BF16),
+        "add quantise ": (partial(add_rms_norm_quantise, x, *added), 3 * BF16 + FP8),
+        "add both ": (partial(add_rms_norm_both, x, *added), 4 * BF16 + FP8),
+        "add all ": (partial(add_rms_norm_all, x, *added, static), 4 * BF16 + 2 * FP8),
+        "combine add both ": (
+            partial(add_rms_norm_both, combination, *added),
+            (4 + CHOICES * LOCAL / EXPERTS) * BF16 + FP8,
+        ),
+    }  # fmt: skip
+    for name, (call, size) in forms.items():
+        yield Case(
+            bench="rms_norm", name=f"{name}m{tokens} h{HIDDEN}", call=call,
+            num_bytes=tokens * HIDDEN * size,
         )  # fmt: skip
 
 
@@ -131,9 +159,8 @@ def _around_experts(make: Tensors, tokens: int) -> Iterator[Case]:
         call=partial(choose, physical=physical, num_replicas=replicas, counts=counts),
         num_bytes=tokens * (4 * EXPERTS + 20 * CHOICES),
     )  # fmt: skip
-    choices = make.random(tokens, EXPERTS).topk(CHOICES).indices
-    local = torch.where(choices < LOCAL, choices, -1)
-    weights = make.random(tokens, CHOICES)
+    choices = _choices(make, tokens)
+    local, weights = _local_choices(make, tokens), make.random(tokens, CHOICES)
     num_here = tokens * CHOICES * LOCAL / EXPERTS  # as many as can be expected
     yield Case(
         bench="permute", name=f"m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
@@ -146,13 +173,28 @@ def _around_experts(make: Tensors, tokens: int) -> Iterator[Case]:
             num_bytes=HIDDEN * (tokens * BF16 + num_here * FP8),
         )  # fmt: skip
     rows = make.rows(tokens * CHOICES, HIDDEN)
-    numbers = torch.arange(tokens * CHOICES, device=make.device).view(tokens, CHOICES)
-    row_of = torch.where(local < 0, -1, numbers).t().contiguous().int()
+    row_of = _row_of(make, local)
     yield Case(
         bench="combine", name=f"m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
         call=lambda: combine(rows, row_of, weights, scaling=2.5, base=x),
         num_bytes=(num_here + 2 * tokens) * HIDDEN * BF16,
     )  # fmt: skip
+
+
+def _choices(make: Tensors, tokens: int) -> Tensor:
+    return make.random(tokens, EXPERTS).topk(CHOICES).indices
+
+
+def _local_choices(make: Tensors, tokens: int) -> Tensor:
+    """-1: elsewhere."""
+    choices = _choices(make, tokens)
+    return torch.where(choices < LOCAL, choices, -1)
+
+
+def _row_of(make: Tensors, local: Tensor) -> Tensor:
+    """[choices, tokens] int32: each has a row of its own."""
+    numbers = torch.arange(local.numel(), device=make.device).view(local.shape)
+    return torch.where(local < 0, -1, numbers).t().contiguous().int()
 
 
 def _sampling(make: Tensors) -> Iterator[Case]:

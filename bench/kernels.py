@@ -16,7 +16,13 @@ from types import ModuleType
 
 import torch
 
-from bench import kernel_cases_products, kernel_cases_rows, kernel_variants
+from bench import (
+    kernel_cases_attention,
+    kernel_cases_experts,
+    kernel_cases_products,
+    kernel_cases_rows,
+    kernel_variants,
+)
 from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
 from bench.kernel_case import Case, Tensors
 from bench.records import RESULTS, Record, Run, append
@@ -51,7 +57,9 @@ class Measured:
 
 def cases(make: Tensors) -> Iterator[Case]:
     yield from kernel_cases_rows.cases(make)
+    yield from kernel_cases_experts.cases(make)
     yield from kernel_cases_products.cases(make)
+    yield from kernel_cases_attention.cases(make)
 
 
 def measure(chosen: Iterable[Case], bytes_per_second: float) -> Iterator[Measured]:

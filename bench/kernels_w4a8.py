@@ -1,12 +1,13 @@
 """The W4A8 grouped GEMM against DeepGEMM's FP8 one: `python -m bench.kernels_w4a8`.
 
 Masked: 32 experts with the same number of rows each; contiguous: 8 experts x 4,096 rows; for the
-two projections of a DeepSeek-V3 expert. Activations have a scale for each 128 columns, as those of
-DeepGEMM always do, or one a row where a case says so. Weights are those of quantised normal
-matrices; cases that say so have a -8 among them, which takes another code. A time is the median
-over replays of a CUDA graph of several calls, divided by their number; weights exceed the L2 cache
-several times over. Without DeepGEMM only our times are taken. Appends records to
-bench/results/w4a8_grouped_gemm.jsonl.
+two projections of a DeepSeek-V3 expert. Gated: gate and up with the activation behind them, masked,
+which DeepGEMM has nothing like. Activations have a scale for each 128 columns, as those of DeepGEMM
+always do, or, where a case says so, one a row, or one for all that the checkpoint gives ("static",
+gated with another for what comes out). Weights are those of quantised normal matrices; cases that
+say so have a -8 among them, which takes another code. A time is the median over replays of a CUDA
+graph of several calls, divided by their number; weights exceed the L2 cache several times over.
+Without DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
 """
 
 import argparse
@@ -14,27 +15,39 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from types import ModuleType
+from typing import Literal
 
 import torch
 
 from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
+from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, Record, Run, append
-from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
+from kernels.w4a8_grouped_gemm import (
+    w4a8_grouped_gemm_contiguous,
+    w4a8_grouped_gemm_gated,
+    w4a8_grouped_gemm_masked,
+)
 from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, pack_weights
 from model.dummy_checkpoint import rounded_by_largest
 from model.quantize_int4 import SMALLEST, pack_nibbles
 
 BENCH = "w4a8_grouped_gemm"
 RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
-_BY_ROW = " row scales"  # ends the names of such cases
-_SHAPES = ((4096, 7168), (7168, 2048))
+Scales = Literal["group", "row", "all"]
+# What shares a scale of activations, and how names of such cases end.
+_ENDINGS: dict[Scales, str] = {"group": "", "row": " row scales", "all": " static scale"}
+_GATE_UP, _DOWN = (4096, 7168), (7168, 2048)
 _NUM_EXPERTS = 32
 _ROWS = (1, 4, 16, 32, 64, 128, 256)
 _MIN_CAPACITY = 64
 _ROWS_WITH_SMALLEST = (64, 128)
 _ROWS_BY_ROW = (1, 32, 64, 128, 256)
+_ROWS_STATIC = (32, 64, 128, 256)
+_ROWS_GATED = (32, 64, 128, 256)
 _CONTIGUOUS = (8, 4096)
 
 
@@ -42,110 +55,137 @@ _CONTIGUOUS = (8, 4096)
 class Case:
     """One shape; `capacity` 0 for the contiguous layout."""
 
-    name: str
     num_experts: int
     rows: int
     n: int
     k: int
     capacity: int
     with_smallest: bool = False
-    by_row: bool = False
+    scales: Scales = "group"
+    is_gated: bool = False
 
     @property
-    def num_rows(self) -> int:
-        return self.num_experts * (self.capacity or self.rows)
+    def name(self) -> str:
+        layout = "gated" if self.is_gated else "masked" if self.capacity else "contiguous"
+        ending = f" with {SMALLEST}" * self.with_smallest + _ENDINGS[self.scales]
+        return f"{layout} e{self.num_experts} m{self.rows} n{self.n} k{self.k}{ending}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of rows as the layout has them."""
+        contiguous = (self.num_experts * self.rows,)
+        return (self.num_experts, self.capacity) if self.capacity else contiguous
 
     def floor(self, bytes_per_second: float) -> float:
         """Microseconds that no implementation can do without."""
-        shape = W4a8Shape(num_experts=self.num_experts, n=self.n, k=self.k)
+        shape = W4a8Shape(num_experts=self.num_experts, n=self.n, k=self.k, is_gated=self.is_gated)
         return shape.floor_microseconds(self.rows, bytes_per_second)
 
 
 def cases() -> Iterator[Case]:
-    for n, k in _SHAPES:
+    """Those of one shape of weights follow each other."""
+    num_experts, rows_each = _CONTIGUOUS
+    for n, k in (_GATE_UP, _DOWN):
         yield from (_masked(rows, n, k) for rows in _ROWS)
         yield from (_masked(rows, n, k, with_smallest=True) for rows in _ROWS_WITH_SMALLEST)
-        yield from (_masked(rows, n, k, by_row=True) for rows in _ROWS_BY_ROW)
-        num_experts, rows = _CONTIGUOUS
-        for by_row in (False, True):
-            yield Case(
-                name=f"contiguous e{num_experts} m{rows} n{n} k{k}" + _BY_ROW * by_row,
-                num_experts=num_experts,
-                rows=rows,
-                n=n,
-                k=k,
-                capacity=0,
-                by_row=by_row,
-            )
+        yield from (_masked(rows, n, k, scales="row") for rows in _ROWS_BY_ROW)
+        yield from (_masked(rows, n, k, scales="all") for rows in _ROWS_STATIC)
+        for scales in _ENDINGS:
+            yield Case(num_experts=num_experts, rows=rows_each, n=n, k=k, capacity=0, scales=scales)
+        if (n, k) == _GATE_UP:
+            yield from (_masked(rows, n, k, is_gated=True) for rows in _ROWS_GATED)
+            yield from (_masked(rows, n, k, scales="all", is_gated=True) for rows in _ROWS_GATED)
 
 
 def _masked(
-    rows: int, n: int, k: int, *, with_smallest: bool = False, by_row: bool = False
+    rows: int,
+    n: int,
+    k: int,
+    *,
+    with_smallest: bool = False,
+    scales: Scales = "group",
+    is_gated: bool = False,
 ) -> Case:
-    suffix = f" with {SMALLEST}" * with_smallest + _BY_ROW * by_row
     return Case(
-        name=f"masked e{_NUM_EXPERTS} m{rows} n{n} k{k}{suffix}",
         num_experts=_NUM_EXPERTS,
         rows=rows,
         n=n,
         k=k,
         capacity=max(rows, _MIN_CAPACITY),
         with_smallest=with_smallest,
-        by_row=by_row,
+        scales=scales,
+        is_gated=is_gated,
     )
 
 
-def _fp8(*shape: int) -> torch.Tensor:
-    """Random values of a wide range, made in parts: float32 ones would need four times the room."""
-    out = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
-    for part in out.view(-1, shape[-1]).split(8192):
-        part.copy_((60 * torch.randn(part.shape, device="cuda")).clamp(-400, 400))
-    return out
+class Weights:
+    """Of one shape, for all cases that have it: they take longer to make than to multiply by."""
+
+    def __init__(self, num_experts: int, n: int, k: int, make: Tensors) -> None:
+        self._sizes = (num_experts, n, k)
+        self._make = make
+        self._packed: dict[bool, PackedWeights] = {}
+        self._fp8: tuple[Tensor, Tensor] | None = None
+
+    def packed(self, case: Case) -> PackedWeights:
+        if case.with_smallest not in self._packed:
+            self._packed[case.with_smallest] = self._pack(with_smallest=case.with_smallest)
+        return PackedWeights(self._packed[case.with_smallest].blocks[: case.num_experts])
+
+    def fp8(self, case: Case) -> tuple[Tensor, Tensor]:
+        num_experts, n, k = self._sizes
+        if self._fp8 is None:
+            scales = self._make.random(num_experts, n // GROUP, k // GROUP)
+            self._fp8 = self._make.fp8(num_experts, n, k), scales
+        values, scales = self._fp8
+        return values[: case.num_experts], scales[: case.num_experts]
+
+    def _pack(self, *, with_smallest: bool) -> PackedWeights:
+        """Of quantised normal matrices: the power that products take depends on the bits that
+        change, and their speed on that."""
+        num_experts, n, k = self._sizes
+        weights, scales = [], []
+        for _ in range(num_experts):
+            groups = torch.randn(n, k // GROUP, GROUP, device=self._make.device)
+            values = rounded_by_largest(groups).flatten(1)
+            if with_smallest:
+                values[:, 0] = SMALLEST
+            weights.append(pack_nibbles(values))
+            scales.append(self._make.random(n, k // GROUP) + 0.5)
+        return pack_weights(weights, scales)
 
 
-def _packed(case: Case) -> PackedWeights:
-    """Of quantised normal matrices: the power that products take depends on the bits that change,
-    and their speed on that."""
-    weights, scales = [], []
-    for _ in range(case.num_experts):
-        groups = torch.randn(case.n, case.k // GROUP, GROUP, device="cuda")
-        values = rounded_by_largest(groups).flatten(1)
-        if case.with_smallest:
-            values[:, 0] = SMALLEST
-        weights.append(pack_nibbles(values))
-        scales.append(torch.rand(case.n, case.k // GROUP, device="cuda") + 0.5)
-    return pack_weights(weights, scales)
-
-
-def _ours(case: Case, weights: PackedWeights) -> Call:
-    activations = _fp8(case.num_rows, case.k)
-    columns = 1 if case.by_row else case.k // GROUP
-    scales = torch.rand(case.num_rows, columns, device="cuda") + 0.5
-    counts = torch.full((case.num_experts,), case.rows, dtype=torch.int32, device="cuda")
-    out = torch.empty(case.num_rows, case.n, dtype=torch.bfloat16, device="cuda")
+def ours(case: Case, weights: PackedWeights, make: Tensors) -> Call:
+    activations = make.fp8(*case.shape, case.k)
+    scales = {
+        "group": lambda: make.random(*case.shape, case.k // GROUP) + 0.5,
+        "row": lambda: make.random(*case.shape, 1) + 0.5,
+        "all": lambda: make.full((), 1.0, torch.float32),
+    }[case.scales]()
+    counts = make.full((case.num_experts,), case.rows, torch.int32)
+    operands = (activations, scales, weights, counts)
+    if case.is_gated:
+        # One that spreads what comes out over FP8.
+        out_scale = make.full((), 1e6, torch.float32) if case.scales == "all" else None
+        return partial(
+            w4a8_grouped_gemm_gated, *operands, out_scale=out_scale, expected_rows=case.rows
+        )
+    out = torch.empty(*case.shape, case.n, dtype=torch.bfloat16, device=make.device)
     if not case.capacity:
-        return lambda: w4a8_grouped_gemm_contiguous(activations, scales, weights, counts, out=out)
-    shape = (case.num_experts, case.capacity, -1)
-    return lambda: w4a8_grouped_gemm_masked(
-        activations.view(shape),
-        scales.view(shape),
-        weights,
-        counts,
-        out=out.view(shape),
-        expected_rows=case.rows,
-    )
+        return partial(w4a8_grouped_gemm_contiguous, *operands, out=out)
+    return partial(w4a8_grouped_gemm_masked, *operands, out=out, expected_rows=case.rows)
 
 
-def _theirs(case: Case, deep_gemm: ModuleType, weights: tuple[torch.Tensor, torch.Tensor]) -> Call:
+def _theirs(
+    case: Case, deep_gemm: ModuleType, weights: tuple[Tensor, Tensor], make: Tensors
+) -> Call:
     """With activation scales in the layout that DeepGEMM turns others into first."""
-    weights = (weights[0][: case.num_experts], weights[1][: case.num_experts])
-    shape = (case.num_experts, case.capacity) if case.capacity else (case.num_rows,)
-    activations = _fp8(*shape, case.k)
+    activations = make.fp8(*case.shape, case.k)
     scales = deep_gemm.get_mn_major_tma_aligned_tensor(
-        torch.rand(*shape, case.k // GROUP, device="cuda") + 0.5
+        make.random(*case.shape, case.k // GROUP) + 0.5
     )
-    out = torch.empty(*shape, case.n, dtype=torch.bfloat16, device="cuda")
-    experts = torch.arange(case.num_experts, dtype=torch.int32, device="cuda")
+    out = torch.empty(*case.shape, case.n, dtype=torch.bfloat16, device=make.device)
+    experts = torch.arange(case.num_experts, dtype=torch.int32, device=make.device)
     if not case.capacity:
         layout = experts.repeat_interleave(case.rows)
         return lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
@@ -164,31 +204,22 @@ def _deep_gemm() -> ModuleType | None:
         return None
 
 
-def measure(run: Run) -> Iterator[Record]:
+def measure(run: Run, make: Tensors) -> Iterator[Record]:
     deep_gemm = _deep_gemm()
     rate = copy_bytes_per_second()
     yield run.record("copy by a kernel", "rate", "GB/s", rate / 1e9)
-    of_shape: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-    for case in cases():
-        calls = 10 if case.capacity else 2
-        value = microseconds(_ours(case, _packed(case)), calls)
-        peer_value = None
-        if deep_gemm:
-            shape = (case.n, case.k)
-            if shape not in of_shape:
-                of_shape = {
-                    shape: (
-                        _fp8(_NUM_EXPERTS, *shape),
-                        torch.rand(_NUM_EXPERTS, case.n // 128, case.k // 128, device="cuda"),
-                    )
-                }
-            peer_value = microseconds(_theirs(case, deep_gemm, of_shape[shape]), calls)
-        layout = "masked" if case.capacity else "contiguous"
-        if deep_gemm:
-            peer = f"DeepGEMM FP8 {layout}"
-            yield run.record(case.name, "time", "us", value, peer=peer, peer_value=peer_value)
-        floor = case.floor(rate)
-        yield run.record(case.name, "time", "us", value, peer="floor", peer_value=floor)
+    for (n, k), of_shape in groupby(cases(), key=lambda case: (case.n, case.k)):
+        weights = Weights(_NUM_EXPERTS, n, k, make)
+        for case in of_shape:
+            calls = 10 if case.capacity else 2
+            value = microseconds(ours(case, weights.packed(case), make), calls)
+            if deep_gemm and not case.is_gated:
+                layout = "masked" if case.capacity else "contiguous"
+                peer_value = microseconds(_theirs(case, deep_gemm, weights.fp8(case), make), calls)
+                peer = f"DeepGEMM FP8 {layout}"
+                yield run.record(case.name, "time", "us", value, peer=peer, peer_value=peer_value)
+            floor = case.floor(rate)
+            yield run.record(case.name, "time", "us", value, peer="floor", peer_value=floor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,13 +229,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     records = []
-    for record in measure(Run.begin(BENCH)):
+    for record in measure(Run.begin(BENCH), Tensors()):
         records.append(record)
         peer = ""
         if record.peer_value is not None:
             ratio = record.peer_value / record.value
             peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
-        sys.stdout.write(f"{record.case:42} {record.value:8.1f} {record.unit}{peer}\n")
+        sys.stdout.write(f"{record.case:44} {record.value:8.1f} {record.unit}{peer}\n")
         sys.stdout.flush()
     if not options.no_record:
         append(RESULTS_FILE, records)

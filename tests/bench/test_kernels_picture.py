@@ -23,6 +23,8 @@ def test_curves_join_the_peers_of_a_case() -> None:
         RUN.record("masked e32 m1 n4096 k7168", "time", "us", 110.0),
         RUN.record("masked e32 m16 n4096 k7168 row scales", "time", "us", 115.0),
         RUN.record("masked e32 m16 n4096 k7168 with -8", "time", "us", 130.0),
+        RUN.record("masked e32 m16 n4096 k7168 static scale", "time", "us", 114.0),
+        RUN.record("gated e32 m16 n4096 k7168", "time", "us", 118.0),
         RUN.record("contiguous e8 m4096 n4096 k7168", "time", "us", 2700.0),
     ]
     (curve,) = curves(records)

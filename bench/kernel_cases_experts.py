@@ -1,0 +1,113 @@
+"""Rows of experts around the products, at the sizes of DeepSeek-V3: packed to travel between ranks,
+and in the masked layout; and weights that are fetched ahead of a product."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from bench.kernel_case import (
+    BF16,
+    CHOICES,
+    EXPERTS,
+    FP8,
+    GROUP_SCALE,
+    HIDDEN,
+    LOCAL,
+    WIDTH,
+    Case,
+    Tensors,
+    in_turn,
+)
+from kernels import quantise_triton
+from kernels.fp8_scales import empty_scales
+from kernels.l2_fetch import l2_fetch
+from kernels.pack_tokens import pack_tokens
+from kernels.rescale import rescale
+from kernels.silu_mul import silu_mul_masked, silu_mul_quantise_masked
+from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, GROUP
+from model.int4_experts import FETCHED_GROUPS, FETCHED_ROWS
+
+SENT = (1, 128)  # tokens of a rank
+MASKED = (8, 32, 128)  # rows of each expert
+CAPACITY = 128  # rows that an expert has room for
+
+
+def cases(make: Tensors) -> Iterator[Case]:
+    for tokens in SENT:
+        yield from _packed(make, tokens)
+    for rows in MASKED:
+        yield from _masked(make, rows)
+    yield from _fetched(make)
+
+
+def _packed(make: Tensors, tokens: int) -> Iterator[Case]:
+    hidden, weights = make.rows(tokens, HIDDEN), make.random(tokens, CHOICES)
+    topk_idx = make.random(tokens, EXPERTS).topk(CHOICES).indices
+    of_choices = CHOICES * (8 + 4 + 4 + 4)  # int64 and float32, becoming words
+    forms: dict[str, tuple[dict[str, Any], float]] = {
+        "": ({"quantises": False}, BF16 * HIDDEN),
+        "quantise ": ({"quantises": True}, (FP8 + GROUP_SCALE) * HIDDEN),
+        "quantise rows ": ({"quantises": True, "by_row": True}, FP8 * HIDDEN + 4),
+        "quantise static scale ": (
+            {"quantises": True, "scale": make.full((), 0.01, torch.float32)}, FP8 * HIDDEN,
+        ),
+    }  # fmt: skip
+    for name, (form, size) in forms.items():
+        yield Case(
+            bench="pack_tokens", name=f"{name}m{tokens} h{HIDDEN} top{CHOICES}",
+            call=partial(pack_tokens, hidden, topk_idx, weights, tokens, **form),
+            num_bytes=tokens * (BF16 * HIDDEN + size + of_choices),
+        )  # fmt: skip
+
+
+def _masked(make: Tensors, rows: int) -> Iterator[Case]:
+    """All experts have as many rows."""
+    counts = make.full((LOCAL,), rows, torch.int32)
+    x, both = make.rows(LOCAL, CAPACITY, HIDDEN), make.rows(LOCAL, CAPACITY, 2 * WIDTH)
+    num, num_inner = LOCAL * rows * HIDDEN, LOCAL * rows * WIDTH
+    yield Case(
+        bench="quantise", name=f"masked e{LOCAL} m{rows} k{HIDDEN}",
+        call=lambda: quantise_triton.launch(x, counts, squeeze=False),
+        num_bytes=num * (BF16 + FP8 + GROUP_SCALE),
+    )  # fmt: skip
+    yield Case(
+        bench="silu_mul", name=f"masked e{LOCAL} m{rows} i{WIDTH}",
+        call=lambda: silu_mul_masked(both, counts, expected_rows=rows),
+        num_bytes=num_inner * 3 * BF16,
+    )  # fmt: skip
+    static = make.full((), 0.01, torch.float32)
+    for name, scale, of_scales in (("", None, GROUP_SCALE), (" static scale", static, 0)):
+        yield Case(
+            bench="silu_mul", name=f"masked quantise{name} e{LOCAL} m{rows} i{WIDTH}",
+            call=partial(
+                silu_mul_quantise_masked, both, counts, scale=scale, expected_rows=rows
+            ),
+            num_bytes=num_inner * (2 * BF16 + FP8 + of_scales),
+        )  # fmt: skip
+    values = make.fp8(LOCAL, CAPACITY, HIDDEN)
+    scales = empty_scales(values).fill_(0.01)
+    yield Case(
+        bench="rescale", name=f"e{LOCAL} m{rows} k{HIDDEN}",
+        call=lambda: rescale(values, scales, static, counts, expected_rows=rows),
+        num_bytes=num * (2 * FP8 + GROUP_SCALE),
+    )  # fmt: skip
+
+
+def _fetched(make: Tensors) -> Iterator[Case]:
+    """As much as what the product of gate and up reads first: each time other parts of its
+    weights, which are not in the cache yet."""
+    num_rows = LOCAL * 2 * WIDTH // BLOCK_ROWS
+    blocks = make.full((num_rows, HIDDEN // GROUP * BLOCK_BYTES), 0, torch.uint8)
+    num_bytes = min(FETCHED_GROUPS * BLOCK_BYTES, blocks.shape[1])
+    parts = [
+        part
+        for rows in blocks[: num_rows - num_rows % FETCHED_ROWS].split(FETCHED_ROWS)
+        for part in rows.split(num_bytes, dim=1)
+    ]
+    yield Case(
+        bench="l2_fetch", name=f"int4 rows{FETCHED_ROWS} bytes{num_bytes}",
+        call=in_turn(partial(l2_fetch, part, num_bytes) for part in parts),
+        num_bytes=FETCHED_ROWS * num_bytes,
+    )  # fmt: skip
