@@ -131,6 +131,10 @@ def test_other_packages() -> None:
     host = OtherHost(versions=installed)
     assert states(check_fast_paths(host, cuda=True)) == ["warning", "ok", "warning"]
     assert states(check_fast_paths(host, cuda=False)) == ["note", "ok", "note"]
+    host = OtherHost(versions={"sgl-deep-gemm": "0.1.4"})
+    _, deep_gemm, flash_mla = check_fast_paths(host, cuda=True)
+    assert (deep_gemm.state, deep_gemm.detail) == ("ok", "0.1.4")
+    assert "without it our own kernels compute" in flash_mla.advice
 
 
 def test_limits(tmp_path: Path) -> None:
