@@ -54,7 +54,7 @@ class LibraryBuilds:
         for build in self._builds:
             try:
                 build.result()
-            except RuntimeError as error:
+            except (OSError, RuntimeError) as error:
                 log.warning("library not built", reason=str(error))
         self._threads.shutdown()
 

@@ -18,6 +18,7 @@ from core.log import configure, get_logger
 from core.process import die_with_parent
 from engine.cpu_threads import CpuThreads
 from engine.fingerprint import kv_fingerprint
+from engine.kernel_paths import kernel_paths
 from engine.kv_memory import KvPlan
 from engine.link import RankLink
 from engine.messages import Failed, RankStats, Ready
@@ -30,7 +31,6 @@ from engine.settings import WorkerSettings
 from engine.start_clock import StartClock
 from ep.dispatchers import Dispatchers
 from ep.group import EpGroup
-from kernels.paths import paths
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
@@ -87,6 +87,19 @@ class RankContext:
             experts_per_token=self.config.experts_per_token,
         )
 
+    @property
+    def kernel_paths(self) -> dict[str, str]:
+        """By operation; the line that says so."""
+        form, settings = FORMS[self.start.role], self.settings
+        decodes = form is AttentionForm.ABSORBED
+        return kernel_paths(
+            self.model,
+            self.kv_cache.device,
+            form,
+            page_tokens=settings.page_tokens,
+            most_tokens=settings.max_running if decodes else settings.step_tokens,
+        )
+
     def close(self) -> None:
         self.transfer.close()
         if self.dispatchers is not None:
@@ -103,6 +116,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
     link = RankLink(start.endpoint, start.local_rank)
     try:
         context = build_context(start, link)
+        paths = context.kernel_paths  # a library that is installed and broken shows here
     except Exception as error:
         log.exception("rank cannot start", rank=start.rank)
         message = f"{type(error).__name__}: {error}"
@@ -111,7 +125,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
         link.close()
         sys.exit(1)
     _leave_signals_to_the_front()  # LLVM takes them at Triton's first compilation
-    log.info("kernels", rank=start.rank, **paths(context.kv_cache.device))
+    log.info("kernels", rank=start.rank, **paths)
     num_pages = context.kv_plan.num_pages
     link.send([context.ready], RankStats(pages_total=num_pages, pages_free=num_pages))
     loop(context)

@@ -35,22 +35,36 @@ def absorb_values(
     `follows`: it may be launched while the kernel in front ends.
     Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
     is nothing to join it does not wait for the first."""
-    value_dim, path = kv_b.shape[1] - nope_dim, path_of("absorb", kv_b.device)
+    path = path_for(kv_b.device, latents, kv_b, nope_dim)
     if isinstance(latents, Pieces):
         from kernels import absorb_pieces_triton
         from kernels.mla_decode_triton import join_pieces
 
-        num_rows = len(latents.kv_lengths)
-        if value_dim == GROUP and num_rows <= absorb_pieces_triton.MAX_ROWS:
-            return absorb_pieces_triton.launch(latents, kv_b, nope_dim)
-        suits = path == "cuda" and absorb_pieces_cuda.is_possible(latents, kv_b, nope_dim)
-        if suits and num_rows > _JOINED_ROWS:
+        if path == "cuda":
             return absorb_pieces_cuda.launch(latents, kv_b, nope_dim)
+        if path == "triton" and len(latents.kv_lengths) <= absorb_pieces_triton.MAX_ROWS:
+            return absorb_pieces_triton.launch(latents, kv_b, nope_dim)
         latents = join_pieces(latents)
-    fits = value_dim == GROUP and kv_b.shape[2] % _STEP == 0 and latents.dtype == torch.bfloat16
-    if fits and path != "reference":
+    if path == "triton":
         from kernels.absorb_triton import launch
 
         return launch(latents, kv_b, nope_dim, follows=follows)
-    values = latents.new_empty(*latents.shape[:2], value_dim)
+    values = latents.new_empty(*latents.shape[:2], kv_b.shape[1] - nope_dim)
     return quantise(head_linear(latents, kv_b[:, nope_dim:], out=values).flatten(1))
+
+
+def path_for(
+    device: torch.device, latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int
+) -> str:
+    """The path of `absorb_values` on `device` for operands like these, whose contents and own
+    device are not looked at; "cublas" is the product of what none of the faster ones takes."""
+    path = path_of("absorb", device)
+    if path == "reference":
+        return path
+    if isinstance(latents, Pieces):
+        is_many = path == "cuda" and len(latents.kv_lengths) > _JOINED_ROWS
+        if is_many and absorb_pieces_cuda.is_possible(latents, kv_b, nope_dim):
+            return path
+        latents = latents.values
+    is_group = kv_b.shape[1] - nope_dim == GROUP and kv_b.shape[2] % _STEP == 0
+    return "triton" if is_group and latents.dtype == torch.bfloat16 else "cublas"

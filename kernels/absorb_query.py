@@ -40,7 +40,7 @@ def absorb_query(
     """absorbed; changes `cache`. `leads`: the kernel behind it may begin before it ends. FlashMLA's
     must not: it is launched as one that may, and reads queries before it waits."""
     given = (query, latent, key_rope, rotation, slots, cache, kv_b)
-    if path_of("absorb", query.device) != "reference" and _fits(query, key_rope, kv_b):
+    if path_for(query.device, query, key_rope, kv_b) == "triton":
         from kernels.absorb_query_triton import launch
 
         return launch(*given, latent_norm=latent_norm, eps=eps, leads=leads)
@@ -77,6 +77,16 @@ def absorb_query_in_parts(
     weight = kv_b[:, :nope_dim].transpose(1, 2)
     head_linear(query[..., :nope_dim], weight, out=absorbed[..., :latent_dim])
     return absorbed
+
+
+def path_for(
+    device: torch.device, query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor
+) -> str:
+    """The path of `absorb_query` on `device` for operands like these, whose contents and own device
+    are not looked at; in parts, whose product is "cublas", where the reference is not asked for."""
+    if path_of("absorb", device) == "reference":
+        return "reference"
+    return "triton" if _fits(query, key_rope, kv_b) else "cublas"
 
 
 def _fits(query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor) -> bool:

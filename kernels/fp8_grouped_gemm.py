@@ -46,11 +46,8 @@ def fp8_grouped_gemm_masked(
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} are no experts")
     check_counts(x, counts)
     expected_rows = x.shape[1] if expected_rows is None else expected_rows
-    path = path_of("fp8_grouped_gemm", x.device)
-    if path == "deep_gemm":
-        path = faster_path(x.device, MASKED, expected_rows, *weight.shape[1:])
-    # NOTE: DeepGEMM writes whole blocks: with another capacity, over the next expert's rows.
-    if path == "deep_gemm" and x.numel() and x.shape[1] % ALIGNMENT == 0:
+    path = masked_path(x.device, expected_rows, x.shape[1], *weight.shape[1:])
+    if path == "deep_gemm" and x.numel():
         from kernels.fp8_gemm_deep_gemm import masked
 
         return masked(x, x_scale, weight, w_scale, counts, expected_rows)
@@ -59,6 +56,16 @@ def fp8_grouped_gemm_masked(
 
         return masked(x, x_scale, weight, w_scale, counts, expected_rows)
     return fp8_grouped_gemm_masked_reference(x, x_scale, weight, w_scale, counts)
+
+
+def masked_path(device: torch.device, expected_rows: int, capacity: int, n: int, k: int) -> str:
+    """The path of the masked layout on `device`; that of the contiguous one is `path_of`'s."""
+    path = path_of("fp8_grouped_gemm", device)
+    if path != "deep_gemm":
+        return path
+    # NOTE: DeepGEMM writes whole blocks: with another capacity, over the next expert's rows.
+    fits = capacity % ALIGNMENT == 0
+    return faster_path(device, MASKED, expected_rows, n, k) if fits else "triton"
 
 
 def fp8_grouped_gemm_contiguous(

@@ -34,7 +34,7 @@ def head_linear(
     """Raises ValueError unless FP8 weights come with a scale of their shape."""
     if scale is not None or weight.dtype == torch.float8_e4m3fn:
         check_scale(weight, scale)
-        if path_of("head_linear", x.device) == "triton" and is_whole(weight):
+        if path_for(x.device, weight, scale) == "triton":
             from kernels.head_linear_triton import launch
 
             return launch(x, weight, scale, out)
@@ -47,6 +47,16 @@ def head_linear(
         x = F.pad(x, (0, 0, 0, 0, 0, MIN_ROWS - num_rows))
     product = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)[:num_rows]
     return product if out is None else out.copy_(product)
+
+
+def path_for(device: torch.device, weight: torch.Tensor, scale: torch.Tensor | None) -> str:
+    """The path on `device`; "cublas" is torch's batched product."""
+    path = path_of("head_linear", device)
+    if path == "reference":
+        return path
+    if scale is None:
+        return "cublas"
+    return path if is_whole(weight) else "reference"
 
 
 def head_linear_reference(

@@ -29,9 +29,7 @@ def l2_fetch(rows: torch.Tensor, num_bytes: int) -> None:
         raise ValueError(f"rows to fetch: {rows.dtype} {tuple(rows.shape)}, {num_bytes} bytes")
     if not 0 <= num_bytes <= rows.shape[1]:
         raise ValueError(f"{num_bytes} bytes of rows of {rows.shape[1]}")
-    if path_of("l2_fetch", rows.device) == "reference" or not rows.numel():
-        return
-    if not cuda_build.is_built(_SOURCE, _OTHERWISE):
+    if not rows.numel() or path_for(rows.device) == "reference":
         return
     with torch.cuda.device(rows.device):
         stream = torch.cuda.current_stream().cuda_stream
@@ -40,6 +38,13 @@ def l2_fetch(rows: torch.Tensor, num_bytes: int) -> None:
         )
     if message:
         raise RuntimeError(f"fetching {tuple(rows.shape)}: {message.decode()}")
+
+
+def path_for(device: torch.device) -> str:
+    """The path on `device`."""
+    path = path_of("l2_fetch", device)
+    is_there = path == "cuda" and cuda_build.is_built(_SOURCE, _OTHERWISE)
+    return "cuda" if is_there else "reference"
 
 
 def build() -> Path:

@@ -90,26 +90,40 @@ def mla_decode_pieces(
     schedule: object | None = None,
 ) -> torch.Tensor | Pieces:
     """As `mla_decode_paged`, but not joined where the path leaves pieces."""
-    path = path_of("mla_decode", query.device)
-    num_queries = len(query) // max(1, len(kv_lengths))
-    if path == "flash_mla" and len(query) and not is_ours(len(kv_lengths), num_queries):
+    path = path_for(query.device, query, cache, value_dim, num_rows=len(kv_lengths))
+    if path == "flash_mla":
         from kernels import mla_decode_flash
 
-        if mla_decode_flash.suits(query, cache, value_dim, num_queries):
-            if not isinstance(schedule, mla_decode_flash.Schedule):
-                schedule = mla_decode_flash.Schedule(kv_lengths, num_queries, query.shape[1])
-            return mla_decode_flash.launch(
-                query, cache, block_table, kv_lengths, schedule, scale=scale
-            )
-    if path != "reference":
-        if mla_decode_cuda.takes(query, cache, value_dim):
-            return mla_decode_cuda.launch(query, cache, block_table, kv_lengths, scale=scale)
+        if not isinstance(schedule, mla_decode_flash.Schedule):
+            num_queries = len(query) // len(kv_lengths)
+            schedule = mla_decode_flash.Schedule(kv_lengths, num_queries, query.shape[1])
+        return mla_decode_flash.launch(query, cache, block_table, kv_lengths, schedule, scale=scale)
+    if path == "cuda":
+        return mla_decode_cuda.launch(query, cache, block_table, kv_lengths, scale=scale)
+    if path == "triton":
         from kernels.mla_decode_triton import launch
 
         return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
     return mla_decode_reference(
         query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale
     )
+
+
+def path_for(
+    device: torch.device, query: torch.Tensor, cache: torch.Tensor, value_dim: int, *, num_rows: int
+) -> str:
+    """The path of `mla_decode_pieces` on `device` for so many rows of operands like these, whose
+    contents and own device are not looked at."""
+    path = path_of("mla_decode", device)
+    if path == "reference":
+        return path
+    num_queries = len(query) // max(1, num_rows)
+    if path == "flash_mla" and len(query) and not is_ours(num_rows, num_queries):
+        from kernels import mla_decode_flash
+
+        if mla_decode_flash.suits(query, cache, value_dim, num_queries):
+            return path
+    return "cuda" if mla_decode_cuda.takes(device, query, cache, value_dim) else "triton"
 
 
 def mla_decode_schedule(

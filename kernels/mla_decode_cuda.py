@@ -21,10 +21,10 @@ _OTHERWISE = "attention at decode takes its slower path"
 _SOURCE = Path(__file__).with_name("mla_decode.cu")
 
 
-def takes(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
-    """Whether there is a kernel for these arguments of `kernels.mla_decode`, on Hopper, and nvcc
-    for it."""
-    return fits(query, cache, value_dim) and _is_hopper(query.device) and is_built()
+def takes(device: torch.device, query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
+    """Whether there is a kernel for these arguments of `kernels.mla_decode`, `device` is a Hopper,
+    and there is nvcc for it."""
+    return fits(query, cache, value_dim) and _is_hopper(device) and is_built()
 
 
 def fits(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:

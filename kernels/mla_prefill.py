@@ -74,11 +74,11 @@ def mla_prefill_grouped(
     """`out`: contiguous, to write to; tokens that are in no group are left alone."""
     if out is None:
         out = empty_values(query, cache, kv_b)
-    path = path_of("mla_prefill", query.device)
+    path = path_for(query.device, query, cache, kv_b)
     attend: Callable[..., None] = attend_group_reference
-    if path == "cuda" and mla_prefill_cuda.takes(query, cache, kv_b):
+    if path == "cuda":
         attend = mla_prefill_cuda.launch
-    elif path != "reference":
+    elif path == "triton":
         from kernels.mla_prefill_triton import launch
 
         attend = launch
@@ -98,8 +98,7 @@ def mla_prefill_quantised(
     """What `quantise` makes, bit for bit, of what `mla_prefill_grouped` gives as [T, heads * V];
     tokens that are in no group are undefined."""
     out = empty_values(query, cache, kv_b)
-    has_cuda = path_of("mla_prefill", query.device) == "cuda"
-    if not (has_cuda and mla_prefill_cuda.takes(query, cache, kv_b)):
+    if path_for(query.device, query, cache, kv_b) != "cuda":
         mla_prefill_grouped(query, cache, kv_b, groups, scale=scale, out=out, kv_b_scale=kv_b_scale)
         return quantise(out.flatten(1))
     values = torch.empty_like(out.flatten(1), dtype=torch.float8_e4m3fn)
@@ -107,6 +106,16 @@ def mla_prefill_quantised(
     attend = partial(mla_prefill_cuda.launch, quantised=quantised)
     attend_groups(attend, query, cache, kv_b, kv_b_scale, groups, out, scale)
     return quantised
+
+
+def path_for(
+    device: torch.device, query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor
+) -> str:
+    """The path of both on `device` for operands like these, whose contents and own device are not
+    looked at."""
+    path = path_of("mla_prefill", device)
+    is_taken = path != "cuda" or mla_prefill_cuda.takes(query, cache, kv_b)
+    return path if is_taken else "triton"
 
 
 def empty_values(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Which implementation of each operation runs on a device: the best that is installed.
 
     path_of("rms_norm", device)   "triton"
-    paths(device)                 {"rms_norm": "triton", ...}: the line that a rank logs at start
 
-EPSERVE_KERNELS=reference takes the torch references everywhere.
+Where sizes, or a library that could not be compiled, decide further, the operation's module does
+that, in a function `path_for`. EPSERVE_KERNELS=reference takes the torch references everywhere.
 """
 
 import os
@@ -12,7 +12,8 @@ from importlib.util import find_spec
 
 import torch
 
-# Best first; the reference comes behind all of them.
+# Best first; the reference comes behind all of them. NOTE: a kernel in CUDA is named here where it
+# is asked for before all others, not where a path behind this hands some sizes to it.
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "absorb": ("cuda", "triton"),
     "combine": ("triton",),
@@ -44,11 +45,6 @@ PACKAGES = {"deep_gemm": "deep_gemm", "flash_mla": "flash_mla", "triton": "trito
 def path_of(operation: str, device: torch.device) -> str:
     """Name of the path that `operation` takes on `device`. KeyError for an unknown operation."""
     return _path_of(operation, device.type, device.index or 0)
-
-
-def paths(device: torch.device) -> dict[str, str]:
-    """The path of every operation on `device`."""
-    return {operation: path_of(operation, device) for operation in OPERATIONS}
 
 
 @cache

@@ -17,6 +17,7 @@ that lets the next one begin earlier (`kernels.dependent_launch_triton`).
 
 import torch
 
+from kernels import router_gemm_cuda
 from kernels.linear import linear
 from kernels.paths import path_of
 
@@ -31,19 +32,28 @@ def router_gemm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(weight.shape)}")
     if hidden.dtype != weight.dtype:
         raise ValueError(f"hidden is {hidden.dtype}, weight {weight.dtype}")
-    path = path_of("router_gemm", hidden.device)
-    if path == "reference" or hidden.dtype != torch.bfloat16:
+    path = path_for(hidden.device, hidden, weight)
+    if path == "reference":
         return router_gemm_reference(hidden, weight)
-    if len(hidden) >= MANY_ROWS:
+    if path == "cublas":
         return torch.mm(hidden, weight.t(), torch.float32)
-    if path == "cuda" and len(hidden) > FEW_ROWS:
-        from kernels import router_gemm_cuda
-
-        if router_gemm_cuda.is_possible(hidden, weight):
-            return router_gemm_cuda.launch(hidden, weight)
+    if path == "cuda":
+        return router_gemm_cuda.launch(hidden, weight)
     from kernels.router_gemm_triton import launch
 
     return launch(hidden, weight)
+
+
+def path_for(device: torch.device, hidden: torch.Tensor, weight: torch.Tensor) -> str:
+    """The path on `device` for operands like these, whose contents and own device are not looked
+    at; "cublas" is torch's library."""
+    path = path_of("router_gemm", device)
+    if path == "reference" or hidden.dtype != torch.bfloat16:
+        return "reference"
+    if len(hidden) >= MANY_ROWS:
+        return "cublas"
+    is_some = path == "cuda" and len(hidden) > FEW_ROWS
+    return "cuda" if is_some and router_gemm_cuda.is_possible(hidden, weight) else "triton"
 
 
 def router_gemm_reference(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,8 @@ def test_one_rank_of_a_machine_builds_all_libraries(
         built.append(source.name)
         if source.name.startswith("w4a8"):
             raise RuntimeError("no nvcc")
+        if source.name.startswith("fp8"):
+            raise OSError("disk is full")
         return source
 
     settings = WorkerSettings(model=tmp_path / "model", ranks=2, nodes=2, rendezvous="a:1")

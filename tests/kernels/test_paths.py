@@ -10,8 +10,7 @@ from kernels.paths import OPERATIONS, path_of
 
 
 def test_a_cpu_has_the_references() -> None:
-    assert set(paths.paths(torch.device("cpu"))) == set(OPERATIONS)
-    assert set(paths.paths(torch.device("cpu")).values()) == {"reference"}
+    assert {path_of(operation, torch.device("cpu")) for operation in OPERATIONS} == {"reference"}
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_another_gpu_has_what_runs_everywhere(hopper: pytest.MonkeyPatch) -> Non
 
 def test_references_can_be_asked_for(hopper: pytest.MonkeyPatch) -> None:
     hopper.setenv("EPSERVE_KERNELS", "reference")
-    assert set(paths.paths(torch.device("cuda")).values()) == {"reference"}
+    assert {path_of(operation, torch.device("cuda")) for operation in OPERATIONS} == {"reference"}
     paths._path_of.cache_clear()
 
 
