@@ -26,10 +26,11 @@ def shape_for(num_tokens: int) -> Shape:
     return Shape(64, 128, 4 if num_tokens <= 64 else 8)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def _absorb_query(
     query, query_pairs, absorbed, absorbed_pairs, weight, latent, latent_norm, key_rope, rotation,
-    slots, cache, num_tokens, num_heads, weight_head_stride, latent_stride, key_stride, eps,
+    slots, cache, num_slots, num_tokens, num_heads, weight_head_stride, latent_stride, key_stride,
+    eps,
     nope_dim: tl.constexpr, latent_dim: tl.constexpr, half: tl.constexpr,
     padded_half: tl.constexpr, tokens: tl.constexpr, columns: tl.constexpr,
     precision: tl.constexpr, leads: tl.constexpr, dependent: tl.constexpr,
@@ -45,8 +46,8 @@ def _absorb_query(
         token = program.to(tl.int64)
         cosine, sine = halves_of(tl.load(rotation + token * half + pair, mask=is_pair, other=0))
         write_line(
-            latent, latent_norm, key_rope, slots, cache, token, cosine, sine, latent_stride,
-            key_stride, latent_dim, eps, half, padded_half, latent_dim, True,
+            latent, latent_norm, key_rope, slots, cache, num_slots, token, cosine, sine,
+            latent_stride, key_stride, latent_dim, eps, half, padded_half, latent_dim, True,
         )  # fmt: skip
     else:
         blocks: tl.constexpr = latent_dim // columns
@@ -112,8 +113,9 @@ def launch(
     blocks = latent_dim // shape.columns * triton.cdiv(num_tokens, shape.tokens)
     _absorb_query[(num_tokens + num_heads * blocks,)](
         query, query.view(pairs), absorbed, absorbed.view(pairs), kv_b, latent, latent_norm,
-        key_rope, torch.view_as_real(rotation).view(torch.int64), slots, cache, num_tokens,
-        num_heads, kv_b.stride(0), latent.stride(0), key_rope.stride(0), eps,
+        key_rope, torch.view_as_real(rotation).view(torch.int64), slots, cache,
+        cache.shape[0] * cache.shape[1], num_tokens, num_heads, kv_b.stride(0), latent.stride(0),
+        key_rope.stride(0), eps,
         nope_dim=width - rope_dim, latent_dim=latent_dim, half=rope_dim // 2,
         padded_half=triton.next_power_of_2(rope_dim // 2), tokens=shape.tokens,
         columns=shape.columns, precision="ieee" if query.dtype == torch.float32 else "tf32",

@@ -11,9 +11,9 @@ FEW_TOKENS = (1024, 2)
 MANY_TOKENS = (512, 1)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _combine(
-    rows, row_of, weights, base, out, num_tokens, width, scaling, weights_stride,
+    rows, row_of, weights, base, out, num_tokens, num_rows, width, scaling, weights_stride,
     num_choices: tl.constexpr, block: tl.constexpr, has_base: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
@@ -25,6 +25,7 @@ def _combine(
     # Unrolled, so that the loads of all choices are in flight together.
     for choice in tl.static_range(num_choices):
         row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
+        row = tl.where(row < num_rows, row, -1)  # nobody has others
         weight = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
         here = inside & (row + tl.zeros_like(column) >= 0)
         values = tl.load(rows + row * width + column, mask=here, other=0.0)
@@ -57,8 +58,9 @@ def launch(
         base = None if base is None else base.contiguous()
         weights = weights if weights.stride(1) == 1 else weights.contiguous()
         _combine[num_tokens, triton.cdiv(width, block)](
-            rows.contiguous(), row_of.contiguous(), weights, base, out, num_tokens, width, scaling,
-            weights.stride(0), num_choices=num_choices, block=block, has_base=base is not None,
-            dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
+            rows.contiguous(), row_of.contiguous(), weights, base, out, num_tokens, len(rows),
+            width, scaling, weights.stride(0), num_choices=num_choices, block=block,
+            has_base=base is not None, dependent=is_dependent, num_warps=num_warps,
+            launch_pdl=is_dependent,
         )  # fmt: skip
     return out

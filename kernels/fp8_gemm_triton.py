@@ -39,6 +39,7 @@ BLOCK_K = 128
 # Arguments whose divisibility or being 1 makes no kernel faster: one is compiled for all.
 SIZES = [
     "num_rows",
+    "num_experts",
     "groups_per_split",
     "num_blocks_m",
     "x_scale_expert_stride",
@@ -156,7 +157,7 @@ def _name_of(specialised: _Specialised) -> str:
 
 @triton.jit(do_not_specialize=SIZES, repr=_name_of)
 def _fp8_gemm(
-    x, x_scale, weight, w_scale, out, counts, num_used, num_rows, n, k,
+    x, x_scale, weight, w_scale, out, counts, num_used, num_rows, num_experts, n, k,
     x_scale_expert_stride, x_scale_row_stride, x_scale_group_stride, groups_per_split,
     num_blocks_m,
     layout: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -199,6 +200,7 @@ def _fp8_gemm(
             expert = batch
             if layout == 2:
                 expert = tl.load(counts + first_row)
+                expert = tl.where(expert < num_experts, expert, -1)  # others have no weights
             if expert >= 0:
                 _product(
                     x, x_scale, weight, w_scale, out, batch, expert, first_row, num_rows,
@@ -304,7 +306,7 @@ def _run(
 ) -> None:
     """x [batches, rows, K]: one batch unless masked."""
     num_batches, num_rows, k = x.shape
-    n = weight.shape[1]
+    num_experts, n, _ = weight.shape
     if not out.numel():
         return
     blocks = blocks or fp8_blocks(x.device, layout, expected_rows, n, k)
@@ -328,13 +330,13 @@ def _run(
         num_programs = min(num_programs, _programs_at_once(out.device, blocks))
     grid = (num_programs, num_batches, splits)
     _fp8_gemm[grid](
-        x, x_scale, weight, w_scale.contiguous(), part, counts, num_used, num_rows, n, k,
-        *x_scale.stride(), groups_per_split, num_blocks_m,
-        layout=layout, block_m=blocks.block_m, block_n=blocks.block_n, block_k=BLOCK_K,
-        halves=blocks.halves, swapped=blocks.swapped, row_blocks=ROW_BLOCKS,
-        described=described, pinned=not triton.knobs.runtime.interpret,
-        dependent=is_dependent, launch_pdl=is_dependent,
-        num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+        x, x_scale, weight, w_scale.contiguous(), part, counts, num_used, num_rows,
+        num_experts if layout == CONTIGUOUS else None, n, k, *x_scale.stride(),
+        groups_per_split, num_blocks_m, layout=layout, block_m=blocks.block_m,
+        block_n=blocks.block_n, block_k=BLOCK_K, halves=blocks.halves, swapped=blocks.swapped,
+        row_blocks=ROW_BLOCKS, described=described, pinned=not triton.knobs.runtime.interpret,
+        dependent=is_dependent, launch_pdl=is_dependent, num_warps=blocks.num_warps,
+        num_stages=blocks.num_stages,
     )  # fmt: skip
     if splits > 1:
         num = out.numel()

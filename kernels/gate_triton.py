@@ -96,6 +96,8 @@ def _gate(
     tl.store(topk_weights + place, weight, mask=is_choice)
     if places:
         replicas = tl.load(num_replicas + chosen, mask=is_choice, other=1).to(tl.int32)
+        # Whatever the tables hold, what is read next is one of their entries.
+        replicas = tl.minimum(tl.maximum(replicas, 1), max_replicas)
         turn = (first + token.to(tl.int32) + slot) % replicas
         slot_of = tl.load(physical + chosen * max_replicas + turn, mask=is_choice, other=0)
         tl.store(topk_physical + place, tl.where(goes, slot_of, -1), mask=is_choice)

@@ -30,9 +30,9 @@ def shape_for(expected_rows: int, dtype: torch.dtype) -> Shape:
     return Shape(block_m, block_k, 8 if block_m >= 128 else 4, 4)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_experts"])
 def _grouped_linear(
-    x, weight, out, where, num_rows, n, k,
+    x, weight, out, where, num_rows, num_experts, n, k,
     aligned: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
@@ -41,7 +41,7 @@ def _grouped_linear(
     if aligned:
         last_row = begin + block_m
         expert = tl.load(where + begin).to(tl.int64)
-        if expert < 0:
+        if (expert < 0) | (expert >= num_experts):
             return
     else:
         last_row = tl.load(where + batch)
@@ -105,10 +105,10 @@ def _run(
 ) -> None:
     if not out.numel():
         return
-    _, n, k = weight.shape
+    num_experts, n, k = weight.shape
     _grouped_linear[triton.cdiv(n, BLOCK_N), *grid](
-        x, weight, out, where, num_rows, n, k, aligned=aligned, block_m=shape.block_m,
-        block_n=BLOCK_N, block_k=shape.block_k,
+        x, weight, out, where, num_rows, num_experts if aligned else None, n, k,
+        aligned=aligned, block_m=shape.block_m, block_n=BLOCK_N, block_k=shape.block_k,
         precision="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip

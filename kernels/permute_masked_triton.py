@@ -77,9 +77,9 @@ def find_row(
             mask=entry < mine, other=-1,
         )  # fmt: skip
         place += tl.sum(((entry < mine) & (chosen == own)).to(tl.int32), 0)
-    own = (own - first).to(tl.int32)
+    own -= first
     here = (own >= 0) & (own < num_experts) & (place < capacity)
-    return tl.where(here, own * capacity + place, -1)
+    return tl.where(here, own.to(tl.int32) * capacity + place, -1)
 
 
 @triton.jit(

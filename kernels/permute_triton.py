@@ -46,7 +46,8 @@ def _name_rows(
     count = tl.load(counts + index, mask=index < num_experts, other=0)
     padded = (count + alignment - 1) // alignment * alignment
     start = tl.cumsum(padded, 0) - padded
-    tl.store(ends + index, start + count, mask=index < tl.where(first == 0, num_experts, 0))
+    end = tl.minimum(start + count, num_rows)
+    tl.store(ends + index, end, mask=index < tl.where(first == 0, num_experts, 0))
     place = first + tl.arange(0, named)
     past = place[:, None] - start[None, :]
     owner = tl.where((past >= 0) & (past < count[None, :]), index[None, :], -1)
@@ -73,7 +74,9 @@ def _place(
         return
     slot = tl.arange(0, padded_choices)
     entry = token * num_choices + slot
-    chosen = tl.load(topk_idx + entry, mask=slot < num_choices, other=-1).to(tl.int32)
+    chosen = tl.load(topk_idx + entry, mask=slot < num_choices, other=-1)
+    # Nobody ranks, nor has room for, what is no expert.
+    chosen = tl.where((chosen >= 0) & (chosen < num_experts), chosen, -1).to(tl.int32)
     # Under way while the places are worked out.
     most = tl.max(chosen, axis=0)
     column = part * block + tl.arange(0, block)
@@ -91,6 +94,7 @@ def _place(
     padded = (count + alignment - 1) // alignment * alignment
     before = tl.where(index[None, :] < chosen[:, None], padded[None, :], 0)
     found = tl.where(chosen >= 0, tl.sum(before, axis=1) + rank, -1)
+    found = tl.where(found < num_rows, found, -1)  # of more choices than `most`
     last = tl.where(part == 0, num_choices, 0)
     tl.store(row_of + slot * num_tokens + token, found, mask=slot < last)
     for choice in tl.static_range(num_choices):

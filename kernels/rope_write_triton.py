@@ -39,8 +39,8 @@ def words_of(real, imaginary, narrow: tl.constexpr):
 
 @triton.jit
 def write_line(
-    latent, latent_norm, key_rope, slots, cache, token, cosine, sine, latent_stride, key_stride,
-    latent_dim, eps,
+    latent, latent_norm, key_rope, slots, cache, num_slots, token, cosine, sine, latent_stride,
+    key_stride, latent_dim, eps,
     half: tl.constexpr, padded_half: tl.constexpr, padded_latent: tl.constexpr,
     has_norm: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def write_line(
     key = key_rope + token * key_stride + 2 * pair
     real = tl.load(key, mask=pair < half, other=0.0).to(tl.float32)
     imaginary = tl.load(key + 1, mask=pair < half, other=0.0).to(tl.float32)
-    if slot >= 0:
+    if (slot >= 0) & (slot < num_slots):
         line = cache + slot * (latent_dim + 2 * half)
         if has_norm:
             wide = kept.to(tl.float32)
@@ -65,9 +65,9 @@ def write_line(
         tl.store(goal + 1, (real * sine + imaginary * cosine).to(kept.dtype), mask=pair < half)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _rope_write(
-    query, rotated, latent, latent_norm, key_rope, rotation, slots, cache, num_heads,
+    query, rotated, latent, latent_norm, key_rope, rotation, slots, cache, num_slots, num_heads,
     query_stride, query_head_stride, rotated_stride, rotated_head_stride,
     latent_stride, key_stride, latent_dim, eps,
     half: tl.constexpr, padded_half: tl.constexpr, heads: tl.constexpr, blocks: tl.constexpr,
@@ -82,8 +82,8 @@ def _rope_write(
     cosine, sine = halves_of(tl.load(rotation + token * half + pair, mask=is_pair, other=0))
     if block == blocks:
         write_line(
-            latent, latent_norm, key_rope, slots, cache, token, cosine, sine, latent_stride,
-            key_stride, latent_dim, eps, half, padded_half, padded_latent, has_norm,
+            latent, latent_norm, key_rope, slots, cache, num_slots, token, cosine, sine,
+            latent_stride, key_stride, latent_dim, eps, half, padded_half, padded_latent, has_norm,
         )  # fmt: skip
     else:
         head = block * heads + tl.arange(0, heads)
@@ -128,7 +128,8 @@ def launch(
     blocks, is_dependent = triton.cdiv(num_heads, heads), dependent(query)
     _rope_write[(num_tokens * (blocks + 1),)](
         query_pairs, rotated_pairs, latent, latent_norm, key_rope,
-        torch.view_as_real(rotation).view(torch.int64), slots, cache, num_heads,
+        torch.view_as_real(rotation).view(torch.int64), slots, cache,
+        cache.shape[0] * cache.shape[1], num_heads,
         *query_pairs.stride()[:2], *rotated_pairs.stride()[:2],
         latent.stride(0), key_rope.stride(0), latent_dim, eps,
         half=half, padded_half=triton.next_power_of_2(half), heads=heads, blocks=blocks,
