@@ -35,7 +35,7 @@ from kernels.paged_rows import Row
 SCALE = 192**-0.5
 LAYERS = 8
 FOLDED = (16, 128)  # tokens of products per head
-# Rows, new tokens of each, tokens that it has with them.
+# Rows, new tokens of each, tokens that it has with them: whole pages.
 DECODED = (
     (128, 1, 4096),
     (16, 1, 4096),

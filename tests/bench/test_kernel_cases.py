@@ -42,7 +42,7 @@ SMALL_OF_MODULES: list[tuple[ModuleType, dict[str, Any]]] = [
         kernel_cases_attention,
         {
             "FOLDED": (2,), "JOINED": (1, 3), "CACHED": 100, "BY_TRITON": 1,
-            "DECODED": ((2, 1, 70), (1, 3, 70)), "PREFILLED": ((128, 128),),
+            "DECODED": ((2, 1, 64), (1, 3, 128)), "PREFILLED": ((128, 128),),
         },
     ),
 ]  # fmt: skip
