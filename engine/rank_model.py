@@ -28,6 +28,7 @@ from ep.expert_shard import ExpertShard
 from ep.group import EpGroup
 from ep.placement import Placement
 from ep.token_caps import decode_cap
+from kernels.paths import are_references_asked_for
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
@@ -223,8 +224,8 @@ def warmed(
 
 
 def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
-    """Batch sizes of decode steps that are recorded; none on a CPU."""
-    if form is not AttentionForm.ABSORBED or settings.device == "cpu" or not settings.cuda_graph:
+    """Batch sizes of decode steps that are recorded."""
+    if form is not AttentionForm.ABSORBED or not records_graphs(settings):
         return ()
     return graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
 
@@ -232,9 +233,15 @@ def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, 
 def recorded_passes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
     """Tokens of prefill passes that are recorded; none where ranks wait for each other."""
     is_alone = settings.group_size == 1
-    if form is not AttentionForm.PLAIN or settings.device == "cpu" or not settings.cuda_graph:
+    if form is not AttentionForm.PLAIN or not records_graphs(settings):
         return ()
     return prefill_sizes(settings.cuda_graph_prefill_tokens) if is_alone else ()
+
+
+def records_graphs(settings: WorkerSettings) -> bool:
+    """Not on a CPU, and not what references compute."""
+    is_possible = settings.device != "cpu" and not are_references_asked_for()
+    return settings.cuda_graph and is_possible
 
 
 def dispatch_needs(

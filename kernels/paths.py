@@ -42,6 +42,12 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 PACKAGES = {"deep_gemm": "deep_gemm", "flash_mla": "flash_mla", "triton": "triton"}
 
 
+def are_references_asked_for() -> bool:
+    """On any device. Some of them look at what is on it, so that steps of them cannot be recorded
+    as graphs."""
+    return os.environ.get("EPSERVE_KERNELS") == "reference"
+
+
 def path_of(operation: str, device: torch.device) -> str:
     """Name of the path that `operation` takes on `device`. KeyError for an unknown operation."""
     return _path_of(operation, device.type, device.index or 0)
@@ -50,7 +56,7 @@ def path_of(operation: str, device: torch.device) -> str:
 @cache
 def _path_of(operation: str, device_type: str, index: int) -> str:
     candidates = OPERATIONS[operation]
-    if device_type != "cuda" or os.environ.get("EPSERVE_KERNELS") == "reference":
+    if device_type != "cuda" or are_references_asked_for():
         return "reference"
     is_hopper = torch.cuda.get_device_capability(index)[0] == 9
     for candidate in candidates:

@@ -23,7 +23,7 @@ from engine.memory_plan import (
     graph_bytes,
     plan_memory,
 )
-from engine.rank_model import dispatch_needs, recorded_sizes
+from engine.rank_model import dispatch_needs, recorded_passes, recorded_sizes
 from engine.settings import WorkerSettings
 from ep.dispatchers import dispatch_terms
 from model.batch import AttentionForm
@@ -207,7 +207,9 @@ def test_scratch_grows_with_what_a_step_may_hold(tmp_path: Path) -> None:
     assert logits < graph_bytes(settings, config, (1, 128)) < logits + GIB
 
 
-def test_recorded_steps_are_for_decode_on_gpus(tmp_path: Path) -> None:
+def test_recorded_steps_are_for_decode_on_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({}))
 
     def sizes(form: AttentionForm = DECODE, **told: Any) -> tuple[int, ...]:
@@ -220,3 +222,7 @@ def test_recorded_steps_are_for_decode_on_gpus(tmp_path: Path) -> None:
     assert sizes(device="cuda", cuda_graph=False) == ()
     assert sizes(PREFILL, device="cuda") == ()
     assert sizes() == ()
+    alone = WorkerSettings(model=tmp_path, device="cuda")
+    assert recorded_passes(alone, PREFILL)
+    monkeypatch.setenv("EPSERVE_KERNELS", "reference")
+    assert sizes(device="cuda", max_running=20) == recorded_passes(alone, PREFILL) == ()
