@@ -20,6 +20,7 @@ from kernels import absorb_pieces_cuda
 from kernels.fp8_scales import GROUP
 from kernels.head_linear import head_linear
 from kernels.mla_decode_pieces import Pieces
+from kernels.operands import FLOATS, check_contiguous, check_operand
 from kernels.paths import path_of
 from kernels.quantise import quantise
 
@@ -34,7 +35,9 @@ def absorb_values(
 
     `follows`: it may be launched while the kernel in front ends.
     Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
-    is nothing to join it does not wait for the first."""
+    is nothing to join it does not wait for the first. Raises ValueError for arguments that do not
+    fit."""
+    _check(latents, kv_b, nope_dim)
     path = path_for(kv_b.device, latents, kv_b, nope_dim)
     if isinstance(latents, Pieces):
         from kernels import absorb_pieces_triton
@@ -51,6 +54,22 @@ def absorb_values(
         return launch(latents, kv_b, nope_dim, follows=follows)
     values = latents.new_empty(*latents.shape[:2], kv_b.shape[1] - nope_dim)
     return quantise(head_linear(latents, kv_b[:, nope_dim:], out=values).flatten(1))
+
+
+def _check(latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int) -> None:
+    x = latents
+    if isinstance(x, Pieces):
+        if x.num_queries != 1:
+            raise ValueError(f"pieces of {x.num_queries} queries a row")
+        x = x.values
+        check_operand("lse", latents.lse, x.device, torch.float32)
+    if x.dim() != 3 or kv_b.dim() != 3 or x.shape[1:] != (kv_b.shape[0], kv_b.shape[2]):
+        raise ValueError(f"latents {tuple(x.shape)} do not fit kv_b {tuple(kv_b.shape)}")
+    if not 0 <= nope_dim < kv_b.shape[1]:
+        raise ValueError(f"values behind {nope_dim} of {kv_b.shape[1]} rows")
+    check_operand("latents", x, kv_b.device, *FLOATS)
+    check_operand("kv_b", kv_b, kv_b.device, x.dtype)
+    check_contiguous(latents=x, kv_b=kv_b)
 
 
 def path_for(

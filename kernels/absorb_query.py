@@ -17,8 +17,9 @@ reference, relative by norm; the rest is as in `kernels.rope_write`.
 import torch
 
 from kernels.head_linear import head_linear
+from kernels.operands import check_contiguous, check_operand
 from kernels.paths import path_of
-from kernels.rope_write import rope_write
+from kernels.rope_write import check_tokens, rope_write
 
 TOLERANCE = 5e-3
 MAX_TOKENS = 128  # of one launch
@@ -38,7 +39,10 @@ def absorb_query(
     leads: bool = False,
 ) -> torch.Tensor:
     """absorbed; changes `cache`. `leads`: the kernel behind it may begin before it ends. FlashMLA's
-    must not: it is launched as one that may, and reads queries before it waits."""
+    must not: it is launched as one that may, and reads queries before it waits.
+    Raises ValueError for arguments that do not fit, and on a CPU for slots of no page."""
+    check_tokens(query, latent, key_rope, rotation, slots, cache, latent_norm)
+    _check_weight(query, latent, key_rope, kv_b)
     given = (query, latent, key_rope, rotation, slots, cache, kv_b)
     if path_for(query.device, query, key_rope, kv_b) == "triton":
         from kernels.absorb_query_triton import launch
@@ -87,6 +91,17 @@ def path_for(
     if path_of("absorb", device) == "reference":
         return "reference"
     return "triton" if _fits(query, key_rope, kv_b) else "cublas"
+
+
+def _check_weight(
+    query: torch.Tensor, latent: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor
+) -> None:
+    nope_dim = query.shape[2] - key_rope.shape[1]
+    fits = kv_b.dim() == 3 and kv_b.shape[::2] == (query.shape[1], latent.shape[1])
+    if not fits or kv_b.shape[1] < nope_dim:
+        raise ValueError(f"kv_b {tuple(kv_b.shape)} does not fit query {tuple(query.shape)}")
+    check_operand("kv_b", kv_b, query.device, query.dtype)
+    check_contiguous(query=query, kv_b=kv_b)
 
 
 def _fits(query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor) -> bool:

@@ -15,10 +15,18 @@ out           [T, K] int64
 
 import torch
 
+from kernels.operands import check_contiguous, check_ids, check_operand, check_shape
+
 
 def choose_replica(
     topk_idx: torch.Tensor, physical: torch.Tensor, num_replicas: torch.Tensor, first: int
 ) -> torch.Tensor:
+    """Raises ValueError for arguments that do not fit, and on a CPU for ids that are no experts."""
+    check_replicas(physical, num_replicas, topk_idx.device)
+    check_operand("topk_idx", topk_idx, topk_idx.device, torch.int64)
+    if topk_idx.dim() != 2 or first < 0:
+        raise ValueError(f"topk_idx {tuple(topk_idx.shape)}, first replica {first}")
+    check_ids("topk_idx", topk_idx, 0, len(physical))
     max_replicas = physical.shape[1]
     if max_replicas == 1:
         return physical[:, 0][topk_idx]
@@ -27,3 +35,16 @@ def choose_replica(
     turn = turn + torch.arange(num_choices, device=topk_idx.device)
     turn.remainder_(num_replicas[topk_idx])
     return physical.view(-1)[turn.add_(topk_idx, alpha=max_replicas)]
+
+
+def check_replicas(
+    physical: torch.Tensor, num_replicas: torch.Tensor, device: torch.device
+) -> None:
+    """Raises ValueError for tables that do not fit together, or are not on `device`."""
+    check_operand("physical", physical, device, torch.int64)
+    check_operand("num_replicas", num_replicas, device, torch.int64)
+    if physical.dim() != 2 or not physical.numel():
+        raise ValueError(f"physical must be [E, R], is {list(physical.shape)}")
+    check_shape("num_replicas", num_replicas, len(physical))
+    check_contiguous(physical=physical, num_replicas=num_replicas)
+    check_ids("num_replicas", num_replicas, 1, physical.shape[1] + 1)

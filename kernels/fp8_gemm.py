@@ -31,8 +31,10 @@ TOLERANCE = 2e-3
 def fp8_gemm(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
 ) -> torch.Tensor:
-    """Raises ValueError for shapes or dtypes that do not fit."""
+    """Raises ValueError for shapes, dtypes or devices that do not fit."""
     check_operands(x, x_scale, weight, w_scale)
+    if x.dim() != 2 or weight.dim() != 2:
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} are no matrices")
     path = _path_by_size(x.device, len(x), *weight.shape)
     if path == "reference":
         return fp8_gemm_reference(x, x_scale, weight, w_scale)

@@ -9,7 +9,8 @@ with e the expert of row i, summed in float32.
     weight     [E, N, K]  float8_e4m3fn, contiguous;  w_scale [E, N / 128, K / 128] float32
     counts     [E] int32, masked: rows of each expert; those behind are neither read nor written
     expert_of  [M] int32, contiguous: each expert's rows begin at a multiple of ALIGNMENT, as
-               `kernels.permute` leaves them; -1: padding, of whose results nothing is said
+               `kernels.permute` leaves them; -1: padding, of whose results nothing is said. On a
+               device neither is read by the host
     ends       [E] int32, contiguous: where each expert's rows end, as `kernels.permute` says it
     out        [E, C, N] or [M, N]  bfloat16
 
@@ -24,6 +25,7 @@ from kernels.aligned_rows import ALIGNMENT
 from kernels.fp8_gemm import TOLERANCE, check_operands, fp8_gemm_reference
 from kernels.fp8_gemm_blocks import MASKED
 from kernels.fp8_gemm_choice import faster_path
+from kernels.operands import check_contiguous, check_ids, check_operand
 from kernels.paths import path_of
 from kernels.quantise import check_counts
 
@@ -76,7 +78,8 @@ def fp8_grouped_gemm_contiguous(
     expert_of: torch.Tensor,
     ends: torch.Tensor,
 ) -> torch.Tensor:
-    """Raises ValueError for arguments that do not fit."""
+    """Raises ValueError for arguments that do not fit, and on a CPU for experts that there are
+    not."""
     check_operands(x, x_scale, weight, w_scale)
     if x.dim() != 2 or weight.dim() != 3 or x.shape[0] % ALIGNMENT:
         raise ValueError(f"x must be [M, K] with M a multiple of 128, is {tuple(x.shape)}")
@@ -84,6 +87,11 @@ def fp8_grouped_gemm_contiguous(
         raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
     if ends.shape != weight.shape[:1] or ends.dtype != torch.int32:
         raise ValueError(f"ends must be [{weight.shape[0]}] int32, is {tuple(ends.shape)}")
+    check_operand("expert_of", expert_of, x.device, torch.int32)
+    check_operand("ends", ends, x.device, torch.int32)
+    check_contiguous(expert_of=expert_of, ends=ends)
+    check_ids("expert_of", expert_of, -1, len(weight))
+    check_ids("ends", ends, 0, len(x) + 1)
     path = path_of("fp8_grouped_gemm", x.device)
     if path == "deep_gemm" and x.numel():
         from kernels import fp8_gemm_deep_gemm

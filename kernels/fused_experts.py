@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.fp8_scales import GROUP
+from kernels.operands import FLOATS, check_operand, check_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class FusedExperts:
         return bool(self.gate_up.dtype == torch.float8_e4m3fn)
 
     def __post_init__(self) -> None:
+        if self.gate_up.dim() != 3 or not len(self.gate_up):
+            raise ValueError(f"gate_up must be [E, 2 I, H], is {tuple(self.gate_up.shape)}")
         num_experts, double_width, hidden = self.gate_up.shape
         if self.down.shape != (num_experts, hidden, double_width // 2):
             raise ValueError(
@@ -33,3 +36,11 @@ class FusedExperts:
             raise ValueError("FP8 weights have scales, others have none")
         if self.is_fp8 and (hidden % GROUP or double_width % (2 * GROUP)):
             raise ValueError(f"FP8 needs multiples of 128: H {hidden}, I {double_width // 2}")
+        device = self.gate_up.device
+        check_operand("gate_up", self.gate_up, device, *FLOATS, torch.float8_e4m3fn)
+        check_operand("down", self.down, device, self.gate_up.dtype)
+        for weight, scale in ((self.gate_up, self.gate_up_scale), (self.down, self.down_scale)):
+            if scale is not None:
+                _, rows, columns = weight.shape
+                check_operand("scales", scale, device, torch.float32)
+                check_shape("scales", scale, num_experts, rows // GROUP, columns // GROUP)

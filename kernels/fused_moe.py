@@ -5,7 +5,8 @@ weighted sum.
     out[t]   = scaling * sum over k of topk_weights[t, k] * y[t, k]      choices of -1 left out
 
     hidden        [T, H]      bfloat16 (or float32)
-    topk_idx      [T, K]      int64 local experts in 0 .. E - 1, or -1: not here
+    topk_idx      [T, K]      int64 local experts in 0 .. E - 1, or -1: not here; on a device the
+                              host does not read them, and others count as -1
     topk_weights  [T, K]      float32
     gate_up       [E, 2 I, H] gate half first; down [E, H, I]: dtype of hidden, or float8_e4m3fn
                               with scales [E, rows / 128, columns / 128] float32
@@ -22,6 +23,7 @@ from kernels.block_dequantise import block_dequantise
 from kernels.combine import combine
 from kernels.fp8_scales import GROUP
 from kernels.fused_experts import FusedExperts
+from kernels.operands import FLOATS, check_ids, check_operand
 from kernels.paths import path_of
 from kernels.quantise import quantise_reference
 from kernels.silu_mul import silu_mul_reference
@@ -39,15 +41,20 @@ def fused_moe(
     expected_rows: int | None = None,
 ) -> torch.Tensor:
     """`expected_rows`, the rows that an expert is likely to have (default: as if all choices were
-    here), picks among cuts of equal results. Raises ValueError for shapes or dtypes that do not
-    fit."""
-    if topk_idx.shape != topk_weights.shape or len(topk_idx) != len(hidden):
+    here), picks among cuts of equal results. Raises ValueError for shapes, dtypes or devices that
+    do not fit, and on a CPU for ids that are no experts."""
+    if topk_idx.dim() != 2 or topk_idx.shape != topk_weights.shape or len(topk_idx) != len(hidden):
         shapes = [tuple(each.shape) for each in (hidden, topk_idx, topk_weights)]
         raise ValueError(f"hidden, topk_idx and topk_weights do not fit together: {shapes}")
     if hidden.dim() != 2 or hidden.shape[1] != experts.down.shape[1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit the experts")
     if not experts.is_fp8 and hidden.dtype != experts.gate_up.dtype:
         raise ValueError(f"hidden is {hidden.dtype}, weights {experts.gate_up.dtype}")
+    device = experts.down.device
+    check_operand("hidden", hidden, device, *FLOATS)
+    check_operand("topk_idx", topk_idx, device, torch.int64)
+    check_operand("topk_weights", topk_weights, device, torch.float32)
+    check_ids("topk_idx", topk_idx, -1, len(experts.down))
     if path_of("fused_moe", hidden.device) == "triton":
         from kernels.fused_moe_triton import launch
 

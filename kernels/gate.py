@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from kernels.choose_replica import choose_replica
+from kernels.choose_replica import check_replicas, choose_replica
 from kernels.count_experts import count_experts
 from kernels.linear import linear
+from kernels.operands import FLOATS, check_contiguous, check_operand, check_shape
 from kernels.paths import path_of
 from kernels.router_gemm import router_gemm
 
@@ -37,6 +38,8 @@ def gate(
     norm_topk: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raises ValueError for arguments that do not fit."""
+    _check(hidden, weight, bias, num_groups, groups_per_token, experts_per_token)
     scores = _logits(hidden, weight).sigmoid_()
     choice = scores + bias
     if groups_per_token < num_groups:
@@ -64,11 +67,18 @@ def route(
 
     `rule` as for `gate`; the others as for `kernels.choose_replica` and `kernels.count_experts`.
     Of tokens that are none by `is_row` [T] bool the experts are -1, the weights 0, and nothing is
-    counted. Nothing waits for the host on a GPU.
+    counted. Nothing waits for the host on a GPU, where tables are not read by it: numbers of
+    replicas that no table has room for count as the nearest. Raises ValueError for arguments that
+    do not fit.
     """
+    _check_tables(hidden, len(weight), physical, num_replicas, counts, is_row)
+    if first < 0:
+        raise ValueError(f"the first replica is {first}")
     if path_of("gate", hidden.device) == "triton":
         from kernels.gate_triton import launch
 
+        sizes = ("num_groups", "groups_per_token", "experts_per_token")
+        _check(hidden, weight, bias, *(rule[size] for size in sizes))
         _, placed, topk_weights = launch(
             _logits(hidden, weight), bias, physical=physical, num_replicas=num_replicas,
             counts=counts, first=first, is_row=is_row, **rule,
@@ -98,3 +108,46 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if weight.dtype != torch.float32 and weight.dtype == hidden.dtype:
         return router_gemm(hidden, weight)
     return linear(hidden.float(), weight)
+
+
+def _check(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    num_groups: int,
+    groups_per_token: int,
+    experts_per_token: int,
+) -> None:
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(weight.shape)}")
+    num_experts, device = len(weight), hidden.device
+    check_operand("hidden", hidden, device, *FLOATS)
+    check_operand("weight", weight, device, torch.float32, hidden.dtype)
+    check_operand("bias", bias, device, torch.float32)
+    check_shape("bias", bias, num_experts)
+    check_contiguous(bias=bias)
+    if num_groups < 1 or num_experts % num_groups or not 0 < groups_per_token <= num_groups:
+        raise ValueError(f"{groups_per_token} of {num_groups} groups of {num_experts} experts")
+    if not 0 < experts_per_token <= num_experts // num_groups * groups_per_token:
+        raise ValueError(f"{experts_per_token} of {num_experts} experts in {num_groups} groups")
+
+
+def _check_tables(
+    hidden: torch.Tensor,
+    num_experts: int,
+    physical: torch.Tensor,
+    num_replicas: torch.Tensor,
+    counts: torch.Tensor,
+    is_row: torch.Tensor | None,
+) -> None:
+    device = hidden.device
+    check_replicas(physical, num_replicas, device)
+    if len(physical) != num_experts:
+        raise ValueError(f"physical {tuple(physical.shape)} is not of {num_experts} experts")
+    check_operand("counts", counts, device, torch.int64)
+    check_shape("counts", counts, num_experts)
+    check_contiguous(counts=counts)
+    if is_row is not None:
+        check_operand("is_row", is_row, device, torch.bool)
+        check_shape("is_row", is_row, len(hidden))
+        check_contiguous(is_row=is_row)

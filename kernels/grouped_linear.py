@@ -29,6 +29,7 @@ import torch.nn.functional as F
 
 from kernels.aligned_rows import ALIGNMENT
 from kernels.linear import MIN_ROWS, linear
+from kernels.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.paths import path_of
 from kernels.quantise import check_counts
 
@@ -36,9 +37,11 @@ TOLERANCE = 1e-2  # of bfloat16; float32: 1e-5
 
 
 def grouped_linear(x: torch.Tensor, counts: Sequence[int], weight: torch.Tensor) -> torch.Tensor:
-    """Contiguous layout."""
-    num_rows = x.shape[0]
-    assert sum(counts[: weight.shape[0]]) == num_rows, (counts, num_rows)
+    """Contiguous layout. ValueError for arguments that do not fit."""
+    _check(x, weight)
+    num_rows, here = x.shape[0], counts[: len(weight)]
+    if x.dim() != 2 or sum(here) != num_rows or any(count < 0 for count in here):
+        raise ValueError(f"counts {list(here)} are not of x {tuple(x.shape)}")
     least = MIN_ROWS if x.is_cpu else 1
     x = F.pad(x, (0, 0, 0, least - 1))
     out = x.new_empty(x.shape[0], weight.shape[1])
@@ -57,6 +60,7 @@ def grouped_linear_masked(
     """`expected_rows` of an expert, 0: about C; any number is right. ValueError for arguments that
     do not fit."""
     _check(x, weight)
+    check_contiguous(x=x)
     if x.dim() != 3 or x.shape[0] != weight.shape[0]:
         raise ValueError(f"x {tuple(x.shape)} does not fit experts {tuple(weight.shape)}")
     check_counts(x, counts)
@@ -70,12 +74,16 @@ def grouped_linear_masked(
 def grouped_linear_aligned(
     x: torch.Tensor, expert_of: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """ValueError for arguments that do not fit."""
+    """ValueError for arguments that do not fit, and on a CPU for experts that there are not. On a
+    device the host does not read `expert_of`, and other experts count as -1."""
     _check(x, weight)
+    check_contiguous(x=x, expert_of=expert_of)
     if x.dim() != 2 or x.shape[0] % ALIGNMENT:
         raise ValueError(f"x must be [N, K] with N a multiple of 128, is {tuple(x.shape)}")
     if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
         raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
+    check_operand("expert_of", expert_of, x.device, torch.int32)
+    check_ids("expert_of", expert_of, -1, len(weight))
     if path_of("grouped_linear", x.device) == "triton" and weight.is_contiguous():
         from kernels.grouped_linear_triton import aligned
 
@@ -105,7 +113,7 @@ def grouped_linear_aligned_reference(
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
-    if weight.dim() != 3 or x.shape[-1] != weight.shape[2] or not x.is_contiguous():
+    if weight.dim() != 3 or x.shape[-1] != weight.shape[2]:
         raise ValueError(f"x {tuple(x.shape)} does not fit weight {tuple(weight.shape)}")
-    if x.dtype != weight.dtype or x.device != weight.device:
-        raise ValueError(f"x is {x.dtype} on {x.device}, weight {weight.dtype} on {weight.device}")
+    check_operand("x", x, weight.device, *FLOATS)
+    check_operand("weight", weight, weight.device, x.dtype)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from kernels.block_dequantise import BLOCK, block_dequantise
 from kernels.linear import MIN_ROWS
+from kernels.operands import FLOATS, check_operand, check_shape
 from kernels.paths import path_of
 
 TOLERANCE = 5e-3  # of bfloat16; float32: 1e-5
@@ -31,7 +32,9 @@ def head_linear(
     *,
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Raises ValueError unless FP8 weights come with a scale of their shape."""
+    """Raises ValueError for shapes, dtypes or devices that do not fit, and unless FP8 weights come
+    with a scale of their shape."""
+    _check(x, weight, out)
     if scale is not None or weight.dtype == torch.float8_e4m3fn:
         check_scale(weight, scale)
         if path_for(x.device, weight, scale) == "triton":
@@ -81,6 +84,16 @@ def is_whole(weight: torch.Tensor) -> bool:
     return bool(rows % BLOCK == 0 and columns % BLOCK == 0)
 
 
+def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> None:
+    if x.dim() != 3 or weight.dim() != 3 or x.shape[1:] != weight.shape[::2]:
+        raise ValueError(f"x {tuple(x.shape)} does not fit weight {tuple(weight.shape)}")
+    check_operand("x", x, x.device, *FLOATS)
+    check_operand("weight", weight, x.device, x.dtype, torch.float8_e4m3fn)
+    if out is not None:
+        check_operand("out", out, x.device, x.dtype)
+        check_shape("out", out, *x.shape[:2], weight.shape[1])
+
+
 def check_scale(weight: torch.Tensor, scale: torch.Tensor | None) -> None:
     heads, rows, columns = weight.shape
     if weight.dtype != torch.float8_e4m3fn or not weight.is_contiguous():
@@ -89,3 +102,4 @@ def check_scale(weight: torch.Tensor, scale: torch.Tensor | None) -> None:
     if scale is None or scale.shape != wanted or scale.dtype != torch.float32:
         found = None if scale is None else (tuple(scale.shape), scale.dtype)
         raise ValueError(f"scale must be {wanted} float32, is {found}")
+    check_operand("scale", scale, weight.device, torch.float32)

@@ -24,8 +24,8 @@ def l2_fetch(rows: torch.Tensor, num_bytes: int) -> None:
     rows  [N, B] uint8, a row's bytes contiguous, rows and `num_bytes` multiples of 16 bytes
 
     Raises ValueError for others."""
-    is_aligned = rows.data_ptr() % 16 == rows.stride(0) % 16 == num_bytes % 16 == 0
-    if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.stride(1) != 1 or not is_aligned:
+    has_rows = rows.dtype == torch.uint8 and rows.dim() == 2 and rows.stride(1) == 1
+    if not has_rows or rows.data_ptr() % 16 or rows.stride(0) % 16 or num_bytes % 16:
         raise ValueError(f"rows to fetch: {rows.dtype} {tuple(rows.shape)}, {num_bytes} bytes")
     if not 0 <= num_bytes <= rows.shape[1]:
         raise ValueError(f"{num_bytes} bytes of rows of {rows.shape[1]}")

@@ -15,10 +15,20 @@ padded. With the favoured layout that costs next to nothing.
 import torch
 import torch.nn.functional as F
 
+from kernels.operands import FLOATS, check_operand, check_shape
+
 MIN_ROWS = 4
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Raises ValueError for shapes, dtypes or devices that do not fit."""
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(f"x {tuple(x.shape)} does not fit weight {tuple(weight.shape)}")
+    check_operand("x", x, x.device, *FLOATS)
+    check_operand("weight", weight, x.device, x.dtype)
+    if bias is not None:
+        check_operand("bias", bias, x.device, x.dtype)
+        check_shape("bias", bias, len(weight))
     num_rows = x.shape[0]
     if 0 < num_rows < MIN_ROWS and x.is_cpu:
         padded = F.pad(x, (0, 0, 0, MIN_ROWS - num_rows))

@@ -12,16 +12,22 @@ In float32; the Triton path agrees with the reference within 1e-5 (bfloat16: one
 
 import torch
 
+from kernels.operands import FLOATS, check_operand
 from kernels.paths import path_of
 
 
 def merge_states(
     a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse). Raises ValueError for shapes that do not fit."""
-    if a.shape != b.shape or lse_a.shape != a.shape[:2] or lse_b.shape != a.shape[:2]:
+    """(out, lse). Raises ValueError for shapes, dtypes or devices that do not fit."""
+    if a.shape != b.shape or not lse_a.shape == lse_b.shape == a.shape[:2] or a.dim() != 3:
         shapes = [tuple(each.shape) for each in (a, lse_a, b, lse_b)]
         raise ValueError(f"states do not fit together: {shapes}")
+    device = a.device
+    check_operand("a", a, device, *FLOATS)
+    check_operand("b", b, device, a.dtype)
+    check_operand("lse_a", lse_a, device, torch.float32)
+    check_operand("lse_b", lse_b, device, torch.float32)
     if path_of("merge_states", a.device) == "triton":
         from kernels.merge_states_triton import launch
 

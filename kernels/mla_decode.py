@@ -13,7 +13,9 @@ All heads share one key (the whole latent) and one value (its first C elements):
 `mla_decode_paged` takes rows as they are in a batch, all with the same number of new tokens:
 
     block_table  [B, P] int32, page ids in token order
-    kv_lengths   [B] int32, new tokens included; 0: a row without any, whose out is zeros
+    kv_lengths   [B] int32, new tokens included, for which there are pages; 0: a row without any,
+                 whose out is zeros. On a device the host reads neither: of pages that there are
+                 not, our kernels read others or none
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
 In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
@@ -26,7 +28,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels import mla_decode_cuda
-from kernels.mla_decode_pieces import Pieces
+from kernels.mla_decode_pieces import MAX_QUERIES, Pieces
+from kernels.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.paged_rows import RowGroup, group_rows
 from kernels.paths import path_of
 
@@ -41,6 +44,10 @@ def mla_decode(
     value_dim: int,
     scale: float,
 ) -> torch.Tensor:
+    """Raises ValueError for arguments that do not fit, and on a CPU for pages of no cache."""
+    _check(query, cache, value_dim)
+    for group in groups:
+        check_ids("pages", group.pages, 0, len(cache))
     if len(groups) == 1 and groups[0].tokens is None:
         return attend(query, cache, groups[0], value_dim, scale)
     out = query.new_zeros(*query.shape[:2], value_dim)
@@ -61,7 +68,8 @@ def mla_decode_paged(
     scale: float,
     schedule: object | None = None,
 ) -> torch.Tensor:
-    """Raises ValueError unless T is 1 to 256 times B. `schedule` is what `mla_decode_schedule` made
+    """Raises ValueError unless T is 1 to 256 times B, for other arguments that do not fit, and on a
+    CPU for pages that there are not. `schedule` is what `mla_decode_schedule` made
     for all layers of a step; without it each call makes its own."""
     found = mla_decode_pieces(
         query,
@@ -90,6 +98,8 @@ def mla_decode_pieces(
     schedule: object | None = None,
 ) -> torch.Tensor | Pieces:
     """As `mla_decode_paged`, but not joined where the path leaves pieces."""
+    _check(query, cache, value_dim)
+    _check_rows(query, block_table, kv_lengths)
     path = path_for(query.device, query, cache, value_dim, num_rows=len(kv_lengths))
     if path == "flash_mla":
         from kernels import mla_decode_flash
@@ -161,6 +171,30 @@ def mla_decode_reference(
     out = query.new_zeros(*query.shape[:2], value_dim)
     out[is_used] = mla_decode(query[is_used], cache, groups, value_dim=value_dim, scale=scale)
     return out
+
+
+def _check(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> None:
+    if query.dim() != 3 or cache.dim() != 3 or query.shape[2] != cache.shape[2]:
+        raise ValueError(f"query {tuple(query.shape)} does not fit {tuple(cache.shape)}")
+    if not 0 < value_dim <= query.shape[2]:
+        raise ValueError(f"values are {value_dim} of {query.shape[2]} elements")
+    check_operand("query", query, query.device, *FLOATS)
+    check_operand("cache", cache, query.device, query.dtype)
+    check_contiguous(cache=cache)
+
+
+def _check_rows(query: torch.Tensor, block_table: torch.Tensor, kv_lengths: torch.Tensor) -> None:
+    check_operand("block_table", block_table, query.device, torch.int32)
+    check_operand("kv_lengths", kv_lengths, query.device, torch.int32)
+    if block_table.dim() != 2 or kv_lengths.shape != block_table.shape[:1]:
+        shapes = tuple(block_table.shape), tuple(kv_lengths.shape)
+        raise ValueError(f"block_table and kv_lengths do not fit together: {shapes}")
+    num_tokens, num_rows = len(query), len(kv_lengths)
+    if num_tokens % max(1, num_rows) or num_tokens > MAX_QUERIES * num_rows:
+        raise ValueError(f"{num_tokens} tokens are not up to {MAX_QUERIES} for {num_rows} rows")
+    if block_table.stride(1) != 1:
+        raise ValueError("the columns of block_table must be contiguous")
+    check_contiguous(kv_lengths=kv_lengths)
 
 
 def attend(

@@ -14,6 +14,7 @@ import torch
 
 from kernels import cuda_build
 from kernels.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
+from kernels.operands import check_contiguous
 
 LINES, VALUE_DIM, WIDTH = 64, 512, 576
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
@@ -58,9 +59,7 @@ def launch(
     num_queries = num_tokens // num_rows
     if num_queries * num_rows != num_tokens or num_queries > MAX_QUERIES:
         raise ValueError(f"{num_tokens} tokens are not up to {MAX_QUERIES} for {num_rows} rows")
-    assert query.is_contiguous()
-    assert cache.is_contiguous()
-    assert kv_lengths.is_contiguous()
+    check_contiguous(query=query, cache=cache, kv_lengths=kv_lengths)
     assert block_table.stride(1) == 1
     num_lines = num_queries * num_heads
     num_parts = num_parts or max(1, _num_multiprocessors(query.device) // (num_lines // LINES))

@@ -34,6 +34,7 @@ from kernels.fp8_scales import empty_scales
 from kernels.linear import linear
 from kernels.merge_states import merge_states_reference
 from kernels.mla_prefill_plan import KeyGroup
+from kernels.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
 from kernels.paged_rows import Row
 from kernels.paths import path_of
 from kernels.quantise import quantise
@@ -50,6 +51,12 @@ def mla_prefill(
     scale: float,
     kv_b_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Raises ValueError for arguments that do not fit, and on a CPU for pages of no cache."""
+    _check(query, cache, kv_b, kv_b_scale)
+    for row in rows:
+        if row.stop > len(query) or row.kv_length > len(row.pages) * cache.shape[1]:
+            raise ValueError(f"{row} does not fit {len(query)} tokens, {tuple(cache.shape)}")
+        check_ids("pages", row.pages, 0, len(cache))
     num_heads, qk_dim = query.shape[1:]
     value_dim = kv_b.shape[1] - (qk_dim - (cache.shape[-1] - kv_b.shape[2]))
     out = query.new_empty(query.shape[0], num_heads, value_dim)
@@ -71,9 +78,16 @@ def mla_prefill_grouped(
     out: torch.Tensor | None = None,
     kv_b_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`out`: contiguous, to write to; tokens that are in no group are left alone."""
+    """`out`: contiguous, to write to; tokens that are in no group are left alone. Raises ValueError
+    for arguments that do not fit, and on a CPU for slots that there are not."""
+    _check(query, cache, kv_b, kv_b_scale)
+    _check_groups(query, cache, groups)
     if out is None:
         out = empty_values(query, cache, kv_b)
+    else:
+        check_operand("out", out, query.device, query.dtype)
+        check_shape("out", out, *query.shape[:2], value_dim_of(query, cache, kv_b))
+        check_contiguous(out=out)
     path = path_for(query.device, query, cache, kv_b)
     attend: Callable[..., None] = attend_group_reference
     if path == "cuda":
@@ -96,7 +110,9 @@ def mla_prefill_quantised(
     kv_b_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `quantise` makes, bit for bit, of what `mla_prefill_grouped` gives as [T, heads * V];
-    tokens that are in no group are undefined."""
+    tokens that are in no group are undefined. Raises ValueError as that."""
+    _check(query, cache, kv_b, kv_b_scale)
+    _check_groups(query, cache, groups)
     out = empty_values(query, cache, kv_b)
     if path_for(query.device, query, cache, kv_b) != "cuda":
         mla_prefill_grouped(query, cache, kv_b, groups, scale=scale, out=out, kv_b_scale=kv_b_scale)
@@ -120,9 +136,39 @@ def path_for(
 
 def empty_values(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> torch.Tensor:
     """[T, heads, V]."""
-    num_tokens, num_heads, qk_dim = query.shape
-    nope_dim = qk_dim - (cache.shape[-1] - kv_b.shape[2])
-    return query.new_empty(num_tokens, num_heads, kv_b.shape[1] - nope_dim)
+    return query.new_empty(*query.shape[:2], value_dim_of(query, cache, kv_b))
+
+
+def value_dim_of(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> int:
+    rope_dim = cache.shape[2] - kv_b.shape[2]
+    return int(kv_b.shape[1] - (query.shape[2] - rope_dim))
+
+
+def _check(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    kv_b_scale: torch.Tensor | None,
+) -> None:
+    shapes = tuple(query.shape), tuple(cache.shape), tuple(kv_b.shape)
+    fits = query.dim() == cache.dim() == kv_b.dim() == 3 and query.shape[1] == kv_b.shape[0]
+    if not fits or not 0 <= cache.shape[2] - kv_b.shape[2] <= query.shape[2]:
+        raise ValueError(f"query, cache and kv_b do not fit together: {shapes}")
+    if value_dim_of(query, cache, kv_b) < 1 or query.stride(2) != 1:
+        raise ValueError(f"query, cache and kv_b leave no values, or gaps: {shapes}")
+    check_operand("query", query, query.device, *FLOATS)
+    check_operand("cache", cache, query.device, query.dtype)
+    weight_dtype = query.dtype if kv_b_scale is None else torch.float8_e4m3fn
+    check_operand("kv_b", kv_b, query.device, weight_dtype)
+
+
+def _check_groups(query: torch.Tensor, cache: torch.Tensor, groups: Sequence[KeyGroup]) -> None:
+    check_contiguous(cache=cache)
+    for group in groups:
+        last = group.pieces[-1]  # they are in the order of their tokens
+        if last.query + last.num_queries > len(query):
+            raise ValueError(f"{last} does not fit {len(query)} tokens")
+        check_ids("slots", group.slots, 0, cache.shape[0] * cache.shape[1])
 
 
 def attend_groups(

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import torch
 
 from kernels.fp8_scales import GROUP
+from kernels.operands import FLOATS, INTEGERS, check_ids, check_operand
 from kernels.packed_row import PackedRow
 from kernels.paths import path_of
-from kernels.quantise import quantise_reference
+from kernels.quantise import check_scale, quantise_reference
 
 
 class Unpacked(NamedTuple):
@@ -45,13 +46,18 @@ def pack_tokens(
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """ValueError for arguments that do not fit."""
-    if hidden.dim() != 2 or topk_idx.shape != weights.shape or len(hidden) != len(topk_idx):
+    fits = hidden.dim() == topk_idx.dim() == 2 and len(hidden) == len(topk_idx)
+    if not fits or topk_idx.shape != weights.shape:
         shapes = [tuple(each.shape) for each in (hidden, topk_idx, weights)]
         raise ValueError(f"hidden, topk_idx and weights do not fit together: {shapes}")
-    if hidden.dtype not in (torch.bfloat16, torch.float32) or num_rows < len(hidden):
+    if hidden.dtype not in FLOATS or num_rows < len(hidden):
         raise ValueError(f"{len(hidden)} rows of {hidden.dtype} into {num_rows}")
     if quantises and hidden.shape[1] % GROUP:
         raise ValueError(f"H = {hidden.shape[1]} is not a multiple of {GROUP}")
+    check_operand("topk_idx", topk_idx, hidden.device, *INTEGERS)
+    check_operand("weights", weights, hidden.device, torch.float32)
+    check_scale(hidden, scale)
+    check_ids("topk_idx", topk_idx, -1, 2**31)  # int32 is what travels
     if path_of("pack_tokens", hidden.device) == "triton":
         from kernels.pack_tokens_triton import launch
 

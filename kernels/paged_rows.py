@@ -46,13 +46,16 @@ def split_rows(
     block_table: torch.Tensor,  # [B, P] int32
     page_tokens: int,
 ) -> tuple[Row, ...]:
-    """Rows in batch order; those without new tokens are left out."""
-    starts = query_start.tolist()
+    """Rows in batch order; those without new tokens are left out. Raises ValueError for lengths
+    without pages, or without the new tokens."""
+    starts, lengths = query_start.tolist(), kv_lengths.tolist()
+    _check(starts, lengths, block_table, page_tokens)
     rows = []
-    for index, kv_length in enumerate(kv_lengths.tolist()):
+    for index, kv_length in enumerate(lengths):
         start, stop = starts[index], starts[index + 1]
         if stop > start:
-            assert kv_length >= stop - start, (kv_length, start, stop)
+            if kv_length < stop - start:
+                raise ValueError(f"row {index}: {stop - start} new tokens of {kv_length}")
             num_pages = -(-kv_length // page_tokens)
             rows.append(Row(start, stop, kv_length, block_table[index, :num_pages]))
     return tuple(rows)
@@ -65,8 +68,9 @@ def group_rows(
     page_tokens: int,
 ) -> tuple[RowGroup, ...]:
     """Rows by number of new tokens and by length, so that at most half of a group's work, or
-    SLACK_TOKENS a row, is padding."""
+    SLACK_TOKENS a row, is padding. Raises ValueError for lengths without pages."""
     starts, lengths = query_start.tolist(), kv_lengths.tolist()
+    _check(starts, lengths, block_table, page_tokens)
     counts = [starts[row + 1] - starts[row] for row in range(len(lengths))]
     members: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (counts[row], -lengths[row])):
@@ -105,3 +109,16 @@ def row_group(
     hidden = keys >= torch.tensor(limits, device=device)[..., None]
     mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
     return RowGroup(len(rows), tokens, pages.reshape(-1), mask)
+
+
+def _check(
+    starts: list[int], lengths: list[int], block_table: torch.Tensor, page_tokens: int
+) -> None:
+    if block_table.dim() != 2 or not len(starts) - 1 == len(lengths) == len(block_table):
+        raise ValueError(
+            f"{len(starts) - 1} rows, {len(lengths)} lengths, pages {tuple(block_table.shape)}"
+        )
+    room = block_table.shape[1] * page_tokens
+    for row, length in enumerate(lengths):
+        if starts[row] != starts[row + 1] and not 0 < length <= room:
+            raise ValueError(f"row {row} has {length} tokens and pages for {room}")

@@ -8,9 +8,11 @@ contiguous grouped GEMM.
 
     hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] or [T, 1] float32 travels
                             along
-    topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here
+    topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here; on a device the host
+                            does not read them, and others count as -1
     rows       [M, H]       M = N + E (alignment - 1), rounded up, where N is T K, or `most` if it
-                            is known that no more choices are here
+                            is known that no more choices are here; those that are, all the same,
+                            are left out on a device
     row_of     [K, T]       int32
     counts     [E]          int32
     ends       [E]          int32, start[e] + counts[e]
@@ -23,6 +25,8 @@ Exact. Nothing waits for the host.
 import torch
 
 from kernels.aligned_rows import Permuted, empty_permuted
+from kernels.fp8_scales import GROUP
+from kernels.operands import check_ids, check_operand, check_shape
 from kernels.paths import path_of
 
 
@@ -35,11 +39,22 @@ def permute(
     scale: torch.Tensor | None = None,
     most: int | None = None,
 ) -> Permuted:
-    """Raises ValueError for shapes or dtypes that do not fit."""
+    """Raises ValueError for shapes, dtypes or devices that do not fit, and on a CPU for ids that
+    are no experts."""
     if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
         raise ValueError(f"topk_idx must be [T, K] int64, is {topk_idx.dtype}")
     if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0] or not hidden.is_contiguous():
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
+    if num_experts < 1 or alignment < 1:
+        raise ValueError(f"{num_experts} experts, rows aligned to {alignment}")
+    check_operand("topk_idx", topk_idx, hidden.device, torch.int64)
+    if scale is not None:
+        check_operand("scale", scale, hidden.device, torch.float32)
+        num_scales = 1 if scale.shape[-1:] == (1,) else hidden.shape[1] // GROUP
+        check_shape("scale", scale, len(hidden), num_scales)
+    check_ids("topk_idx", topk_idx, -1, num_experts)
+    if most is not None and topk_idx.is_cpu and int((topk_idx >= 0).sum()) > most:
+        raise ValueError(f"more than {most} choices are here")
     if path_of("permute", hidden.device) == "triton":
         from kernels.permute_triton import launch
 

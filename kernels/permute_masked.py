@@ -8,7 +8,7 @@
     hidden     [T, H]          any dtype, columns contiguous; with FP8, `scale` [T, H / 128]
                                float32 travels along; `quantises`: it becomes FP8 on the way, as by
                                `kernels.quantise`
-    topk_idx   [T, K]          int32 or int64, columns contiguous
+    topk_idx   [T, K]          int32 or int64, columns contiguous; any that is no expert is not here
     rows       [E, C, H]       those from counts[e] on mean nothing
     row_of     [K, T]          int32
     counts     [E]             int32, rows of each expert
@@ -22,6 +22,7 @@ import torch
 
 from kernels.fp8_scales import GROUP
 from kernels.masked_rows import MaskedRows, empty_masked
+from kernels.operands import FLOATS, INTEGERS, check_operand, check_shape
 from kernels.paths import path_of
 from kernels.quantise import quantise_reference
 
@@ -36,8 +37,8 @@ def permute_masked(
     scale: torch.Tensor | None = None,
     quantises: bool = False,
 ) -> MaskedRows:
-    """Raises ValueError for shapes or dtypes that do not fit."""
-    if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
+    """Raises ValueError for shapes, dtypes or devices that do not fit."""
+    if topk_idx.dim() != 2 or topk_idx.dtype not in INTEGERS:
         raise ValueError(f"topk_idx must be [T, K] integers, is {topk_idx.dtype}")
     if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0]:
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
@@ -45,6 +46,14 @@ def permute_masked(
         raise ValueError("the columns of hidden and of topk_idx must be contiguous")
     if quantises and (hidden.shape[1] % GROUP or scale is not None):
         raise ValueError(f"{tuple(hidden.shape)} cannot be quantised, or is already")
+    if quantises:
+        check_operand("hidden", hidden, hidden.device, *FLOATS)
+    check_operand("topk_idx", topk_idx, hidden.device, *INTEGERS)
+    if scale is not None:
+        check_operand("scale", scale, hidden.device, torch.float32)
+        check_shape("scale", scale, len(hidden), hidden.shape[1] // GROUP)
+    if num_experts < 1 or capacity < 1 and len(hidden):
+        raise ValueError(f"{num_experts} experts of {capacity} rows")
     if path_of("permute", hidden.device) == "triton":
         from kernels.permute_masked_triton import launch
 

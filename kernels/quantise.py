@@ -19,6 +19,7 @@ The Triton path gives the bits of the reference.
 import torch
 
 from kernels.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
+from kernels.operands import FLOATS
 from kernels.paths import path_of
 
 
@@ -70,7 +71,7 @@ def check(x: torch.Tensor, *, num_dims: int) -> None:
         raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
     if x.shape[-1] % GROUP:
         raise ValueError(f"K = {x.shape[-1]} is not a multiple of {GROUP}")
-    if x.dtype not in (torch.bfloat16, torch.float32):
+    if x.dtype not in FLOATS:
         raise ValueError(f"x must be bfloat16 or float32, is {x.dtype}")
 
 
@@ -86,5 +87,5 @@ def check_counts(x: torch.Tensor, counts: torch.Tensor) -> None:
     """Raises ValueError when `counts` does not fit `x` [E, C, ...]."""
     if counts.shape != x.shape[:1] or counts.dtype != torch.int32:
         raise ValueError(f"counts must be [{x.shape[0]}] int32, is {tuple(counts.shape)}")
-    if counts.device != x.device:
-        raise ValueError(f"counts are on {counts.device}, x on {x.device}")
+    if counts.device != x.device or not counts.is_contiguous():
+        raise ValueError(f"counts are on {counts.device}, x on {x.device}, or have gaps")

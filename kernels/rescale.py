@@ -16,8 +16,9 @@ what one rounding, with `tensor_scale` alone, would have given.
 import torch
 
 from kernels.fp8_scales import GROUP, LARGEST
+from kernels.operands import check_operand
 from kernels.paths import path_of
-from kernels.quantise import check_counts
+from kernels.quantise import check_counts, check_scale
 
 
 def rescale(
@@ -28,12 +29,14 @@ def rescale(
     *,
     expected_rows: int = 0,
 ) -> torch.Tensor:
-    """`expected_rows` of an expert, 0: nobody knows. Raises ValueError for shapes or dtypes that do
-    not fit."""
+    """`expected_rows` of an expert, 0: nobody knows. Raises ValueError for shapes, dtypes or
+    devices that do not fit."""
     if x.dtype != torch.float8_e4m3fn or x.dim() != 3 or not x.is_contiguous():
         raise ValueError(f"x must be a contiguous [E, C, K] float8_e4m3fn, is {x.dtype}")
     if x.shape[2] % GROUP or scale.shape != (*x.shape[:2], x.shape[2] // GROUP):
         raise ValueError(f"scale {tuple(scale.shape)} does not fit x {tuple(x.shape)}")
+    check_operand("scale", scale, x.device, torch.float32)
+    check_scale(x, tensor_scale)
     check_counts(x, counts)
     if path_of("rescale", x.device) == "triton":
         from kernels.rescale_triton import launch

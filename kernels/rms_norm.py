@@ -20,11 +20,14 @@ import torch.nn.functional as F
 
 from kernels.combine import Combination, Update, combined
 from kernels.fp8_scales import GROUP, empty_scales
+from kernels.operands import FLOATS, check_contiguous, check_operand, check_shape
 from kernels.paths import path_of
 from kernels.quantise import check_scale, quantise_reference
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Raises ValueError for arguments that do not fit, as all of these do."""
+    _check(x, None, weight)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch
 
@@ -36,6 +39,7 @@ def add_rms_norm(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normalised sum, sum). `residual` is not changed."""
+    _check(x, residual, weight)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch
 
@@ -47,7 +51,7 @@ def rms_norm_quantise(
     x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale)."""
-    _check_width(x)
+    _check(x, None, weight, quantises=True)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch_quantise
 
@@ -59,7 +63,7 @@ def add_rms_norm_quantise(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, scale, sum)."""
-    _check_width(residual)
+    _check(x, residual, weight, quantises=True)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch_quantise
 
@@ -71,7 +75,7 @@ def add_rms_norm_both(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, by_row: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
-    _check_width(residual)
+    _check(x, residual, weight, quantises=True)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch_both
 
@@ -83,7 +87,7 @@ def add_rms_norm_all(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
-    _check_width(residual)
+    _check(x, residual, weight, quantises=True)
     check_scale(residual, scale)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch_all
@@ -141,6 +145,20 @@ def _has_kernel(x: Update) -> bool:
     return path_of("rms_norm", rows.device) == "triton" and rows.dim() == 2 and rows.stride(1) == 1
 
 
-def _check_width(residual: torch.Tensor) -> None:
-    if residual.shape[1] % GROUP:
-        raise ValueError(f"H = {residual.shape[1]} is not a multiple of {GROUP}")
+def _check(
+    x: Update, residual: torch.Tensor | None, weight: torch.Tensor, *, quantises: bool = False
+) -> None:
+    rows = x.rows if isinstance(x, Combination) else x
+    device, dtype, width = rows.device, rows.dtype, rows.shape[-1]
+    check_operand("x", rows, device, *FLOATS)
+    check_operand("weight", weight, device, dtype)
+    check_shape("weight", weight, width)
+    check_contiguous(weight=weight)
+    if quantises and (rows.dim() != 2 or width % GROUP):
+        raise ValueError(f"H = {width} of {rows.dim()} dimensions is not a multiple of {GROUP}")
+    if residual is None:
+        return
+    check_operand("residual", residual, device, dtype)
+    shape = (x.row_of.shape[1], width) if isinstance(x, Combination) else x.shape
+    if residual.shape != shape or residual.stride(-1) != 1:
+        raise ValueError(f"residual {tuple(residual.shape)} does not fit x {tuple(shape)}")

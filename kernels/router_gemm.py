@@ -19,6 +19,7 @@ import torch
 
 from kernels import router_gemm_cuda
 from kernels.linear import linear
+from kernels.operands import FLOATS, check_operand
 from kernels.paths import path_of
 
 TOLERANCE = 1e-5
@@ -27,11 +28,11 @@ MANY_ROWS = 256  # from which on the library is faster
 
 
 def router_gemm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Raises ValueError for shapes or dtypes that do not fit."""
+    """Raises ValueError for shapes, dtypes or devices that do not fit."""
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(weight.shape)}")
-    if hidden.dtype != weight.dtype:
-        raise ValueError(f"hidden is {hidden.dtype}, weight {weight.dtype}")
+    check_operand("hidden", hidden, hidden.device, *FLOATS)
+    check_operand("weight", weight, hidden.device, hidden.dtype)
     path = path_for(hidden.device, hidden, weight)
     if path == "reference":
         return router_gemm_reference(hidden, weight)

@@ -34,7 +34,7 @@ def sample(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    """Raises ValueError for shapes or dtypes that do not fit."""
+    """Raises ValueError for shapes, dtypes or devices that do not fit."""
     if logits.dim() != 2 or logits.dtype != torch.float32 or not logits.shape[1]:
         raise ValueError(f"logits must be [B, V] float32, are {tuple(logits.shape)} {logits.dtype}")
     knobs = (temperature, top_k, top_p, min_p, uniform)
@@ -43,6 +43,8 @@ def sample(
         raise ValueError(f"knobs must be {dtypes}, are {[each.dtype for each in knobs]}")
     if any(each.shape != logits.shape[:1] for each in knobs):
         raise ValueError(f"knobs must be [{len(logits)}], are {[tuple(k.shape) for k in knobs]}")
+    if any(each.device != logits.device for each in knobs):
+        raise ValueError(f"knobs must be on {logits.device}")
     if path_of("sample", logits.device) == "triton":
         from kernels.sample_triton import launch
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.fp8_scales import GROUP
+from kernels.operands import FLOATS, check_operand
 from kernels.paths import path_of
 from kernels.quantise import (
     check_counts,
@@ -26,7 +27,9 @@ from kernels.quantise import (
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    if path_of("silu_mul", x.device) == "triton" and x.is_contiguous() and x.shape[1] % 2 == 0:
+    """Raises ValueError for arguments that do not fit, as all of these do."""
+    _check_halves(x, num_dims=2)
+    if path_of("silu_mul", x.device) == "triton" and x.is_contiguous():
         from kernels.silu_mul_triton import launch
 
         return launch(x)
@@ -38,8 +41,9 @@ def silu_mul_masked(
 ) -> torch.Tensor:
     """[E, C, I] of the first `counts[e]` rows of each expert, of which there are likely to be
     `expected_rows` (0: nobody knows)."""
+    _check_halves(x, num_dims=3)
     check_counts(x, counts)
-    if path_of("silu_mul", x.device) == "triton" and x.is_contiguous() and x.shape[2] % 2 == 0:
+    if path_of("silu_mul", x.device) == "triton" and x.is_contiguous():
         from kernels.silu_mul_triton import launch_masked
 
         return launch_masked(x, counts, expected_rows)
@@ -57,8 +61,10 @@ def silu_mul_quantise(
     ValueError unless I is a multiple of 128."""
     _check(x, num_dims=2)
     check_scale(x, scale)
-    if owner is not None and owner.shape != x.shape[:1]:
+    if owner is not None and (owner.shape != x.shape[:1] or not owner.is_contiguous()):
         raise ValueError(f"owner {tuple(owner.shape)} does not fit {tuple(x.shape)}")
+    if owner is not None:
+        check_operand("owner", owner, x.device, torch.int32)
     if path_of("silu_mul", x.device) == "triton":
         from kernels.silu_mul_triton import launch_quantise
 
@@ -115,5 +121,10 @@ def _check(x: torch.Tensor, *, num_dims: int) -> None:
         raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
     if x.shape[-1] % (2 * GROUP):
         raise ValueError(f"I = {x.shape[-1] / 2:g} is not a multiple of {GROUP}")
-    if x.dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"x must be bfloat16 or float32, is {x.dtype}")
+    check_operand("x", x, x.device, *FLOATS)
+
+
+def _check_halves(x: torch.Tensor, *, num_dims: int) -> None:
+    if x.dim() != num_dims or x.shape[-1] % 2:
+        raise ValueError(f"x must have {num_dims} dimensions, two halves, is {tuple(x.shape)}")
+    check_operand("x", x, x.device, *FLOATS)

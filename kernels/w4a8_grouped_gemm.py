@@ -244,6 +244,8 @@ def _check(
         raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
     if activations.dtype != torch.float8_e4m3fn or not activations.is_contiguous():
         raise ValueError(f"activations are contiguous float8_e4m3fn, not {activations.dtype}")
+    if activations.data_ptr() % 16:
+        raise ValueError("activations are aligned to 16 bytes")
     by_group, by_row = ((*activations.shape[:-1], columns) for columns in (k // GROUP, 1))
     fits = scales.numel() == 1 or scales.shape in (by_group, by_row)
     if scales.dtype != torch.float32 or not fits:

@@ -48,9 +48,20 @@ _INVERSE = tuple(_ORDER.index(axis) for axis in range(len(_ORDER)))
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """blocks [E, N / 128, K / 128, BLOCK_BYTES] uint8, contiguous."""
+    """blocks [E, N / 128, K / 128, BLOCK_BYTES] uint8, contiguous and aligned to 16 bytes. Raises
+    ValueError for others."""
 
     blocks: torch.Tensor
+
+    def __post_init__(self) -> None:
+        blocks = self.blocks
+        if blocks.dtype != torch.uint8 or blocks.dim() != 4 or blocks.shape[3] != BLOCK_BYTES:
+            raise ValueError(
+                f"packed weights are [E, N / 128, K / 128, {BLOCK_BYTES}] uint8, "
+                f"not {list(blocks.shape)} {blocks.dtype}"
+            )
+        if not blocks.is_contiguous() or blocks.data_ptr() % 16:
+            raise ValueError("packed weights are contiguous and aligned to 16 bytes")
 
     @property
     def num_experts(self) -> int:
