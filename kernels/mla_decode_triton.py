@@ -52,17 +52,10 @@ def soften(scores, peak, dtype: tl.constexpr):
     return p.to(dtype), tl.exp2(peak - shift), higher, tl.sum(p, axis=1)
 
 
-@triton.jit
-def page_at(table, index, table_pages, num_pages):
-    """int64, one of the pages that there are, whatever the table holds."""
-    page = tl.load(table + index, mask=index < table_pages, other=0)
-    return tl.minimum(page.to(tl.uint32), (num_pages - 1).to(tl.uint32)).to(tl.int64)
-
-
-@triton.jit(do_not_specialize=["num_rows", "table_stride", "table_pages", "num_pages", "min_tiles"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride", "min_tiles"])
 def _attend(
     query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,
-    num_rows, num_queries, table_stride, table_pages, num_pages, num_parts, scale, min_tiles,
+    num_rows, num_queries, table_stride, num_parts, scale, min_tiles,
     num_heads: tl.constexpr, width: tl.constexpr, value_dim: tl.constexpr,
     rope_dim: tl.constexpr, page_tokens: tl.constexpr,
     lines: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, padded_value: tl.constexpr,
@@ -118,11 +111,11 @@ def _attend(
             token = position + tl.arange(0, tokens)
             here = token < last
             if page_tokens % tokens == 0:
-                page = page_at(table, position // page_tokens, table_pages, num_pages)
+                page = tl.load(table + position // page_tokens).to(tl.int64)
                 slot = page * page_tokens + position % page_tokens
                 place = cache + slot * width + tl.arange(0, tokens)[:, None] * width
             else:
-                page = page_at(table, token // page_tokens, table_pages, num_pages)
+                page = tl.load(table + token // page_tokens, mask=here, other=0).to(tl.int64)
                 place = cache + (page * page_tokens + token % page_tokens)[:, None] * width
             if exact:
                 k = tl.load(place + value[None, :], mask=here[:, None], other=0.0)
@@ -265,11 +258,10 @@ def launch(
     operands = (query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse)
     exact = padded_value + padded_rope == width
     _attend[num_blocks, num_parts](
-        *operands, num_rows, num_queries, block_table.stride(0), block_table.shape[1], len(cache),
-        num_parts, scale * LOG2_E, min_tiles, num_heads=num_heads, width=width,
-        value_dim=value_dim, rope_dim=rope_dim, page_tokens=cache.shape[1], lines=lines,
-        tokens=tokens, rows=rows, padded_value=padded_value, padded_rope=padded_rope,
-        exact=exact,
+        *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
+        min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
+        page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
+        padded_value=padded_value, padded_rope=padded_rope, exact=exact,
         # Of float32 inputs only. Three times the registers are too many for wide latents.
         precision="tf32x3" if padded_value <= 128 else "tf32",
         # Three: page ids, latents and products, one iteration ahead each.

@@ -24,8 +24,8 @@ MIN_COMBINED = 17
 
 @triton.jit
 def _combined(
-    base, rows, row_of, weights, token, columns, inside, width, num_tokens, num_combined,
-    weights_stride, num_choices: tl.constexpr, at_once: tl.constexpr, has_base: tl.constexpr,
+    base, rows, row_of, weights, token, columns, inside, width, num_tokens, weights_stride,
+    num_choices: tl.constexpr, at_once: tl.constexpr, has_base: tl.constexpr,
 ):  # fmt: skip
     """As `kernels.combine`, rounded."""
     total = tl.zeros(columns.shape, tl.float32)
@@ -35,7 +35,6 @@ def _combined(
             choice = first + index
             place = row_of + choice * num_tokens + token
             row = tl.load(place, mask=choice < num_choices, other=-1).to(tl.int64)
-            row = tl.where(row < num_combined, row, -1)  # nobody has others
             factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
             here = inside & (row + tl.zeros_like(columns) >= 0)
             values = tl.load(rows + row * width + columns, mask=here, other=0.0)
@@ -45,10 +44,10 @@ def _combined(
     return total.to(rows.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_combined", "scale_group_stride"])
+@triton.jit(do_not_specialize=["num_rows", "scale_group_stride"])
 def _rms_norm(
     x, rows, row_of, weights, residual, weight, total, out, small, scale, given, given_scale,
-    num_rows, num_combined, width, x_stride,
+    num_rows, width, x_stride,
     residual_stride, weights_stride, scale_group_stride, eps, num_choices: tl.constexpr,
     at_once: tl.constexpr, has_base: tl.constexpr,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
@@ -67,8 +66,8 @@ def _rms_norm(
     follow(dependent)
     if num_choices:
         values = _combined(
-            x, rows, row_of, weights, row, columns, inside, width, num_rows, num_combined,
-            weights_stride, num_choices, at_once, has_base,
+            x, rows, row_of, weights, row, columns, inside, width, num_rows, weights_stride,
+            num_choices, at_once, has_base,
         )  # fmt: skip
     else:
         values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
@@ -198,9 +197,8 @@ def _run(
     usual = _usual_warps(num_rows, groups, num_choices > 0, out is not None and small is not None)
     _rms_norm[(num_rows,)](
         base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
-        residual, weight, total, out, values, scale, given_values, given_scale, num_rows,
-        None if parts is None else len(parts.rows), width, 0 if base is None else base.stride(0),
-        0 if residual is None else residual.stride(0),
+        residual, weight, total, out, values, scale, given_values, given_scale, num_rows, width,
+        0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
         0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
         eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
         has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,

@@ -3,7 +3,6 @@ device, so they are left out, and what lies beside the tensors is neither read n
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ from kernels import (
     fp8_gemm_triton,
     fused_moe_triton,
     gate_triton,
-    mla_decode_triton,
     permute_masked_triton,
     permute_triton,
-    rms_norm_triton,
     rope_write_triton,
 )
 from kernels.aligned_rows import Permuted, empty_permuted
@@ -30,7 +27,6 @@ from kernels.grouped_linear_triton import aligned
 from kernels.permute import permute_reference
 from kernels.permute_masked import permute_masked_reference
 from kernels.quantise import quantise_reference
-from kernels.rms_norm import add_rms_norm_reference
 from kernels.rope_write import rope_write_reference
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES
@@ -178,15 +174,6 @@ def test_combine(rng: torch.Generator, device: str) -> None:
     torch.testing.assert_close(found, combine_reference(x.rows, known, x.weights))
 
 
-def test_rms_norm_of_a_combination(rng: torch.Generator, device: str) -> None:
-    x, known = combination(rng, device)
-    residual, weight = randn(rng, 20, WIDTH).to(device), randn(rng, WIDTH).to(device)
-    found = rms_norm_triton.launch(x, residual, weight, 1e-6)
-    want = add_rms_norm_reference(replace(x, row_of=known), residual, weight, 1e-6)
-    for one, other in zip(found, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
 def test_slots(rng: torch.Generator, device: str) -> None:
     """Of both kernels that write to the cache; two tokens have slots behind it."""
     pages, page_tokens, heads, nope, rope, latent = 2, 4, 2, 128, 8, 128
@@ -222,20 +209,6 @@ def test_numbers_of_replicas(rng: torch.Generator, device: str) -> None:
         scaling=1.0, physical=physical, num_replicas=numbers, first=5,
     )  # fmt: skip
     assert torch.equal((placed - 100) // 2, topk_idx)
-
-
-@pytest.mark.parametrize("page_tokens", [64, 8])
-def test_pages(rng: torch.Generator, device: str, page_tokens: int) -> None:
-    """Beside the cache and behind the table lies what would show."""
-    cache, *_ = put_between(randn(rng, 3, page_tokens, 24).to(device), 0xFF)
-    table = torch.tensor([[1, 3], [-1, 2]], dtype=torch.int32, device=device)
-    block_table, *_ = put_between(table, 0x7F)
-    lengths = torch.tensor([2 * page_tokens, 5 * page_tokens], dtype=torch.int32, device=device)
-    out, lse = mla_decode_triton.launch(
-        randn(rng, 2, 3, 24).to(device), cache, block_table, lengths, value_dim=16, scale=0.2
-    )
-    assert bool(out.isfinite().all())
-    assert bool(lse.isfinite().all())
 
 
 def test_experts_of_blocks(rng: torch.Generator, device: str) -> None:
