@@ -14,8 +14,7 @@ All heads share one key (the whole latent) and one value (its first C elements):
 
     block_table  [B, P] int32, page ids in token order
     kv_lengths   [B] int32, new tokens included, for which there are pages; 0: a row without any,
-                 whose out is zeros. On a device the host reads neither: of pages that there are
-                 not, our kernels read others or none
+                 whose out is zeros. On a device neither is checked
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
 In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
