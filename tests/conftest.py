@@ -38,10 +38,11 @@ def has_cuda() -> bool:
 
 
 def pytest_runtest_setup() -> None:
-    """The same random numbers, whichever tests ran before."""
+    """The same random numbers and threads, whichever tests ran before: some start a whole rank."""
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
