@@ -19,7 +19,7 @@ import torch
 from kernels.head_linear import head_linear
 from kernels.operands import check_contiguous, check_operand
 from kernels.paths import path_of
-from kernels.rope_write import check_tokens, rope_write
+from kernels.rope_write import check_tokens, write_checked
 
 TOLERANCE = 5e-3
 MAX_TOKENS = 128  # of one launch
@@ -63,11 +63,12 @@ def absorb_query_in_parts(
     latent_norm: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
+    """`absorb_query` of what is checked."""
     latent_dim, rope_dim = kv_b.shape[2], key_rope.shape[1]
     nope_dim = query.shape[2] - rope_dim
     # Both parts are written where they belong.
     absorbed = query.new_empty(*query.shape[:2], latent_dim + rope_dim)
-    rope_write(
+    write_checked(
         query,
         latent,
         key_rope,

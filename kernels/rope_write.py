@@ -43,6 +43,32 @@ def rope_write(
     if rotated is not None:
         check_operand("rotated", rotated, query.device, query.dtype)
         check_shape("rotated", rotated, *query.shape[:2], key_rope.shape[1])
+    write_checked(
+        query,
+        latent,
+        key_rope,
+        rotation,
+        slots,
+        cache,
+        latent_norm=latent_norm,
+        eps=eps,
+        rotated=rotated,
+    )
+
+
+def write_checked(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    *,
+    latent_norm: torch.Tensor | None,
+    eps: float,
+    rotated: torch.Tensor | None,
+) -> None:
+    """`rope_write` of what `check_tokens` has seen."""
     write = rope_write_reference
     if path_of("rope_write", query.device) == "triton":
         from kernels.rope_write_triton import launch
