@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -38,6 +39,8 @@ PEER_STEP: dict[WeightFormat, dict[int, float]] = {
     "w4afp8-static": {128: 54.0},
 }
 NUM_STEPS = 30
+# In a row, before the host waits for them.
+STEPS_IN_A_ROW = 10
 # Of steps in front of those that are timed: clocks follow the load, and the power limit.
 SETTLING_SECONDS = 1.0
 # An H200 at its power limit lowers its clock and raises it again every 0.9 s: two of these times.
@@ -98,27 +101,33 @@ def floor_of(rank: EmulatedRank, batch: int, context: int, bytes_per_second: flo
 
 
 def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int) -> float:
-    """Median over at least `steps` that follow others, on the device's clock where it has one."""
-    on_gpu = device.type == "cuda"
-    settled = time.monotonic() + (SETTLING_SECONDS if on_gpu else 0.0)
-    while time.monotonic() < settled:
-        graphs.replay(batch)
-        torch.cuda.synchronize(device)
-    measured = time.monotonic() + (MEASURED_SECONDS if on_gpu else 0.0)
+    """Median over at least `steps`. On a GPU by its clock, of steps that are begun while others
+    run, as decode workers begin them: what the host needs to launch one is no part of it."""
     times: list[float] = []
-    while len(times) < steps or time.monotonic() < measured:
-        if not on_gpu:
+    if device.type != "cuda":
+        for _ in range(steps):
             began = time.perf_counter()
             graphs.replay(batch)
             times.append(1000 * (time.perf_counter() - began))
-            continue
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        return statistics.median(times)
+    settled = time.monotonic() + SETTLING_SECONDS
+    while time.monotonic() < settled:
+        ms_in_a_row(graphs, batch)
+    measured = time.monotonic() + MEASURED_SECONDS
+    while len(times) < steps or time.monotonic() < measured:
+        times += ms_in_a_row(graphs, batch)
+    return statistics.median(times)
+
+
+def ms_in_a_row(graphs: DecodeGraphs, batch: int) -> list[float]:
+    """Without the first, which an idle device has waited for."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS_IN_A_ROW + 1)]
+    events[0].record()
+    for end in events[1:]:
         graphs.replay(batch)
         end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    events[-1].synchronize()
+    return [begin.elapsed_time(end) for begin, end in pairwise(events)][1:]
 
 
 def steps_seconds(graphs: DecodeGraphs, pieces: Sequence[Piece], steps: int) -> float:

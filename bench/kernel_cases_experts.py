@@ -18,16 +18,12 @@ from bench.kernel_case import (
     WIDTH,
     Case,
     Tensors,
-    in_turn,
 )
 from kernels import quantise_triton
 from kernels.fp8_scales import empty_scales
-from kernels.l2_fetch import l2_fetch
 from kernels.pack_tokens import pack_tokens
 from kernels.rescale import rescale
 from kernels.silu_mul import silu_mul_masked, silu_mul_quantise_masked
-from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, GROUP
-from model.int4_experts import FETCHED_GROUPS, FETCHED_ROWS
 
 SENT = (1, 128)  # tokens of a rank
 MASKED = (8, 32, 128)  # rows of each expert
@@ -39,7 +35,6 @@ def cases(make: Tensors) -> Iterator[Case]:
         yield from _packed(make, tokens)
     for rows in MASKED:
         yield from _masked(make, rows)
-    yield from _fetched(make)
 
 
 def _packed(make: Tensors, tokens: int) -> Iterator[Case]:
@@ -92,22 +87,4 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
         bench="rescale", name=f"e{LOCAL} m{rows} k{HIDDEN}",
         call=lambda: rescale(values, scales, static, counts, expected_rows=rows),
         num_bytes=num * (2 * FP8 + GROUP_SCALE),
-    )  # fmt: skip
-
-
-def _fetched(make: Tensors) -> Iterator[Case]:
-    """As much as what the product of gate and up reads first: each time other parts of its
-    weights, which are not in the cache yet."""
-    num_rows = LOCAL * 2 * WIDTH // BLOCK_ROWS
-    blocks = make.full((num_rows, HIDDEN // GROUP * BLOCK_BYTES), 0, torch.uint8)
-    num_bytes = min(FETCHED_GROUPS * BLOCK_BYTES, blocks.shape[1])
-    parts = [
-        part
-        for rows in blocks[: num_rows - num_rows % FETCHED_ROWS].split(FETCHED_ROWS)
-        for part in rows.split(num_bytes, dim=1)
-    ]
-    yield Case(
-        bench="l2_fetch", name=f"int4 rows{FETCHED_ROWS} bytes{num_bytes}",
-        call=in_turn(partial(l2_fetch, part, num_bytes) for part in parts),
-        num_bytes=FETCHED_ROWS * num_bytes,
     )  # fmt: skip

@@ -18,7 +18,6 @@ from kernels import (
     absorb_query,
     fp8_gemm,
     head_linear,
-    l2_fetch,
     mla_decode,
     mla_prefill,
     router_gemm,
@@ -96,7 +95,6 @@ class _Rank:
             },
             # NOTE: where its library cannot be built these experts, and this rank, do not start.
             "w4a8_grouped_gemm": {best} if has_int4 else set(),
-            "l2_fetch": {l2_fetch.path_for(self.device)} if has_int4 else set(),
         }
 
     @property

@@ -23,7 +23,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "gate": ("triton",),
     "grouped_linear": ("triton",),
     "head_linear": ("triton",),
-    "l2_fetch": ("cuda",),
     "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("cuda", "triton"),

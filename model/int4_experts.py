@@ -8,7 +8,6 @@ import torch
 from core.errors import CheckpointError
 from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.masked_rows import as_payload
-from kernels.l2_fetch import l2_fetch
 from kernels.rescale import rescale
 from kernels.silu_mul import silu_mul_quantise
 from kernels.w4a8_grouped_gemm import (
@@ -30,10 +29,7 @@ from model.weights import Weights
 
 # Of an expert, up to which down takes each multiprocessor as soon as gate_up leaves it. The shared
 # expert, computed beside both, waits for it then: of more rows for longer than that saves.
-LEADING_ROWS = 8
-# Blocks of weights that are fetched ahead of gate_up: as many rows of them as its first tiles take
-# on an H200, the first groups of columns of each (18 MB).
-FETCHED_ROWS, FETCHED_GROUPS = 2 * 132, 8
+LEADING_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +109,6 @@ class Int4Experts:
     def forward_aligned(self, sent: DispatchedAligned) -> torch.Tensor:
         """[M, H] -> [M, H]."""
         return self._contiguous((sent.hidden, sent.scales), sent.counts).to(self.dtype)
-
-    def fetch_ahead(self) -> None:
-        """Enqueues that what gate_up of masked rows reads first comes into the cache of the device:
-        where each expert has rows, and up to a tile of them."""
-        rows = self.gate_up.blocks.flatten(0, 1).flatten(1)[:FETCHED_ROWS]
-        l2_fetch(rows, min(FETCHED_GROUPS * BLOCK_BYTES, rows.shape[1]))
 
     def forward_masked(self, sent: DispatchedMasked) -> torch.Tensor:
         """[S, C, H] -> [S, C, H]."""

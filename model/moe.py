@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -32,9 +32,10 @@ class NormedRows(NamedTuple):
     sent: Rows | None
 
 
-# Of a step in which int4 experts' first weights are fetched while the gate chooses: of fewer, some
-# experts have no rows; of more it gained nothing (an H200, DeepSeek-V3's sizes).
-FETCHING_TOKENS = range(24, 65)
+# Of a decode step, up to which the shared expert begins in front of the gate, on a stream of its
+# own; of more its products take all multiprocessors, for which the gate would wait. As it was
+# fastest on an H200 with DeepSeek-V3's sizes; the results are the same.
+SHARED_FIRST_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +214,11 @@ class Moe:
             elif self.experts.folds_shared:
                 side.start(lambda: self.experts.forward_shared(x))
 
-        if isinstance(self.experts, Int4Experts) and len(x) in FETCHING_TOKENS:
-            side.fetch(self.experts.fetch_ahead)
-        begins = None if travels else shared_begins(len(x))
-        if begins == "first":
+        is_first = len(x) <= SHARED_FIRST_TOKENS
+        if is_first and not travels:
             start_shared()
         physical, topk_weights = self._route(x, is_row)
-        if begins == "routed" or (begins == "placed" and self.fused):
+        if not is_first and not travels:
             start_shared()
         if self.fused:
             routed, base = self._fused(x, physical, topk_weights), side.join()
@@ -227,8 +226,6 @@ class Moe:
         told = (x, physical, topk_weights, self.experts.payload)
         if isinstance(self.masked, LocalMaskedDispatcher):
             sent = self.masked.dispatch_masked(*told, rows=None if rows is None else rows.sent)
-            if begins == "placed":
-                start_shared()
             computed = self.experts.forward_masked(sent)
             return self.masked.combination_of(computed, sent.handle, base=side.join())
         sent = self.masked.dispatch_masked(*told, meanwhile=start_shared)
@@ -302,15 +299,6 @@ class Moe:
             norm_topk=self.config.norm_topk,
             scaling=self.config.routed_scaling,
         )
-
-
-def shared_begins(num_tokens: int) -> Literal["first", "routed", "placed"]:
-    """In front of or behind what of a decode step the shared expert begins, on a stream of its own:
-    its products take all multiprocessors, for which the gate then waits. As it was fastest on an
-    H200 with DeepSeek-V3's sizes; the results are the same."""
-    if num_tokens <= 32:
-        return "first"
-    return "placed" if num_tokens <= 64 else "routed"
 
 
 def _gate_weight(weights: Weights, name: str) -> torch.Tensor:

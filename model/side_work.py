@@ -1,7 +1,6 @@
 """What a layer computes beside its main line: on a GPU, on a stream of its own.
 
     side = SideWork(x.device)
-    side.fetch(experts.fetch_ahead)           asks for bytes that the main line will read
     side.start(lambda: shared.forward(x))     reads what the current stream has computed so far
     ...                                       the main line
     y = side.join()                           for the current stream to read
@@ -22,17 +21,6 @@ class SideWork:
     def __init__(self, device: torch.device, *, has_stream: bool = True) -> None:
         self._stream = _stream(device) if has_stream and device.type == "cuda" else None
         self._result: torch.Tensor | None = None
-        self._fetching: torch.cuda.Stream | None = None
-
-    def fetch(self, ask: Callable[[], None]) -> None:
-        """Beside both lines, once what the current stream has so far is done; only `join` waits for
-        it. Not without a stream: in the main line it would only take time."""
-        if self._stream is None:
-            return
-        self._fetching = _fetch_stream(self._stream.device)
-        self._fetching.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._fetching):
-            ask()
 
     def start(self, work: Callable[[], torch.Tensor]) -> None:
         assert self._result is None, "the work before is not joined"
@@ -47,9 +35,6 @@ class SideWork:
         """None when nothing was started."""
         if self._stream is not None and self._result is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        if self._fetching is not None:  # under capture every branch has to come back
-            torch.cuda.current_stream(self._fetching.device).wait_stream(self._fetching)
-            self._fetching = None
         result, self._result = self._result, None
         return result
 
@@ -57,9 +42,4 @@ class SideWork:
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """One a device: work of one layer follows that of the layer before."""
-    return torch.cuda.Stream(device)
-
-
-@cache
-def _fetch_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
