@@ -1,4 +1,8 @@
-"""Time of kernels on a GPU: the median over replays of a CUDA graph of several calls."""
+"""Time of kernels on a GPU: the median over replays of a CUDA graph of several calls.
+
+What is compared is replayed in turns: a device that has rested is faster than one at its power
+limit, so that which of two is measured first would decide.
+"""
 
 import statistics
 from collections.abc import Callable
@@ -8,26 +12,38 @@ import torch
 REPLAYS = 9
 
 Call = Callable[[], object]
+Replay = Callable[[], float]
 
 
-def microseconds(call: Call, calls: int) -> float:
-    """Of one `call`, which is captured `calls` times in a row."""
+def captured(call: Call, calls: int) -> Replay:
+    """Gives microseconds of one `call`, of a graph of `calls` in a row."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(REPLAYS):
+
+    def replay(_kept: Call = call) -> float:  # whose operands the graph reads
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end) / calls)
-    return statistics.median(times)
+        return 1000 * float(begin.elapsed_time(end)) / calls
+
+    return replay
+
+
+def in_turns(*compared: Replay) -> list[float]:
+    """Of each the median, but for the first, which warms up."""
+    rounds = [[replay() for replay in compared] for _ in range(1 + REPLAYS)][1:]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def microseconds(call: Call, calls: int) -> float:
+    """Of one `call`, which is captured `calls` times in a row."""
+    return in_turns(captured(call, calls))[0]
 
 
 def copy_bytes_per_second() -> float:

@@ -3,8 +3,8 @@
 Prints, per operation and shape, our time, a library's for the same where one is installed, the
 floor from bytes and FLOPs (bytes at the rate that a large copy by a kernel reaches in the same
 run) and the ratios; appends records to bench/results/kernels.jsonl, one a peer. A time is the
-median over replays of a CUDA graph of several calls. --variants compares ways to launch small
-kernels instead.
+median over replays of a CUDA graph of several calls, ours and the library's in turns. --variants
+compares ways to launch small kernels instead.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from bench import (
     kernel_cases_rows,
     kernel_variants,
 )
-from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
+from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
 from bench.kernel_case import Case, Tensors
 from bench.records import RESULTS, Record, Run, append
 
@@ -68,17 +68,22 @@ def measure(chosen: Iterable[Case], bytes_per_second: float) -> Iterator[Measure
         library = None
         if module is not None and case.library is not None:
             # A peer that waits for the host cannot be captured: not compared.
-            library = _time_of(case.library(module), f"{case.bench} {case.name}: peer")
-        ours = _time_of(case.call, f"{case.bench} {case.name}")
+            library = _captured(case.library(module), f"{case.bench} {case.name}: peer")
+        ours = _captured(case.call, f"{case.bench} {case.name}")
         if ours is not None:
-            floor = case.floor(bytes_per_second)
-            yield Measured(case=case, ours=ours, library=library, floor=floor)
+            own, *theirs = in_turns(ours, *([library] if library else []))
+            yield Measured(
+                case=case,
+                ours=own,
+                library=theirs[0] if theirs else None,
+                floor=case.floor(bytes_per_second),
+            )
 
 
-def _time_of(call: Call, name: str) -> float | None:
-    """Microseconds; None, and said, where it fails: one that does not compile hides no other."""
+def _captured(call: Call, name: str) -> Replay | None:
+    """None, and said, where it fails: one that does not compile hides no other."""
     try:
-        return microseconds(call, CALLS)
+        return captured(call, CALLS)
     except Exception as error:  # noqa: BLE001 - whatever a compiler throws
         sys.stdout.write(f"{name}: failed: {error!r:.300}\n")
         return None
@@ -94,8 +99,9 @@ def _module(name: str) -> ModuleType | None:
 def compare_variants(chosen: Iterable[kernel_variants.Variants]) -> None:
     """Prints the time of each way, the best marked; the first is what is in use."""
     for each in chosen:
-        timed = {name: _time_of(call, name) for name, call in each.ways.items()}
-        times = {name: time for name, time in timed.items() if time is not None}
+        tried = {name: _captured(call, name) for name, call in each.ways.items()}
+        ways = {name: way for name, way in tried.items() if way is not None}
+        times = dict(zip(ways, in_turns(*ways.values()), strict=True))
         best = min(times, key=lambda name: times[name], default=None)
         goal = f"  goal {each.goal:.1f} us" if each.goal else ""
         sys.stdout.write(f"{each.bench} {each.name}{goal}\n")

@@ -6,8 +6,9 @@ which DeepGEMM has nothing like. Activations have a scale for each 128 columns, 
 always do, or, where a case says so, one a row, or one for all that the checkpoint gives ("static",
 gated with another for what comes out). Weights are those of quantised normal matrices; cases that
 say so have a -8 among them, which takes another code. A time is the median over replays of a CUDA
-graph of several calls, divided by their number; weights exceed the L2 cache several times over.
-Without DeepGEMM only our times are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
+graph of several calls, ours and DeepGEMM's in turns, divided by their number; weights exceed the L2
+cache several times over. Without DeepGEMM only our times are taken. Appends records to
+bench/results/w4a8_grouped_gemm.jsonl.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Literal
 
 import torch
 
-from bench.gpu_timing import Call, copy_bytes_per_second, microseconds
+from bench.gpu_timing import Call, captured, copy_bytes_per_second, in_turns
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, Record, Run, append
@@ -212,11 +213,12 @@ def measure(run: Run, make: Tensors) -> Iterator[Record]:
         weights = Weights(_NUM_EXPERTS, n, k, make)
         for case in of_shape:
             calls = 10 if case.capacity else 2
-            value = microseconds(ours(case, weights.packed(case), make), calls)
+            compared = [ours(case, weights.packed(case), make)]
             if deep_gemm and not case.is_gated:
-                layout = "masked" if case.capacity else "contiguous"
-                peer_value = microseconds(_theirs(case, deep_gemm, weights.fp8(case), make), calls)
-                peer = f"DeepGEMM FP8 {layout}"
+                compared.append(_theirs(case, deep_gemm, weights.fp8(case), make))
+            value, *theirs = in_turns(*(captured(call, calls) for call in compared))
+            for peer_value in theirs:
+                peer = f"DeepGEMM FP8 {'masked' if case.capacity else 'contiguous'}"
                 yield run.record(case.name, "time", "us", value, peer=peer, peer_value=peer_value)
             floor = case.floor(rate)
             yield run.record(case.name, "time", "us", value, peer="floor", peer_value=floor)
