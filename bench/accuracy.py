@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -191,20 +191,18 @@ def ask(case: Case, folders: Mapping[str, Path], arguments: argparse.Namespace) 
 
 def ask_all(
     wanted: Sequence[Case], folders: Mapping[str, Path], arguments: argparse.Namespace
-) -> list[Asked]:
-    """So many clusters at a time; tells of each as it is over. Of those with several ranks, one:
-    kernels that wait for another GPU's do so for whole turns where clusters share the GPUs."""
-    telling, over_gpus = threading.Lock(), threading.Lock()
+) -> Iterator[Asked]:
+    """So many clusters at a time, each as it is over. Of those with several ranks, one: kernels
+    that wait for another GPU's do so for whole turns where clusters share the GPUs."""
+    over_gpus = threading.Lock()
 
     def ask_one(case: Case) -> Asked:
         with over_gpus if case.num_ranks > 1 else nullcontext():
-            asked = ask(case, folders, arguments)
-        with telling:
-            tell(asked)
-        return asked
+            return ask(case, folders, arguments)
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        return list(pool.map(ask_one, wanted))
+        for asked in as_completed([pool.submit(ask_one, case) for case in wanted]):
+            yield asked.result()
 
 
 def tell(asked: Asked) -> None:
@@ -259,22 +257,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.exit(str(error))
     asked = wanted if known else [REFERENCE, *wanted]
+    reference = Asked(case=REFERENCE, score=known) if known else None
+    found: list[Asked] = []
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
         folders = write_folders({case.model for case in asked}, Path(name), arguments.device)
-        found = ask_all(asked, folders, arguments)
-    reference = Asked(case=REFERENCE, score=known) if known else found.pop(0)
-    if reference.score is None:
+        for one in ask_all(asked, folders, arguments):
+            tell(one)
+            if one.case is not REFERENCE:
+                found.append(one)
+            elif one.score is not None:
+                reference = one
+                if kept:
+                    write_score(kept, subject, one.score)
+            if reference is not None and arguments.record:  # a run that is cut short keeps these
+                new = found if one is reference else [one]
+                append(arguments.results / f"{BENCH}.jsonl", records(run, new, reference))
+    if reference is None:
         return 1
-    if kept and known is None:
-        write_score(kept, subject, reference.score)
     say(f"{'case':52} {'right':>8} {PEER:>12}")
     for record in records(run, found, reference):
         say(f"{record.case:52} {record.value:7.2f}% {record.peer_value:11.2f}%")
     lost = [asked.case.name for asked in found if not is_enough(asked, reference)]
     if lost:
         say(f"too few right: {'; '.join(lost)}")
-    if arguments.record:
-        append(arguments.results / f"{BENCH}.jsonl", records(run, found, reference))
     return 1 if lost else 0
 
 

@@ -1,6 +1,7 @@
 """The bench of right answers: its cases, what counts as lost, and a BF16 copy of a checkpoint."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,15 +66,19 @@ def test_a_reference_that_is_kept_is_not_asked_again(
 ) -> None:
     rounds = []
 
-    def ask_all(wanted: list[Case], folders: object, arguments: object) -> list[Asked]:
+    def ask_all(wanted: list[Case], folders: object, arguments: object) -> Iterator[Asked]:
         rounds.append([case.name for case in wanted])
-        return [Asked(case=case, score=Score(3, 4, [])) for case in wanted]
+        # The reference comes last: what was answered before it is recorded with it.
+        yield from (Asked(case=case, score=Score(3, 4, [])) for case in reversed(wanted))
 
     monkeypatch.setattr(accuracy, "ask_all", ask_all)
     monkeypatch.setattr(accuracy, "write_folders", lambda models, folder, device: {})
     flags = ["--device", "cpu", "--weights", "bf16", "--chatter", "0", "--long", "0"]
     flags += ["--reference", str(tmp_path / "reference.json"), "--questions"]
-    assert [accuracy.main([*flags, "4"]) for _ in range(2)] == [0, 0]
+    recorded = ["--record", "--results", str(tmp_path)]
+    assert [accuracy.main([*flags, "4", *recorded]) for _ in range(2)] == [0, 0]
+    written = read(tmp_path / "accuracy.jsonl")
+    assert [(one.case, one.value, one.peer_value) for one in written] == [("bf16, cpu", 75, 75)] * 2
     assert rounds == [["fp32, cpu", "bf16, cpu"], ["bf16, cpu"]]
     with pytest.raises(SystemExit, match="of other questions: remove the file"):
         accuracy.main([*flags, "5"])
@@ -96,8 +101,8 @@ def test_clusters_over_several_gpus_are_asked_one_at_a_time(
 
     monkeypatch.setattr(accuracy, "ask", ask)
     arguments = accuracy.parse(["--at-once", "4"])
-    found = accuracy.ask_all(offered, {}, arguments)
-    assert [asked.case for asked in found] == offered
+    found = [asked.case for asked in accuracy.ask_all(offered, {}, arguments)]
+    assert sorted(found, key=offered.index) == offered
     assert most[1] > 1
     assert most[2] == 1
 
