@@ -7,7 +7,8 @@ before has compiled is there.
     libraries.wait()
     compile_kernels(model, form, settings, group, Passes(lengths=..., sizes=..., max_pages=...))
 
-Passes through a short model, which compute next to nothing, tell what there will be to compile.
+Passes through a short model, which compute next to nothing, tell what there will be to compile;
+DeepGEMM's kernels are compiled for all lengths up to theirs.
 """
 
 import os
@@ -25,7 +26,13 @@ from engine.settings import WorkerSettings
 from engine.warm_up import pass_lengths, short_model
 from ep.group import EpGroup
 from kernels import cuda_build
-from kernels.deep_gemm_ahead import Product, compile_ahead, noted_products, shares
+from kernels.deep_gemm_ahead import (
+    Product,
+    compile_ahead,
+    noted_products,
+    of_all_lengths,
+    shares,
+)
 from kernels.paths import path_of
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
@@ -91,7 +98,7 @@ def compile_kernels(
         seconds = round(time.monotonic() - began, 1)
         log.info("kernels asked for", kernels=len(compilers.names), seconds=seconds)
         compilers.begin()
-        parts = shares(products, settings.ranks)
+        parts = shares(of_all_lengths(products, device), settings.ranks)
         local_rank = group.rank % settings.ranks
         compile_ahead(
             parts[local_rank] if local_rank < len(parts) else [], device, num_processes=at_once

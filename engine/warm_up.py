@@ -5,10 +5,10 @@ there before the rank says `Ready`.
 
 Layers of one kind have the same shapes: on a GPU a dense one and two with experts stand for all,
 the last of which goes on with the rows that are sampled only. Passes of 1, 2, 4, ... tokens stand
-for all lengths, of 1, 2, 4, ... prompts for all batches, since kernels are chosen by powers of two.
-What is compiled stays on disk (Triton's cache, DeepGEMM's), so that the next start finds it. A CPU
-compiles nothing: one token through the whole model there. The passes write to pages that nobody
-owns yet.
+for all lengths, of 1, 2, 4, ... prompts for all batches, since kernels are chosen by powers of two;
+those that are not were compiled before (`engine.compile_ahead`). What is compiled stays on disk
+(Triton's cache, DeepGEMM's), so that the next start finds it. A CPU compiles nothing: one token
+through the whole model there. The passes write to pages that nobody owns yet.
 """
 
 import time

@@ -6,7 +6,10 @@ once each by processes beside this one, which leave their kernels in DeepGEMM's 
 
     with noted_products() as products:
         ...passes...                          # products that DeepGEMM would compute are zeros
-    compile_ahead(products, device, num_processes=16)
+    compile_ahead(of_all_lengths(products, device), device, num_processes=16)
+
+Which kernel a dense product takes goes with how many of its tiles there are, and so changes with
+every 64 rows: those of DeepSeek-V3 are some 40, of which passes of 1, 2, 4, ... tokens ask for 30.
 
 One process is `python -m kernels.deep_gemm_ahead DEVICE PARENT`, its products JSON on stdin.
 """
@@ -14,6 +17,7 @@ One process is `python -m kernels.deep_gemm_ahead DEVICE PARENT`, its products J
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -29,6 +33,7 @@ import torch
 from core.log import get_logger
 from core.process import die_with_parent
 from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
+from kernels.fp8_gemm_choice import faster_path
 from kernels.fp8_scales import GROUP, empty_scales
 
 log = get_logger("kernels.deep_gemm_ahead")
@@ -36,6 +41,7 @@ log = get_logger("kernels.deep_gemm_ahead")
 COMMAND = (sys.executable, "-m", "kernels.deep_gemm_ahead")
 # That have the module `deep_gemm`. To ask all that are installed for it takes a second.
 DISTRIBUTIONS = ("deep-gemm", "sgl-deep-gemm")
+TILE_ROWS = 64  # of its smallest tile of more than 32 rows
 Pair = tuple[torch.Tensor, torch.Tensor]  # values and scales
 
 
@@ -79,6 +85,21 @@ class NotingLibrary:
         experts = weight.shape[0] if weight.dim() == 3 else 0
         n, k = weight.shape[-2:]
         self._products.add(Product(layout, experts, n, k, out.shape[-2], expected_rows))
+
+
+def of_all_lengths(products: Collection[Product], device: torch.device) -> set[Product]:
+    """These, and dense ones of each weight for all numbers of rows up to the most that were noted,
+    where DeepGEMM is what computes them on `device`."""
+    most: dict[tuple[int, int], int] = {}
+    for each in products:
+        if each.layout == DENSE:
+            most[each.n, each.k] = max(most.get((each.n, each.k), 0), each.rows)
+    return {*products}.union(
+        Product(DENSE, 0, n, k, rows, 0)
+        for (n, k), longest in most.items()
+        for rows in range(TILE_ROWS, longest, TILE_ROWS)
+        if faster_path(device, DENSE, rows, n, k) == "deep_gemm"
+    )
 
 
 @contextmanager
@@ -137,9 +158,11 @@ def compile_ahead(
 
 
 def shares(products: Collection[Product], num_shares: int) -> list[list[Product]]:
-    """At most so many, none empty. Products that may have a kernel in common, those of one weight
-    and similar numbers of rows, stay together."""
+    """At most so many, none empty, the same each time. Whoever computes a share finds most kernels
+    in the cache, where others' were compiled before: products that may have one in common, those of
+    similar numbers of rows, are spread, so that few are compiled by two at once."""
     ordered = sorted(products)
+    random.Random(0).shuffle(ordered)
     bounds = [len(ordered) * share // num_shares for share in range(num_shares + 1)]
     parts = [ordered[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
     return [part for part in parts if part]
@@ -188,6 +211,8 @@ def main(arguments: Sequence[str]) -> None:
     asked: list[Any] = json.load(sys.stdin)
     for each in asked:
         compute(Product(*each), device)
+        # Of all sizes there are, what is kept of each would add up, in every process.
+        torch.cuda.empty_cache()
     torch.cuda.synchronize(device)
 
 

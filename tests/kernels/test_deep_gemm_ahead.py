@@ -6,8 +6,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import astuple
+from collections.abc import Collection, Iterator
+from dataclasses import astuple, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,14 @@ import pytest
 import torch
 
 import kernels
-from kernels.deep_gemm_ahead import Product, compile_ahead, noted_products, shares
+from kernels import deep_gemm_ahead
+from kernels.deep_gemm_ahead import (
+    Product,
+    compile_ahead,
+    noted_products,
+    of_all_lengths,
+    shares,
+)
 from kernels.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
 from kernels.fp8_scales import empty_scales
 
@@ -79,14 +86,41 @@ def made_up(rng: random.Random, count: int) -> set[Product]:
     }
 
 
-def test_shares_are_all_products_once_and_those_of_a_weight_together() -> None:
-    rng = random.Random(11)
-    products = made_up(rng, 40)
+def test_shares_are_all_products_once_and_those_of_similar_rows_are_spread() -> None:
+    products = made_up(random.Random(11), 40)
     for num_shares in (1, 3, 16, 64):
         parts = shares(products, num_shares)
+        assert parts == shares(sorted(products, reverse=True), num_shares), "as ranks"
         assert len(parts) == min(num_shares, 40)
-        assert [product for part in parts for product in part] == sorted(products)
+        assert sorted(product for part in parts for product in part) == sorted(products)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    lengths = {Product(DENSE, 0, 128, 128, rows, 0) for rows in range(64, 8192, 64)}
+    for part in shares(lengths, 8):
+        rows = [product.rows for product in part]
+        assert min(rows) < 2048 < 6144 < max(rows)
+
+
+def test_dense_products_are_of_all_lengths_for_which_the_library_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def faster_path(device: torch.device, layout: int, rows: int, n: int, k: int) -> str:
+        assert (device, layout, k) == (CPU, DENSE, 256)
+        return "triton" if n == 512 and rows <= 128 else "deep_gemm"
+
+    monkeypatch.setattr(deep_gemm_ahead, "faster_path", faster_path)
+    noted = {
+        Product(DENSE, 0, 384, 256, 5, 0),
+        Product(DENSE, 0, 384, 256, 200, 0),
+        Product(DENSE, 0, 512, 256, 320, 0),
+        Product(MASKED, 3, 256, 128, 1024, 7),
+        Product(CONTIGUOUS, 4, 128, 128, 1024, 0),
+    }
+    found = of_all_lengths(noted, CPU)
+    assert found - noted == {
+        *(Product(DENSE, 0, 384, 256, rows, 0) for rows in (64, 128, 192)),
+        *(Product(DENSE, 0, 512, 256, rows, 0) for rows in (192, 256)),
+    }
+    assert noted <= found
 
 
 def test_processes_get_all_products_and_a_second_start_begins_none(
@@ -148,7 +182,25 @@ def test_kernels_are_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(list(tmp_path.glob("ahead-*"))) == 1
     compiled = set(tmp_path.rglob("*.cubin"))
     assert len(compiled) >= 3
+    compute_by_another(products, device)
+    assert set(tmp_path.rglob("*.cubin")) == compiled
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(find_spec("deep_gemm") is None, reason="needs DeepGEMM")
+def test_no_length_needs_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
+    device = torch.device("cuda", torch.cuda.current_device())
+    longest = Product(DENSE, 0, 2112, 7168, 1024, 0)
+    compile_ahead(of_all_lengths({longest}, device), device, num_processes=8)
+    compiled = set(tmp_path.rglob("*.cubin"))
+    assert len(compiled) > 3
+    rows = random.Random().sample(range(129, 1024), 300)
+    compute_by_another({replace(longest, rows=each) for each in rows}, device)
+    assert set(tmp_path.rglob("*.cubin")) == compiled
+
+
+def compute_by_another(products: Collection[Product], device: torch.device) -> None:
     command = (sys.executable, "-m", "kernels.deep_gemm_ahead", str(device), str(os.getpid()))
     told = json.dumps([astuple(product) for product in products]).encode()
     subprocess.run(command, input=told, check=True)
-    assert set(tmp_path.rglob("*.cubin")) == compiled
