@@ -59,6 +59,13 @@ class PushEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PushWithdrawn:
+    """One transfer, which waited in line, is never to begin."""
+
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Advanced:
     """A step has computed tokens up to `num_done_tokens`, and submitted all their pages."""
 
@@ -90,6 +97,7 @@ Event = (
     | PushBegan
     | PushFailed
     | PushEnded
+    | PushWithdrawn
     | Advanced
     | Sampled
     | Ticked
@@ -112,6 +120,13 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The attempt is given up: what of it waits in line for its peer needs no sending."""
+
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReleasePeer:
     """Give up the peer that this attempt pushes to: it makes no progress."""
 
@@ -126,4 +141,4 @@ class Die:
     message: str
 
 
-Action = Send | Release | ReleasePeer | Die
+Action = Send | Release | Withdraw | ReleasePeer | Die

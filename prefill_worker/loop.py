@@ -44,6 +44,7 @@ from prefill_worker.events import (
     Send,
     Started,
     Ticked,
+    Withdraw,
 )
 from prefill_worker.first_token import FirstTokens
 from prefill_worker.ledger import Ledger
@@ -311,6 +312,8 @@ class PrefillLoop:
                     self._sinks.pop(attempt_id, None)
                     self._first_tokens.close(attempt_id)
                     self._news = True
+                case Withdraw(attempt_id):
+                    self._apply(*self._pusher.withdraw(attempt_id))
                 case ReleasePeer(attempt_id):
                     log.warning("a peer takes no KV, given up", attempt_id=attempt_id)
                     self._pusher.release_peer(attempt_id)

@@ -19,7 +19,7 @@ import torch
 from core.clock import Clock
 from core.errors import TransferError
 from engine.kv_notice import KvNotice, encode_notices
-from prefill_worker.events import PushBegan, PushEnded, PushFailed
+from prefill_worker.events import PushBegan, PushEnded, PushFailed, PushWithdrawn
 from prefill_worker.sink import KvGeometry, SinkPages
 from transfer.api import AgentDescriptor, Copy, State, Transfer, TransferId
 from transfer.paced import LEAST_ROOM_BYTES, PacedTransfer
@@ -68,6 +68,7 @@ class _Opened:
     began_at: float | None = None
     landed_at: float | None = None
     failed: bool = False
+    withdrawn: bool = False
 
 
 class Pusher:
@@ -117,6 +118,17 @@ class Pusher:
     def release_peer(self, attempt_id: str) -> None:
         """Gives up the peer of an attempt; `poll` reports its transfers as failed."""
         self._transfer.release(self._opened[attempt_id].sink.peer.name)
+
+    def withdraw(self, attempt_id: str) -> list[PushWithdrawn]:
+        """Of what waits in line, that which only attempts given up would have, this one too."""
+        self._opened[attempt_id].withdrawn = True
+        events: list[PushWithdrawn] = []
+        for flow in dict.fromkeys(ids for ids in self._outstanding.values() if attempt_id in ids):
+            if all(self._opened[each].withdrawn for each in flow):
+                for transfer in self._transfer.withdraw(flow):
+                    del self._outstanding[transfer]
+                    events += [PushWithdrawn(each) for each in flow]
+        return events
 
     def push_known(self, attempt_id: str, num_pages: int) -> list[PushBegan | PushFailed]:
         """The first `num_pages` pages in all layers, in transfers of MOST_PUSH_BYTES."""

@@ -8,8 +8,8 @@
                        (over)              nothing in flight: over at once
 
 An attempt is over only when none of its transfers is in flight; its pages are released then,
-not earlier. `Stopped` and `Failed` leave at that point too, so that both mean: no write of this
-attempt is in flight or ever will be.
+not earlier. What waits in line for its peer is withdrawn when it stops. `Stopped` and `Failed`
+leave when it is over, so that both mean: no write of this attempt is in flight or ever will be.
 """
 
 from collections.abc import Iterator
@@ -27,6 +27,7 @@ from prefill_worker.events import (
     PushBegan,
     PushEnded,
     PushFailed,
+    PushWithdrawn,
     Refused,
     Release,
     ReleasePeer,
@@ -34,6 +35,7 @@ from prefill_worker.events import (
     Send,
     Started,
     Ticked,
+    Withdraw,
 )
 
 # A peer to which transfers are under way, and none lands for so long, is given up with all of them.
@@ -92,6 +94,8 @@ class PrefillState:
                 return self._fail(self._attempts[attempt_id], "UNAVAILABLE", message)
             case PushEnded(attempt_id, error):
                 return self._end_push(self._attempts[attempt_id], error)
+            case PushWithdrawn(attempt_id):
+                return self._withdraw_push(self._attempts[attempt_id])
             case Advanced(attempt_id, num_done_tokens, step_seconds):
                 self._advance(attempt_id, num_done_tokens, step_seconds)
             case Sampled():
@@ -145,6 +149,11 @@ class PrefillState:
             return []
         return self._end(attempt)
 
+    def _withdraw_push(self, attempt: Attempt) -> list[Action]:
+        assert attempt.phase is Phase.STOPPING, attempt.phase
+        attempt.num_in_flight -= 1
+        return [] if attempt.num_in_flight else self._end(attempt)
+
     def _advance(self, attempt_id: str, num_done_tokens: int, step_seconds: float) -> None:
         """The attempt may have failed during the step."""
         attempt = self._attempts.get(attempt_id)
@@ -184,7 +193,9 @@ class PrefillState:
         if attempt.phase is Phase.WAITING:
             self._num_waiting -= 1
         attempt.phase = Phase.STOPPING
-        return [] if attempt.num_in_flight else self._end(attempt)
+        if not attempt.num_in_flight:
+            return self._end(attempt)
+        return [Withdraw(attempt.submit.attempt_id)]
 
     def _end(self, attempt: Attempt) -> list[Action]:
         attempt_id = attempt.submit.attempt_id

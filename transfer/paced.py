@@ -123,6 +123,11 @@ class PacedTransfer:
         if peer_name in self._lines:
             self._fail_waiting(self._lines[peer_name], f"{peer_name}: peer was released")
 
+    def withdraw(self, flow: Hashable) -> list[TransferId]:
+        """What waits in `flow`, whatever the peer: it never begins, and no completion comes."""
+        waiting = [line.waiting.pop(flow, ()) for line in self._lines.values()]
+        return [parcel.transfer for parcel in itertools.chain.from_iterable(waiting)]
+
     def _begin(self, line: _Line, parcel: _Parcel) -> None:
         transfer = self._transfer.submit(parcel.peer, parcel.copies, parcel.message)
         self._began[transfer] = (parcel, self._clock.now())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.messages import Failed, Prefilled
+from engine.messages import Abort, Failed, Prefilled, Stopped
 from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS
 from tests.prefill_worker.one_rank import (
     PAGE,
@@ -106,6 +106,31 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_of_the_same_peer(
     order = [notice.attempt_id for notice in slow.notices]
     assert order.count("long") > 10
     assert order.index("short") < 5
+    rank.check_nothing_held()
+
+
+def test_an_abort_waits_for_what_is_under_way_and_for_nothing_in_line(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, sink, slow = OneRank(model), SinkRank(model), SinkRank(model)
+    rank.run(submit_to(sink, "a", tokens(70)))
+    page_bytes = PAGE * model.config.kv_dim * 4
+    for name in ("prefill_worker.push.MOST_PUSH_BYTES", "transfer.paced.LEAST_ROOM_BYTES"):
+        monkeypatch.setattr(name, 2 * page_bytes)
+
+    def land() -> None:
+        rank.clock.advance(1.0)
+        rank.transfer.deliver()
+
+    rank.transfer.held = True
+    long, kept = submit_to(slow, "long", tokens(70)), submit_to(slow, "kept", tokens(5, seed=1))
+    abort = Abort(attempt_id="long")
+    messages = rank.run(rank.tell(long, kept), lambda: None, abort, *[land] * 6)
+    (stopped,) = [message for message in messages if isinstance(message, Stopped)]
+    assert stopped == Stopped(attempt_id="long", was_known=True)
+    assert not [message for message in messages if isinstance(message, Failed)]
+    check_arrived(model, slow, kept)
+    assert [notice.attempt_id for notice in slow.notices].count("long") <= 2
     rank.check_nothing_held()
 
 

@@ -18,12 +18,14 @@ from prefill_worker.events import (
     PushBegan,
     PushEnded,
     PushFailed,
+    PushWithdrawn,
     Release,
     ReleasePeer,
     Sampled,
     Send,
     Started,
     Ticked,
+    Withdraw,
 )
 from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS, PrefillState
 
@@ -113,12 +115,23 @@ def test_an_attempt_whose_transfers_are_over_already_ends_with_its_answer() -> N
 def test_an_abort_is_confirmed_once_nothing_is_in_flight(phase: Phase, num_in_flight: int) -> None:
     state = in_phase(phase, num_in_flight)
     actions = state.step(AbortAsked("a"), 9.0)
-    for _ in range(num_in_flight):
-        assert actions == []
+    for index in range(num_in_flight):
+        assert actions == ([] if index else [Withdraw("a")])
         assert state["a"].phase is Phase.STOPPING
         actions = state.step(PushEnded("a"), 10.0)
     assert actions == [Release("a"), Send(Stopped(attempt_id="a", was_known=True))]
     assert len(state) == state.num_waiting == 0
+
+
+def test_what_is_withdrawn_in_line_is_no_failure_and_no_progress() -> None:
+    state = in_phase(Phase.STOPPING, num_in_flight=3)
+    moved_at = state["a"].peer.moved_at
+    assert state.step(PushWithdrawn("a"), 9.0) == state.step(PushWithdrawn("a"), 9.0) == []
+    assert state["a"].peer.moved_at == moved_at
+    assert state.step(PushEnded("a"), 10.0) == [
+        Release("a"),
+        Send(Stopped(attempt_id="a", was_known=True)),
+    ]
 
 
 def test_an_abort_of_an_unknown_attempt_is_confirmed_at_once() -> None:
@@ -129,7 +142,7 @@ def test_an_abort_of_an_unknown_attempt_is_confirmed_at_once() -> None:
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PUSHING, Phase.STOPPING])
 def test_a_failed_transfer_ends_the_attempt_when_the_others_are_over(phase: Phase) -> None:
     state = in_phase(phase, num_in_flight=2)
-    assert state.step(PushEnded("a", "connection lost"), 5.0) == []
+    assert state.step(PushEnded("a", "connection lost"), 5.0) == [Withdraw("a")]
     actions = state.step(PushEnded("a"), 5.0)
     assert sent(actions)[:2] == ["Release", "Failed"]
     failure = actions[1]
@@ -142,7 +155,7 @@ def test_a_failed_transfer_ends_the_attempt_when_the_others_are_over(phase: Phas
 
 def test_a_step_that_outlives_its_attempt_changes_nothing() -> None:
     state = in_phase(Phase.RUNNING, num_in_flight=1)
-    assert state.step(PushFailed("a", "no such peer"), 5.0) == []
+    assert state.step(PushFailed("a", "no such peer"), 5.0) == [Withdraw("a")]
     assert state.step(Advanced("a", 10, 0.5), 5.0) == []
     assert state.step(Sampled("a", TOKEN), 5.0) == []
     assert sent(state.step(PushEnded("a"), 5.0)) == ["Release", "Failed"]
@@ -296,6 +309,11 @@ class AttemptsMachine(RuleBasedStateMachine):
     def end_push(self, data: st.DataObject, error: str) -> None:
         name = data.draw(st.sampled_from(self.those(*Phase, in_flight=True)))
         self.do(PushEnded(name, error))
+
+    @precondition(lambda self: self.those(Phase.STOPPING))
+    @rule(data=st.data())
+    def withdraw_push(self, data: st.DataObject) -> None:
+        self.do(PushWithdrawn(data.draw(st.sampled_from(self.those(Phase.STOPPING)))))
 
     @invariant()
     def only_what_lives_holds_pages(self) -> None:

@@ -94,6 +94,15 @@ def test_flows_to_a_peer_take_turns(sender: Sender) -> None:
     ]
 
 
+def test_what_is_withdrawn_never_begins(sender: Sender) -> None:
+    long, short = sender.submit(5, flow="long"), sender.submit(2, flow="short")
+    assert sender.paced.withdraw("long") == long[2:]
+    assert sender.paced.withdraw("long") == sender.paced.withdraw("unheard of") == []
+    assert [sender.land(1.0) for _ in range(3)] == [long[:2], short, []]
+    assert sender.submit(1, flow="long")
+    assert len(sender.land()) == 1
+
+
 @pytest.mark.parametrize("how", ["dies", "is released"])
 def test_of_a_peer_that_is_gone_everything_fails_at_once(sender: Sender, how: str) -> None:
     lost, kept = sender.submit(5, sink=0), sender.submit(3, sink=1)
