@@ -84,11 +84,13 @@ def test_a_known_prefix_goes_over_a_slow_network(
     rank.check_nothing_held()
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one_of_the_same_peer(
+def with_a_slow_peer(
     model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank, sink, slow = OneRank(model), SinkRank(model), SinkRank(model)
-    rank.run(submit_to(sink, "a", tokens(70)))
+) -> tuple[OneRank, SinkRank, Callable[[], None]]:
+    """A rank that knows the prefix of tokens(70), a peer to which two pages at a time travel,
+    and what lands them, a second later."""
+    rank, other, slow = OneRank(model), SinkRank(model), SinkRank(model)
+    rank.run(submit_to(other, "a", tokens(70)))
     page_bytes = PAGE * model.config.kv_dim * 4
     for name in ("prefill_worker.push.MOST_PUSH_BYTES", "transfer.paced.LEAST_ROOM_BYTES"):
         monkeypatch.setattr(name, 2 * page_bytes)
@@ -98,6 +100,13 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_of_the_same_peer(
         rank.transfer.deliver()
 
     rank.transfer.held = True
+    return rank, slow, land
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_of_the_same_peer(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, slow, land = with_a_slow_peer(model, monkeypatch)
     long = submit_to(slow, "long", tokens(70))
     short = submit_to(slow, "short", tokens(5, seed=1))
     rank.run(long, short, *[land] * 60)
@@ -112,17 +121,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_of_the_same_peer(
 def test_an_abort_waits_for_what_is_under_way_and_for_nothing_in_line(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank, sink, slow = OneRank(model), SinkRank(model), SinkRank(model)
-    rank.run(submit_to(sink, "a", tokens(70)))
-    page_bytes = PAGE * model.config.kv_dim * 4
-    for name in ("prefill_worker.push.MOST_PUSH_BYTES", "transfer.paced.LEAST_ROOM_BYTES"):
-        monkeypatch.setattr(name, 2 * page_bytes)
-
-    def land() -> None:
-        rank.clock.advance(1.0)
-        rank.transfer.deliver()
-
-    rank.transfer.held = True
+    rank, slow, land = with_a_slow_peer(model, monkeypatch)
     long, kept = submit_to(slow, "long", tokens(70)), submit_to(slow, "kept", tokens(5, seed=1))
     abort = Abort(attempt_id="long")
     messages = rank.run(rank.tell(long, kept), lambda: None, abort, *[land] * 6)
