@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,11 @@ def write_breakdown(
 ) -> None:
     """JSON: by purpose, then every kernel, with the floor next to each; null where there is none.
     Without `floor` there is none at all."""
+    if floor is not None:  # by the rate that is written, which gives the same ones again
+        floor = replace(floor, bytes_per_second=float(f"{floor.bytes_per_second:.5g}"))
     content = {
         "case": case,
-        "bytes_per_second": floor and _digits(floor.bytes_per_second),
+        "bytes_per_second": floor and floor.bytes_per_second,
         "num_kernels": sum(kernel.count for kernel in kernels),
         "microseconds": round(sum(kernel.microseconds for kernel in kernels), 1),
         "floor": floor and _digits(floor.of_step),
@@ -93,5 +95,5 @@ def _kernel_row(kernel: Kernel, floor: StepFloor | None) -> dict[str, Any]:
 
 
 def _digits(value: float | None) -> float | None:
-    """Five significant digits, more than were measured: the rate gives the same floors again."""
+    """Five significant digits, more than were measured."""
     return None if value is None else float(f"{value:.5g}")

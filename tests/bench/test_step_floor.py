@@ -148,8 +148,8 @@ def test_all_kernels_in_git_are_known(path: Path) -> None:
             assert (kernel["count"] <= 2, kernel["floor"]) == (True, None)
             continue
         assert kernel["operations"], f"add to bench.step_kernels: {kernel['name']}"
-        # What only reads is a little faster than a copy.
-        assert 0 < kernel["floor"] < 1.05 * kernel["microseconds"]
+        # What only reads is faster than a copy: of 4.8 TB/s that has 4.2, logits of one row 4.6.
+        assert 0 < kernel["floor"] < 1.1 * kernel["microseconds"]
     assert len(computed) == len(set(computed)), "an operation is computed once"
     for purpose in content["purposes"]:
         of_kernels = [
@@ -181,3 +181,14 @@ def test_measured_times_outlive_other_floors(tmp_path: Path) -> None:
     assert (kernel["microseconds"], kernel["count"]) == (2172.875, 61)
     # 128 rows: 128 heads of 192 values in and 576 out, 576 in and out.
     assert kernel["floor"] == pytest.approx(61 * 2 * 128 * (128 * 768 + 2 * 576) / 1e6, rel=1e-4)
+
+
+def test_the_rate_that_is_written_gives_the_same_floors_again(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    kernels = [Kernel(name="_absorb_query", count=61, microseconds=2172.875)]
+    for rate in (4.214350001e12, 4.214449999e12):
+        write_breakdown(path, "w4afp8, 61 layers, context 2048, batch 128", kernels)
+        assert refloor([str(path), "--bytes-per-second", f"{rate}"]) == 0
+        written = path.read_text()
+        assert refloor([str(path)]) == 0
+        assert path.read_text() == written
