@@ -117,9 +117,11 @@ def launch(
     groups: int = 0,
     rows: int = 0,
     num_warps: int = 0,
+    expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [E, C, K], E = 1 to be squeezed away when there are no counts, rows as far apart as they
-    are. `groups`, `rows`, to measure them: of a program."""
+    are. `groups`, `rows`, to measure them: of a program. `expected_rows` of an expert: as
+    `row_programs` has them."""
     usual = MANY_ROWS if counts is None and x.shape[1] >= MANY_ROWS[1] else FEW_ROWS
     usual_warps = 2 if usual == MANY_ROWS and x.shape[1] >= 512 else 4
     if by_row:
@@ -129,7 +131,7 @@ def launch(
     scales = empty_scales(x, by_row=by_row) if scale is None else scale
     run(
         x, counts, out, scales, gated=False, by_row=by_row, given=scale is not None, groups=groups,
-        rows=rows, num_warps=num_warps,
+        rows=rows, num_warps=num_warps, expected_rows=expected_rows,
     )  # fmt: skip
     if not squeeze:
         return out, scales

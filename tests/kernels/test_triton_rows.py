@@ -76,10 +76,11 @@ def test_quantise(rng: torch.Generator, device: str, num_tokens: int, by_row: bo
     )
 
 
-def test_quantise_masked(rng: torch.Generator, device: str) -> None:
+@pytest.mark.parametrize("expected_rows", [0, 1])
+def test_quantise_masked(rng: torch.Generator, device: str, expected_rows: int) -> None:
     x = randn(rng, 4, TOKENS, WIDTH).to(device, dtypes()[-1])
     counts = torch.tensor([2, 0, TOKENS, 1], dtype=torch.int32, device=device)
-    out = quantise_triton.launch(x, counts, squeeze=False)
+    out = quantise_triton.launch(x, counts, squeeze=False, expected_rows=expected_rows)
     want = quantise_masked_reference(x, counts)
     for expert, count in enumerate(counts.tolist()):
         found = (out[0][expert, :count], out[1][expert, :count])
