@@ -5,15 +5,18 @@
 // with e the expert of row i. Weights are the A operand of wgmma, turned from four bits to e4m3
 // in registers; tokens are its N, so that few tokens cost few columns. A persistent grid walks over
 // tiles (expert, tokens, weight rows); one warp copies weights and activations by the bulk copy
-// engine, one or three copy activation scales, two warpgroups compute. Where x_scale[i] is one for
-// all columns, it is left to the end: sums then take one float instruction instead of two.
+// engine, two or three prepare activation scales, two warpgroups compute, in float16. Where
+// x_scale[i] is one for all columns, it is left to the end: two sums then take one float instruction
+// instead of two.
 //
 // Weights come in blocks of 128 rows x 128 columns: 8192 bytes in the order in which the threads
-// of two warpgroups hold the A operand, then 128 float scales, whose sign says which of two codes
-// the weights have (w4a8_grouped_gemm_packing.py). In e4m3 the bytes 0..16 are the multiples of
-// 2^-9, so a signed word becomes bytes by a mask, or a rotation and a mask, and sign and magnitude
-// of zigzag codes by one multiply-add; the factor -2^-9 or 2^-8 is taken out of the scales when
-// they are packed.
+// of two warpgroups hold the A operand, then a word for each row: a power of two, the unit of the
+// row's scales, whose sign says which of two codes the weights have, and the scale as a share of it
+// (w4a8_grouped_gemm_packing.py). In e4m3 the bytes 0..16 are the multiples of 2^-9, so a signed
+// word becomes bytes by a mask, or a rotation and a mask, and sign and magnitude of zigzag codes by
+// one multiply-add; the factor -2^-9 or 2^-8 is taken out of the units when they are packed.
+
+#include <cuda_fp16.h>
 
 #include "w4a8_grouped_gemm_loop.cuh"
 #include "w4a8_grouped_gemm_store.cuh"
@@ -23,9 +26,11 @@ namespace {
 
 using namespace w4a8;
 
-// Each quarter of a multiprocessor has 512 registers a lane for its share of the warps.
-constexpr int kCopyRegisters = 40;
-constexpr int kComputeRegisters = 232;
+// A thread begins with 168 registers; what those that copy give is all that those that compute can
+// take, and one that waits for more waits for ever.
+constexpr int kCopyRegisters = 48;
+constexpr int kComputeRegisters = 224;
+static_assert(kCopyRegisters + 2 * kComputeRegisters <= 3 * 168);
 
 // Cache policies of the bulk copy engine, as createpolicy makes them.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000;
@@ -39,8 +44,6 @@ struct Kernel {
   using Ring = typename F::Ring;
   using Place = typename F::Place;
   template <int kWidth>
-  using Pieces = typename F::template Pieces<kWidth>;
-  template <int kWidth>
   using Sums = typename F::template Sums<kWidth>;
   using Loop = w4a8::Loop<F>;
   using Store = w4a8::Store<F>;
@@ -50,18 +53,11 @@ struct Kernel {
       S& s, const Problem& p, const Tile& t, Ring& ring, const Place& at) {
     if constexpr (kByRow) Store::template copy_row_scales<kWidth>(s, p, t, at);
     Sums<kWidth> sum;
-#pragma unroll
-    for (auto& piece : sum) {
-#pragma unroll
-      for (float& value : piece) value = 0.0f;
-    }
-    float upper, lower;
     Loop::wait_full(s, ring);
-    Loop::load_rows(ring.stage, at, 0, upper, lower);
     // All rows of a warpgroup have one code.
-    const bool is_signed = __any_sync(~0u, signbit(upper));
-    if (is_signed) Loop::template add_groups<kWidth, true>(s, p.num_groups, ring, sum, at);
-    else Loop::template add_groups<kWidth, false>(s, p.num_groups, ring, sum, at);
+    const bool is_signed = __any_sync(~0u, Loop::is_signed(ring.stage, at));
+    if (is_signed) Loop::template add_all<kWidth, true>(s, p.num_groups, ring, at, sum);
+    else Loop::template add_all<kWidth, false>(s, p.num_groups, ring, at, sum);
     if constexpr (!kGated) Store::template store<kWidth>(s, p, t, sum, at);
     else if (p.out_scale_stride_group) Store::template store_gated<kWidth, false>(s, p, t, sum, at);
     else Store::template store_gated<kWidth, true>(s, p, t, sum, at);
@@ -118,31 +114,83 @@ struct Kernel {
     }
   }
 
+  // A row of activation scales on its way to the stages, a span of groups at a time.
+  struct RowScales {
+    const float* from = nullptr;  // of the span's first group; null: there is no such token
+    int exponent = 0;             // of the unit, biased as in float32
+    uint32_t pair[kSpan / 2];     // shares of the unit, float16
+    uint16_t carry;
+
+    __device__ __forceinline__ void load(long long stride, int span) {
+      float scale[kSpan];
+#pragma unroll
+      for (int i = 0; i < kSpan; ++i) scale[i] = from && i < span ? from[i * stride] : 0.0f;
+      float largest = scale[0];
+#pragma unroll
+      for (int i = 1; i < kSpan; ++i) largest = fmaxf(largest, scale[i]);
+      if (from) from += span * stride;
+      // Such that shares are at most 1, and neither a unit nor what divides by it is subnormal.
+      const int before = exponent;
+      const int least = static_cast<int>(__float_as_uint(largest) >> 23) + 1;
+      exponent = max(before, min(max(least, 1), 253));
+      const float divisor = __uint_as_float(static_cast<uint32_t>(254 - exponent) << 23);
+#pragma unroll
+      for (int i = 0; i < kSpan; i += 2) {
+        const __half2 two = __floats2half2_rn(scale[i] * divisor, scale[i + 1] * divisor);
+        pair[i / 2] = reinterpret_cast<const uint32_t&>(two);
+      }
+      const int shift = min(exponent - before, 126);
+      carry = __half_as_ushort(
+          __float2half_rn(__uint_as_float(static_cast<uint32_t>(127 - shift) << 23)));
+    }
+
+    __device__ __forceinline__ uint16_t share(int i) const {
+      return static_cast<uint16_t>(pair[i / 2] >> i % 2 * 16);
+    }
+
+    // bfloat16
+    __device__ __forceinline__ uint16_t unit() const {
+      return static_cast<uint16_t>(exponent << 7);
+    }
+  };
+
   static __device__ __forceinline__ void copy_scales(
       S& s, const Problem& p, const Tile& t, Ring& ring) {
     constexpr int kLanes = 32 * F::kScaleWarps, kRows = (kTokens + kLanes - 1) / kLanes;
+    using Scales = TokenScales<kTokens>;
     const int first = threadIdx.x - 9 * 32;
     const float* start = first_scale(p, t);
-    const float* from[kRows];  // of this lane's rows, kLanes apart
-    bool valid[kRows];
+    RowScales rows[kRows];  // of this lane, kLanes apart
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = first + i * kLanes;
-      valid[i] = row < t.num_tokens;
-      from[i] = start + (valid[i] ? row * p.scale_stride_row : 0);
+      if (row < t.num_tokens) rows[i].from = start + row * p.scale_stride_row;
     }
-    const int place = first % 8 / 2 * S::kScalePitch + first / 8 * 2 + first % 2;
-#pragma unroll 1
-    for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
-      ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
-      const uint32_t to = ptx::shared_address(s.scales[ring.stage]) + place * 4;
+    // Rows that are 32 apart have places that are 64 bytes apart.
+    const uint32_t place = first % 8 / 2 * 16 + first / 32 * 64 + first / 8 % 4 * 4 + first % 2 * 2;
+    for (int left = p.num_groups; left;) {
+      const int span = span_of(left);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        // Rows that are 8 apart have places that are 2 floats apart.
-        if (first + i * kLanes < t.width) ptx::copy_word(to + i * kLanes, from[i], valid[i]);
-        from[i] += p.scale_stride_group;
+      for (RowScales& row : rows) row.load(p.scale_stride_group, span);
+#pragma unroll
+      for (int i = 0; i < kSpan; ++i) {
+        if (i == span) break;
+        ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+        const uint32_t to = ptx::shared_address(&s.scales[ring.stage]) + place;
+#pragma unroll
+        for (int j = 0; j < kRows; ++j) {
+          if (first + j * kLanes >= kTokens) continue;
+          const uint32_t own = to + j * kLanes * 2;
+          ptx::store_half_word(own, rows[j].share(i));
+          if (i + 1 < span) continue;
+          ptx::store_half_word(own + offsetof(Scales, carry), rows[j].carry);
+          ptx::store_half_word(own + offsetof(Scales, unit), rows[j].unit());
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&s.full[ring.stage]));
+        ring.advance();
       }
-      ptx::copy_word_arrive(ptx::shared_address(&s.full[ring.stage]));
+      left -= span;
     }
   }
 
@@ -208,8 +256,8 @@ struct Kernel {
     if (warp == 0) plan<kTokens, F::kWider>(s, p, tiles_across);
     if (threadIdx.x == 32) {
       for (int i = 0; i < S::kStages; ++i) {
-        // full: the copying thread, and each lane that copies scales
-        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + 32 * F::kScaleWarps);
+        // full: the copying thread, and each warp that copies scales
+        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + F::kScaleWarps);
         // empty: each computing warp
         ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8);
       }
@@ -244,8 +292,6 @@ struct Kernel {
       ptx::registers_take<kComputeRegisters>();
       const Place at = F::place(s);
       if (kByRow && p.early) ptx::wait_for_predecessors();
-      // The first turn is the other's.
-      if (kBlocks == 1 && !kByRow && at.warpgroup == 1) Loop::pass_turn(at);
       // NOTE: were this a function, matrix instructions would be made to wait for each other.
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) __attribute__((always_inline)) {
         compute_width<F::kLeast>(s, p, t, ring, at);
@@ -262,7 +308,7 @@ __global__ __launch_bounds__(kThreads, 1) void grouped_gemm(
 
 // Maps of activations [num_rows, 128 * num_groups].
 cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) {
-  for (int rows = 8; rows <= 256; rows += rows < 32 ? rows : 32) {
+  for (int rows = 8; rows <= 128; rows += rows < 32 ? rows : 32) {
     const cudaError_t error = tensor_map::of_bytes(
         &boxes->map[box_of(rows)], activations, p.num_rows, p.num_groups * kGroup, rows);
     if (error != cudaSuccess) return error;
@@ -302,19 +348,17 @@ cudaError_t launch_with(const Boxes& boxes, const Problem& p, cudaStream_t strea
   return cudaLaunchKernelEx(&config, kernel, boxes, p);
 }
 
-// kTokens and kTokensByRow: most of a tile with a scale for each group of columns, and with one.
-template <int kBlocks, int kTokens, int kTokensByRow, bool kGated = false>
+template <int kBlocks, int kTokens, bool kGated = false>
 cudaError_t launch(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
-  return p.scale_stride_group
-             ? launch_with<Form<kBlocks, kTokens, kGated, false>>(boxes, p, stream)
-             : launch_with<Form<kBlocks, kTokensByRow, kGated, true>>(boxes, p, stream);
+  return p.scale_stride_group ? launch_with<Form<kBlocks, kTokens, kGated, false>>(boxes, p, stream)
+                              : launch_with<Form<kBlocks, kTokens, kGated, true>>(boxes, p, stream);
 }
 
 // The same of tiles that have a form which gates.
-template <int kTokens, int kTokensByRow>
+template <int kTokens>
 cudaError_t launch_pair(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
-  return p.out_scales ? launch<2, kTokens, kTokensByRow, true>(boxes, p, stream)
-                      : launch<2, kTokens, kTokensByRow>(boxes, p, stream);
+  return p.out_scales ? launch<2, kTokens, true>(boxes, p, stream)
+                      : launch<2, kTokens>(boxes, p, stream);
 }
 
 }  // namespace
@@ -350,9 +394,9 @@ extern "C" const char* w4a8_grouped_gemm_launch(
   const cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
     switch (variant) {
-      case 0: error = launch_pair<64, 64>(boxes, p, on); break;
-      case 1: error = launch<1, 192, 256>(boxes, p, on); break;
-      case 2: error = launch_pair<64, 128>(boxes, p, on); break;
+      case 0: error = launch_pair<64>(boxes, p, on); break;
+      case 1: error = launch<1, 128>(boxes, p, on); break;
+      case 2: error = launch_pair<128>(boxes, p, on); break;
       default: error = cudaErrorInvalidValue;
     }
   }

@@ -10,7 +10,8 @@ from kernels import cuda_build
 
 _SOURCE = Path(__file__).with_name("w4a8_grouped_gemm.cu")
 MAX_EXPERTS = 512
-_ASKING = 1  # the variant whose thread blocks ask for tiles one by one
+# Of more rows an expert than this, thread blocks ask for tiles one by one.
+_MOST_DEALT = 128
 
 
 def launch(
@@ -45,9 +46,9 @@ def launch(
     out_scale_strides = (0, 0)
     if out_scales is not None and out_scales.dim():
         out_scale_strides = out_scales.stride(0), out_scales.stride(2)
-    variant = _variant(expected_rows, tall, by_row=scale_strides[2] == 0)
+    variant = _variant(expected_rows, tall)
     # Where this product begins early, nothing else may stand between it and the kernel in front.
-    taken = counts.new_zeros(1) if variant == _ASKING and not early else None
+    taken = counts.new_zeros(1) if expected_rows > _MOST_DEALT and not early else None
     with torch.cuda.device(activations.device):
         message = _library().w4a8_grouped_gemm_launch(
             variant,
@@ -73,20 +74,17 @@ def launch(
         raise RuntimeError(f"W4A8 grouped GEMM: {message.decode()}")
 
 
-def _variant(expected_rows: int, num_blocks: int, *, by_row: bool) -> int:
+def _variant(expected_rows: int, num_blocks: int) -> int:
     """The tile for this many rows an expert and this many blocks of 128 outputs: 0 is 256 outputs
-    x up to 64 rows, 2 is 256 x up to 128 where a row has one scale, 1 is 128 x up to 192, or 256
-    where a row has one scale. With scales for each 128, 0 and 1 take as long of 128 rows. With one
-    a row, 64 each take 5 % longer by 2 than by 0, but 64 on average, as chance has them, 15 % less.
-    """
-    if expected_rows > 128 or num_blocks % 2:
+    x up to 64 rows, 2 is 256 x up to 128, 1 is 128 x up to 128."""
+    if num_blocks % 2:
         return 1
-    return 2 if by_row and expected_rows > 48 else 0
+    return 2 if expected_rows > 64 else 0
 
 
 def gates(expected_rows: int, num_outputs: int) -> bool:
     """Whether the tile for these has a form that gates what it computes."""
-    return _variant(expected_rows, num_outputs // 128, by_row=False) != 1
+    return _variant(expected_rows, num_outputs // 128) != 1
 
 
 @functools.cache

@@ -6,19 +6,24 @@ Checkpoint, per expert and projection:
     weight_scale_inv  [N, K / 128]  float32 or bfloat16: w[n, k] = value * scale[n, k / 128]
 
 Packed: blocks of 128 rows x 128 columns, [E, N / 128, K / 128, BLOCK_BYTES] uint8. A block holds
-two halves of 64 rows, then the 128 scales of its rows as float32. A half is what the 128 threads
+two halves of 64 rows, then a word for each of its 128 rows, its scale. A half is what the 128 threads
 of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes a thread, four
 bytes, a word, for a pair of registers. Byte i of a word is that of both registers: of one of rows
 0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
 
-There are two codes; 128 rows have one of them, and the sign of their scales, never negative in
-themselves, says which:
+A scale is a bfloat16 power of two, the same in all blocks of a row, its unit, in the high half of
+the word, times a float16 in the low half: at most 1/8, and no less than 1/16 for the largest of its
+row. The kernel sums in float16, and what it sums stays of one size. A scale that is not bfloat16 is
+so rounded to 12 bits, and one that is less than 1/1024 of its row's largest to fewer.
 
-    signed    scales times -512. Of the negated values byte i has the low one's sign in bit 7 and
+There are two codes; 128 rows have one of them, and the sign of their units, scales being never
+negative in themselves, says which:
+
+    signed    units times -512. Of the negated values byte i has the low one's sign in bit 7 and
               magnitude in bits 0..2, the high one's sign in bit 3 and its magnitude in bits 4..6 of
               byte i - 1 (of byte 3 for i = 0): a mask, or a rotation by four and the same mask,
               make e4m3 of them.
-    zigzag    scales times 256, where there is a -8, which the other lacks. 2v for v >= 0, otherwise
+    zigzag    units times 256, where there is a -8, which the other lacks. 2v for v >= 0, otherwise
               -2v - 1: the low value in the low nibble, the high one in the high nibble.
 """
 
@@ -36,6 +41,10 @@ BLOCK_BYTES = DATA_BYTES + 4 * BLOCK_ROWS
 # The kernel reads a value v as -v * 2^-9 where it is signed, as v * 2^-8 in zigzag.
 SIGNED_FACTOR = -512.0
 ZIGZAG_FACTOR = 256.0
+# Of 2^k by k where the largest scale of a row is in [2^(k - 1), 2^k).
+_UNIT_SHIFT = 3
+# Powers of two that a unit may be: normal ones, with their factor, as float32 and bfloat16.
+_LEAST_UNIT, _LARGEST_UNIT = -126, 118
 
 # Rows of a block are (half, warp, high, row), columns (step pair, step, column half, quad, byte).
 _ROWS = (2, 4, 2, 8)
@@ -130,22 +139,25 @@ def dequantise_weights(packed: PackedWeights) -> torch.Tensor:
     return matrices.reshape(num_experts, tall * BLOCK_ROWS, wide * GROUP)
 
 
-def _stored_scales(blocks: torch.Tensor) -> torch.Tensor:
-    """[E, N / 128, K / 128, 128] float32."""
-    return blocks[..., DATA_BYTES:].contiguous().view(torch.float32)
+def _stored_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares [E, N / 128, K / 128, 128] float16 and units, the same of bfloat16."""
+    words = blocks[..., DATA_BYTES:].contiguous().view(torch.int16).unflatten(-1, (BLOCK_ROWS, 2))
+    shares, units = words.unbind(-1)
+    return shares.contiguous().view(torch.float16), units.contiguous().view(torch.bfloat16)
 
 
 def _scales(blocks: torch.Tensor) -> torch.Tensor:
-    """As they were, [E, N / 128, K / 128, 128]."""
-    stored = _stored_scales(blocks)
-    return stored / torch.where(stored.signbit(), SIGNED_FACTOR, ZIGZAG_FACTOR)
+    """As they were, but for rounding: [E, N / 128, K / 128, 128] float32."""
+    shares, units = _stored_scales(blocks)
+    factor = torch.where(units.signbit(), SIGNED_FACTOR, ZIGZAG_FACTOR)
+    return shares.float() * (units.float() / factor)
 
 
 def _table_rows(blocks: torch.Tensor) -> torch.Tensor:
     """Which pair of values of `_tables` each byte of data has, [E, N / 128, K / 128, DATA_BYTES]
     int32."""
     data = blocks[..., :DATA_BYTES].contiguous()
-    signed = _stored_scales(blocks)[..., :1].signbit()
+    signed = _stored_scales(blocks)[1][..., :1].signbit()
     rows = torch.where(signed, _turned(data, 1), data).int()
     return rows.add_(signed, alpha=256)
 
@@ -203,8 +215,19 @@ def _pack_expert(blocks: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
     values = values.view(1, tall, *_ROWS, wide, *_COLUMNS).permute(_ORDER)
     low, high = values.reshape(tall, wide, DATA_BYTES, 2).unbind(-1)
     blocks[..., :DATA_BYTES] = torch.where(signed, _signed(low, high), _zigzag(low, high))
-    scales = scales.abs() * torch.where(signed, SIGNED_FACTOR, ZIGZAG_FACTOR)
-    blocks[..., DATA_BYTES:] = scales.transpose(1, 2).contiguous().view(torch.uint8)
+    factor = torch.where(signed, SIGNED_FACTOR, ZIGZAG_FACTOR)
+    words = _words(scales.abs(), factor).transpose(1, 2).flatten(-2)
+    blocks[..., DATA_BYTES:] = words.contiguous().view(torch.uint8)
+
+
+def _words(scales: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """[tall, 128, wide] float32 scales of rows to [tall, 128, wide, 2] int16: shares, units."""
+    exponent = torch.frexp(scales.amax(dim=-1, keepdim=True)).exponent
+    exponent = (exponent + _UNIT_SHIFT).clamp(_LEAST_UNIT, _LARGEST_UNIT)
+    unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+    shares = (scales / unit).half().view(torch.int16)
+    units = (unit * factor).bfloat16().view(torch.int16).expand_as(shares)
+    return torch.stack((shares, units), dim=-1)
 
 
 def _signed(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:

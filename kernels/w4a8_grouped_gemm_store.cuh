@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include "w4a8_grouped_gemm_ptx.cuh"
@@ -33,8 +34,6 @@ struct Store {
   using Ring = typename F::Ring;
   using Place = typename F::Place;
   template <int kWidth>
-  using Pieces = typename F::template Pieces<kWidth>;
-  template <int kWidth>
   using Sums = typename F::template Sums<kWidth>;
 
   // Scales of a tile's tokens, one a row, to this warpgroup's place: in front of the tile, so that
@@ -43,29 +42,55 @@ struct Store {
   static __device__ __forceinline__ void copy_row_scales(
       S& s, const Problem& p, const Tile& t, const Place& at) {
     const float* from = first_scale(p, t);
-    const uint32_t to = ptx::shared_address(s.scales[at.warpgroup]);
+    const uint32_t to = ptx::shared_address(s.row_scales[at.warpgroup]);
 #pragma unroll
     for (int token = at.thread; token < kWidth; token += 128) {
       ptx::copy_word(to + token * 4, from + token * p.scale_stride_row, token < t.num_tokens);
     }
   }
 
-  // One piece to the staged rows of its tokens, turned over: tokens become rows.
-  template <int kColumns>
-  static __device__ __forceinline__ void stage(
-      uint8_t* staging, const float* sum, int first_column, uint32_t thread) {
-    const int row = thread % 8 + thread / 16 % 2 * 8;
-    const int column = first_column + thread / 32 * 16 + thread / 8 % 2 * 8;
-    const uint32_t to = ptx::shared_address(staging + row * S::kPitch + column * 2);
-    if constexpr (kColumns == 8) {
-      ptx::store_transposed_x2(to, pack(sum[0], sum[1]), pack(sum[2], sum[3]));
-    } else {
+  // What this thread has of eight tokens and a block, in bfloat16: pairs of tokens, of weight rows r
+  // and r + 8.
+  template <int kWidth>
+  static __device__ __forceinline__ uint2 scaled(
+      const Sums<kWidth>& sum, int block, int eight, float2 tokens) {
+    uint32_t pairs[2];
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; j += 2) {
-        ptx::store_transposed_x4(
-            to + j * 8 * S::kPitch, pack(sum[4 * j], sum[4 * j + 1]),
-            pack(sum[4 * j + 2], sum[4 * j + 3]), pack(sum[4 * j + 4], sum[4 * j + 5]),
-            pack(sum[4 * j + 6], sum[4 * j + 7]));
+    for (int i = 0; i < 2; ++i) {
+      const float2 two =
+          __half22float2(reinterpret_cast<const __half2&>(sum.pair[block][2 * eight + i]));
+      const float row = sum.row[block][i];
+      pairs[i] = pack(two.x * (row * tokens.x), two.y * (row * tokens.y));
+    }
+    return {pairs[0], pairs[1]};
+  }
+
+  // This thread's two of eight tokens: their scales, or the units of these.
+  template <int kWidth>
+  static __device__ __forceinline__ float2 of_tokens(
+      const Sums<kWidth>& sum, int eight, const Place& at) {
+    if constexpr (F::kHasRowScales) return ptx::load_float2(at.tokens + eight * 32);
+    else return make_float2(unpack(sum.token[eight], 0), unpack(sum.token[eight], 1));
+  }
+
+  // Some tokens of one block to their staged rows, turned over: tokens become rows.
+  template <int kWidth, int kColumns>
+  static __device__ __forceinline__ void stage(
+      uint8_t* staging, const Sums<kWidth>& sum, int block, int first, uint32_t thread,
+      const Place& at) {
+    const int row = thread % 8 + thread / 16 % 2 * 8;
+    const int column = block * 64 + thread / 32 * 16 + thread / 8 % 2 * 8;
+    const uint32_t to = ptx::shared_address(staging + row * S::kPitch + column * 2);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+      const int eight = first / 8 + j;
+      const uint2 a = scaled<kWidth>(sum, block, eight, of_tokens<kWidth>(sum, eight, at));
+      if constexpr (kColumns == 8) {
+        ptx::store_transposed_x2(to, a.x, a.y);
+      } else {
+        const uint2 b =
+            scaled<kWidth>(sum, block, eight + 1, of_tokens<kWidth>(sum, eight + 1, at));
+        ptx::store_transposed_x4(to + j * 8 * S::kPitch, a.x, a.y, b.x, b.y);
       }
     }
   }
@@ -88,37 +113,24 @@ struct Store {
     return thread;
   }
 
-  // One round of tokens, from `first` on, scaled by token where that was left to the end. Its
-  // barriers are those of the kThreads threads that read what is staged.
+  // One round of tokens, from `first` on. Its barriers are those of the kThreads threads that read
+  // what is staged.
   template <int kWidth, int kThreads>
   static __device__ __forceinline__ void stage_round(
-      uint8_t* staging, Sums<kWidth>& sum, int first, uint32_t thread, int barrier,
+      uint8_t* staging, const Sums<kWidth>& sum, int first, uint32_t thread, int barrier,
       const Place& at) {
     if (F::kHasRowScales && first == 0) ptx::copy_word_wait();
     ptx::barrier_sync<kThreads>(barrier);  // the rows staged before are read
-    if constexpr (F::kHasRowScales) {
-#pragma unroll
-      for (int i = first / 8; i < (first + kRound<kWidth>) / 8; ++i) {
-        const float2 scale = ptx::load_float2(at.tokens + i * 32);
-#pragma unroll
-        for (int h = 0; h < kBlocks; ++h) {
-          sum[h][4 * i] *= scale.x;
-          sum[h][4 * i + 1] *= scale.y;
-          sum[h][4 * i + 2] *= scale.x;
-          sum[h][4 * i + 3] *= scale.y;
-        }
-      }
-    }
 #pragma unroll
     for (int h = 0; h < kBlocks; ++h) {
-      stage<kRound<kWidth>>(staging, sum[h] + first / 2, h * 64, thread);
+      stage<kWidth, kRound<kWidth>>(staging, sum, h, first, thread, at);
     }
     ptx::barrier_sync<kThreads>(barrier);
   }
 
   template <int kWidth>
   static __device__ __forceinline__ void store(
-      S& s, const Problem& p, const Tile& t, Sums<kWidth>& sum, const Place& at) {
+      S& s, const Problem& p, const Tile& t, const Sums<kWidth>& sum, const Place& at) {
     constexpr int kPieces16 = S::kColumns / 8;  // 16-byte pieces in a row
     const uint32_t thread = thread_of_block() % 128;
     uint8_t* staging = s.staging[at.warpgroup];
@@ -139,7 +151,7 @@ struct Store {
   // is a scale to quantise it with.
   template <int kWidth, bool kGiven>
   static __device__ __forceinline__ void store_gated(
-      S& s, const Problem& p, const Tile& t, Sums<kWidth>& sum, const Place& at) {
+      S& s, const Problem& p, const Tile& t, const Sums<kWidth>& sum, const Place& at) {
     constexpr int kLanes = kGroup / 8;  // of a token's group: 16 bytes of either half each
     const uint32_t thread = thread_of_block();
     const int column = thread % kLanes * 8;

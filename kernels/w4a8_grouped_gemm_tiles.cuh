@@ -15,7 +15,8 @@ constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and the
 constexpr int kScaleOffset = 8192;  // of the scales in a block
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
-constexpr int kNumBoxes = 10;  // tensor maps of 8, 16, 32, 64 rows and so on by 32
+constexpr int kNumBoxes = 6;  // tensor maps of 8, 16, 32, 64, 96, 128 rows
+constexpr int kSpan = 8;      // groups of columns whose sum is taken before it is added to the rest
 
 struct Boxes {
   CUtensorMap map[kNumBoxes];
@@ -53,30 +54,40 @@ struct Tile {
   bool only_once;  // no other tile reads these weights
 };
 
+// How many of the groups of columns that are left are summed before the rest is added.
+__device__ __forceinline__ int span_of(int left) { return left < kSpan ? 1 : kSpan; }
+
+// What the tokens of a stage are scaled by: pairs of tokens 8j + 2q and 8j + 2q + 1 at word
+// [j / 4][q][j % 4], so that a lane's lie together, without conflicts of banks.
+template <int kTokens>
+struct TokenScales {
+  uint32_t scale[kTokens / 2];  // float16, at most 1: scales as shares of `unit`
+  uint32_t carry[kTokens / 2];  // float16: the unit of the span before, as a share of this one's
+  uint32_t unit[kTokens / 2];   // bfloat16 powers of two
+};
+
 // kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
 // one, each warpgroup computes a half. kTokens: most tokens of a tile. kByRow: activations have one
 // scale a row.
 template <int kBlocks, int kTokens, bool kByRow>
 struct Shared {
-  static constexpr int kStages = kTokens == 64 ? 7 : kTokens == 128 ? 6 : 5;
+  static constexpr int kStages = kTokens == 64 ? 7 : 6;
   static constexpr int kColumns = kBlocks * 64;            // output columns of a warpgroup
   static constexpr int kPitch = kColumns * 2 + 16;         // bytes between staged output rows
   static constexpr int kStaged = kTokens % 128 ? 64 : 32;  // output rows staged at a time
-  static constexpr int kScalePitch = kTokens / 4 + 4;      // floats between scales of lane quads
   alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
   alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
   alignas(128) uint8_t staging[2][kStaged * kPitch];
-  // Scale of token 8j + 2q + i at [q][2j + i]: what a lane needs lies together. Where a row has
-  // one, each warpgroup has its own, in order.
-  alignas(16) float scales[kByRow ? 2 : kStages][kByRow ? kTokens : 4 * kScalePitch];
+  alignas(16) TokenScales<kTokens> scales[kByRow ? 1 : kStages];
+  alignas(16) float row_scales[kByRow ? 2 : 1][kByRow ? kTokens : 1];  // each warpgroup's own
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
   uint64_t tile_full[2], tile_empty[2];
   Tile tile[2];  // this block's next one, and the one behind it
   int first_row[kMaxExperts];
   int count[kMaxExperts];
-  int height[kMaxExperts];  // tokens of its tiles but the last
   int first_tile[kMaxExperts + 1];
+  uint8_t height[kMaxExperts];  // tokens of its tiles but the last
 };
 
 // Where each expert's rows and tiles begin; by one warp.
@@ -146,15 +157,12 @@ struct Places {
   }
 };
 
-// A piece is what one accumulator holds: 64 weight rows x kColumns tokens. kWhole: a warpgroup has
-// one of up to 128 tokens. Else it has two of up to 64, more than which do not fit beside the sums
-// of 192 tokens.
-template <int kBlocks, int kWidth, bool kWhole>
-struct Pieces {
-  static constexpr int kMost = kWhole ? 128 : 64;
-  static constexpr int kNumber = (kWidth + kMost - 1) / kMost;  // of a half
-  static constexpr int kColumns = kWidth / kNumber;
-  using Sums = float[kBlocks][kWidth / 2];
+// A tile's sums of this thread: of each block half pairs of tokens, and what they are shares of.
+template <int kBlocks, int kWidth, bool kByRow>
+struct TileSums {
+  uint32_t pair[kBlocks][kWidth / 4];       // float16; of weight rows r and r + 8 in turn
+  float row[kBlocks][2];                    // units of these rows
+  uint32_t token[kByRow ? 1 : kWidth / 8];  // units of the tokens, bfloat16
 };
 
 // The form of a kernel's tiles. kGated: a tile is a block of gate rows and the block of up rows
@@ -166,27 +174,23 @@ struct Form {
   static constexpr bool kGates = kGated, kHasRowScales = kByRow;
   using S = Shared<kBlocks, kTokens, kByRow>;
   using Ring = Places<S::kStages>;
-  // Tokens' scales are left to the end, so that registers have room for other pieces.
-  static constexpr bool kWhole = kByRow && kTokens > 64;
   template <int kWidth>
-  using Pieces = Pieces<kBlocks, kWidth, kWhole>;
-  template <int kWidth>
-  using Sums = typename Pieces<kWidth>::Sums;
+  using Sums = TileSums<kBlocks, kWidth, kByRow>;
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
   // Thread blocks ask for tiles one by one: those of many tokens take long, and not all as long.
-  static constexpr bool kAsks = kBlocks == 1;
+  static constexpr bool kAsks = kTokens > 64;
   // Widths of tiles in tokens are the powers of two from kLeast to 64, then multiples of kWider.
   static constexpr int kLeast = kTokens == 64 ? 8 : 16;
-  static constexpr int kWider = kWhole ? 32 : 64;
+  static constexpr int kWider = kTokens == 64 ? 64 : 32;
   // Warps that copy scales, in different quarters of the multiprocessor.
-  static constexpr int kScaleWarps = kByRow ? 0 : kTokens == 64 ? 1 : 3;
+  static constexpr int kScaleWarps = kByRow ? 0 : kTokens == 64 ? 2 : 3;
 
   // What does not change from tile to tile: this thread, and where it reads in the first stage.
   struct Place {
     int warpgroup, thread, lane;
     uint32_t codes;   // its part of the first half that its warpgroup computes
     uint32_t rows;    // scale of its first row
-    uint32_t tokens;  // scale of its first token
+    uint32_t tokens;  // scales of its tokens
   };
 
   static __device__ __forceinline__ Place place(const S& s) {
@@ -205,8 +209,11 @@ struct Form {
       at.codes += at.warpgroup * kHalfBytes;
       at.rows += at.warpgroup * 256;
     }
-    at.tokens = ptx::shared_address(s.scales[kByRow ? at.warpgroup : 0]) +
-                at.lane % 4 * (kByRow ? 8 : S::kScalePitch * 4);
+    if constexpr (kByRow) {
+      at.tokens = ptx::shared_address(s.row_scales[at.warpgroup]) + at.lane % 4 * 8;
+    } else {
+      at.tokens = ptx::shared_address(s.scales) + at.lane % 4 * 16;
+    }
     // Kept in registers: without this they are computed anew at each use.
     ptx::keep(at.codes);
     ptx::keep(at.rows);
