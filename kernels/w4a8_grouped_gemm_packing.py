@@ -14,7 +14,7 @@ bytes, a word, for a pair of registers. Byte i of a word is that of both registe
 A scale is a bfloat16 power of two, the same in all blocks of a row, its unit, in the high half of
 the word, times a float16 in the low half: at most 1/8, and no less than 1/16 for the largest of its
 row. The kernel sums in float16, and what it sums stays of one size. A scale that is not bfloat16 is
-so rounded to 12 bits, and one that is less than 1/1024 of its row's largest to fewer.
+so rounded to 11 bits, and one that is less than 1/1024 of its row's largest to fewer.
 
 There are two codes; 128 rows have one of them, and the sign of their units, scales being never
 negative in themselves, says which:

@@ -180,7 +180,7 @@ struct Form {
   // Thread blocks ask for tiles one by one: those of many tokens take long, and not all as long.
   static constexpr bool kAsks = kTokens > 64;
   // Widths of tiles in tokens are the powers of two from kLeast to 64, then multiples of kWider.
-  static constexpr int kLeast = kTokens == 64 ? 8 : 16;
+  static constexpr int kLeast = kTokens == 64 ? 8 : 32;
   static constexpr int kWider = kTokens == 64 ? 64 : 32;
   // Warps that copy scales, in different quarters of the multiprocessor.
   static constexpr int kScaleWarps = kByRow ? 0 : kTokens == 64 ? 2 : 3;

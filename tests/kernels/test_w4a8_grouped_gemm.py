@@ -10,7 +10,11 @@ from kernels.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_masked,
     w4a8_grouped_gemm_masked_reference,
 )
-from kernels.w4a8_grouped_gemm_packing import PackedWeights, pack_weights
+from kernels.w4a8_grouped_gemm_packing import (
+    PackedWeights,
+    dequantise_weights,
+    pack_weights,
+)
 from tests.kernels.tensors import generator
 from tests.kernels.triton_device import assert_same_fp8
 from tests.kernels.w4a8_cases import Experts, Make, experts, mixed, plain, rows
@@ -117,6 +121,13 @@ def test_arguments_that_do_not_fit(name: str, value: torch.Tensor, message: str)
         w4a8_grouped_gemm_masked(**(arguments() | {name: value}))
 
 
+def test_more_inputs_than_float16_can_sum() -> None:
+    weights = PackedWeights(torch.zeros(1, 1, 293, 8704, dtype=torch.uint8))
+    x = torch.zeros(1, 293 * 128).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="K = 37504: at most 37376"):
+        w4a8_grouped_gemm_contiguous(x, torch.ones(1, 1), weights, torch.ones(1).int())
+
+
 COUNTS = {
     "few": [1, 0, 3, 8, 2, 0, 5, 7],
     "edges": [8, 9, 16, 17, 32, 33, 64, 65],
@@ -125,7 +136,7 @@ COUNTS = {
     "none": [0] * 8,
 }
 # Outputs: odd and even multiples of 128 take different tiles. Inputs: an odd number of groups.
-SHAPES = [(512, 256), (1024, 384), (768, 2048), (384, 1152), (4096, 7168)]
+SHAPES = [(512, 256), (1024, 384), (768, 2048), (384, 1152), (256, 2176), (4096, 7168)]
 
 
 @pytest.mark.gpu
@@ -161,6 +172,49 @@ def test_kernel(
         )
         # Which rows share a tile changes no bits.
         assert torch.equal(packed, out[~behind])
+
+
+def of_any_size(rng: torch.Generator, num_rows: int, num_groups: int) -> torch.Tensor:
+    """Scales that differ by many powers of two: along a row up, down, at random; none at all."""
+    powers = torch.linspace(-30, 30, num_groups).expand(num_rows, -1).clone()
+    powers[1::4] = powers[1::4].flip(-1)
+    powers[2::4] = (torch.rand(powers[2::4].shape, generator=rng) - 0.5) * 200
+    powers[3::4] += torch.linspace(-70, 70, len(powers[3::4]))[:, None]
+    scales = powers.exp2()
+    scales[::5, num_groups // 2] = 0.0
+    scales[7] = 0.0
+    return scales
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
+@pytest.mark.parametrize("expected_rows", [1, 100])
+@pytest.mark.parametrize(("n", "k"), [(512, 1152), (384, 2176), (256, 7168)])
+def test_scales_of_any_size(
+    request: pytest.FixtureRequest, n: int, k: int, expected_rows: int, size: float
+) -> None:
+    """Each row by itself: neither what is large nor what is small beside it matters."""
+    rng = generator(request.node.nodeid)
+    weight, weight_scale = mixed(rng, 2, n, k)
+    weight_scale *= torch.logspace(-1, 1, n)[:, None] / size
+    weights = pack_weights(weight, weight_scale, device="cuda")
+    x, _ = rows(rng, 2, 90, k)
+    scales = torch.stack([of_any_size(rng, 90, k // 128) for _ in range(2)])
+    x, scales = x.cuda(), scales.cuda()
+    counts = torch.tensor([90, 33], dtype=torch.int32, device="cuda")
+    for own in (scales, scales.amax(-1, keepdim=True)):
+        out = w4a8_grouped_gemm_masked(x, own, weights, counts, expected_rows=expected_rows)
+        for expert, count in enumerate(counts.tolist()):
+            values = (
+                x[expert, :count].double().unflatten(-1, (-1, 128)) * own[expert, :count, :, None]
+            )
+            want = values.flatten(-2) @ dequantise_weights(weights)[expert].double().T
+            found = out[expert, :count].double()
+            largest = want.norm(dim=-1)
+            assert (found[largest == 0] == 0).all()
+            normal = largest > 1e-30
+            error = (found - want).norm(dim=-1)[normal] / largest[normal]
+            assert error.max() < 1.5 * TOLERANCE  # of few outputs each
 
 
 @pytest.mark.gpu

@@ -17,20 +17,40 @@ from tests.kernels.w4a8_cases import Make, experts, mixed, plain, symmetric
 @pytest.mark.parametrize("make", [experts, symmetric, mixed])
 def test_unpack_is_the_inverse_of_pack(request: pytest.FixtureRequest, make: Make) -> None:
     weight, scale = make(generator(request.node.nodeid), 3, 256, 384)
+    scale = scale.bfloat16()
     packed = pack_weights(weight, scale)
     values, scales = unpack_weights(packed)
     assert torch.equal(values, plain(weight))
-    assert torch.equal(scales, scale)
-    want = plain(weight).float() * scale.repeat_interleave(128, dim=-1)
+    assert torch.equal(scales, scale.float())
+    want = plain(weight).float() * scale.float().repeat_interleave(128, dim=-1)
     assert torch.equal(dequantise_weights(packed), want)
     # A block says itself how to read it: what one expert's say does not hang on the others.
     assert torch.equal(dequantise_weights(PackedWeights(packed.blocks[1:2])), want[1:2])
 
 
+@pytest.mark.parametrize("size", [1e-33, 1e-3, 1.0, 1e30])
+def test_scales_of_any_size(request: pytest.FixtureRequest, size: float) -> None:
+    """Rounded to 11 bits, and the less of them, the less one is of its row's largest."""
+    rng = generator(request.node.nodeid)
+    weight, scale = experts(rng, 1, 128, 1280)
+    shares = torch.rand(1, 128, 10, generator=rng) + 0.01
+    rows = torch.logspace(-1, 1, 128)[None, :, None]
+    scale = shares * rows * size
+    scale[0, 5] = 0.0
+    scale[0, 6, 3] = 1e-6 * scale[0, 6].max()
+    _, scales = unpack_weights(pack_weights(weight, scale))
+    torch.testing.assert_close(scales[:, 7:], scale[:, 7:], rtol=2.0**-11, atol=0)
+    assert (scales[0, 5] == 0).all()
+    torch.testing.assert_close(
+        scales[0, 6], scale[0, 6], rtol=2.0**-11, atol=2.0**-21 * float(scale[0, 6].max())
+    )
+
+
 def test_negative_scales(request: pytest.FixtureRequest) -> None:
     weight, scale = symmetric(generator(request.node.nodeid), 1, 128, 256)
+    scale = scale.bfloat16()
     scale[:, ::2] *= -1
-    want = plain(weight).float() * scale.repeat_interleave(128, dim=-1)
+    want = plain(weight).float() * scale.float().repeat_interleave(128, dim=-1)
     assert torch.equal(dequantise_weights(pack_weights(weight, scale)), want)
     weight[0, 4, 5] = -128
     with pytest.raises(ValueError, match="-8 with a negative scale"):
