@@ -28,7 +28,7 @@ using namespace w4a8;
 
 // A thread begins with 168 registers; what those that copy give is all that those that compute can
 // take, and one that waits for more waits for ever.
-constexpr int kCopyRegisters = 48;
+constexpr int kCopyRegisters = 56;
 constexpr int kComputeRegisters = 224;
 static_assert(kCopyRegisters + 2 * kComputeRegisters <= 3 * 168);
 
@@ -116,19 +116,24 @@ struct Kernel {
 
   // A row of activation scales on its way to the stages, a span of groups at a time.
   struct RowScales {
-    const float* from = nullptr;  // of the span's first group; null: there is no such token
-    int exponent = 0;             // of the unit, biased as in float32
-    uint32_t pair[kSpan / 2];     // shares of the unit, float16
+    const float* from = nullptr;  // of the next span's first group; null: there is no such token
+    float next[kSpan];
+    int exponent = 0;          // of this span's unit, biased as in float32
+    uint32_t pair[kSpan / 2];  // shares of the unit, float16
     uint16_t carry;
 
+    // Begins to load the next span.
     __device__ __forceinline__ void load(long long stride, int span) {
-      float scale[kSpan];
 #pragma unroll
-      for (int i = 0; i < kSpan; ++i) scale[i] = from && i < span ? from[i * stride] : 0.0f;
-      float largest = scale[0];
-#pragma unroll
-      for (int i = 1; i < kSpan; ++i) largest = fmaxf(largest, scale[i]);
+      for (int i = 0; i < kSpan; ++i) next[i] = from && i < span ? from[i * stride] : 0.0f;
       if (from) from += span * stride;
+    }
+
+    // Makes the span that was loaded this one.
+    __device__ __forceinline__ void take() {
+      float largest = next[0];
+#pragma unroll
+      for (int i = 1; i < kSpan; ++i) largest = fmaxf(largest, next[i]);
       // Such that shares are at most 1, and neither a unit nor what divides by it is subnormal.
       const int before = exponent;
       const int least = static_cast<int>(__float_as_uint(largest) >> 23) + 1;
@@ -136,7 +141,7 @@ struct Kernel {
       const float divisor = __uint_as_float(static_cast<uint32_t>(254 - exponent) << 23);
 #pragma unroll
       for (int i = 0; i < kSpan; i += 2) {
-        const __half2 two = __floats2half2_rn(scale[i] * divisor, scale[i + 1] * divisor);
+        const __half2 two = __floats2half2_rn(next[i] * divisor, next[i + 1] * divisor);
         pair[i / 2] = reinterpret_cast<const uint32_t&>(two);
       }
       const int shift = min(exponent - before, 126);
@@ -161,17 +166,26 @@ struct Kernel {
     const int first = threadIdx.x - 9 * 32;
     const float* start = first_scale(p, t);
     RowScales rows[kRows];  // of this lane, kLanes apart
+    int left = p.num_groups, span = span_of(left);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = first + i * kLanes;
       if (row < t.num_tokens) rows[i].from = start + row * p.scale_stride_row;
+      rows[i].load(p.scale_stride_group, span);
     }
     // Rows that are 32 apart have places that are 64 bytes apart.
     const uint32_t place = first % 8 / 2 * 16 + first / 32 * 64 + first / 8 % 4 * 4 + first % 2 * 2;
-    for (int left = p.num_groups; left;) {
-      const int span = span_of(left);
+#pragma unroll 1
+    for (; left; left -= span) {
+      span = span_of(left);
 #pragma unroll
-      for (RowScales& row : rows) row.load(p.scale_stride_group, span);
+      for (RowScales& row : rows) row.take();
+      if (left > span) {
+        // Memory that weights are read from answers late: later than stages are enough for.
+        const int behind = span_of(left - span);
+#pragma unroll
+        for (RowScales& row : rows) row.load(p.scale_stride_group, behind);
+      }
 #pragma unroll
       for (int i = 0; i < kSpan; ++i) {
         if (i == span) break;
@@ -190,7 +204,6 @@ struct Kernel {
         if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&s.full[ring.stage]));
         ring.advance();
       }
-      left -= span;
     }
   }
 
