@@ -7,9 +7,9 @@ Checkpoint, per expert and projection:
 
 Packed: blocks of 128 rows x 128 columns, [E, N / 128, K / 128, BLOCK_BYTES] uint8. A block holds
 two halves of 64 rows, then a word for each of its 128 rows, its scale. A half is what the 128
-threads of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes a thread,
-four bytes, a word, for a pair of registers. Byte i of a word is that of both registers: of one of
-rows 0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
+threads of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes a
+thread, four bytes, a word, for a pair of registers. Byte i of a word is that of both registers: of
+one of rows 0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
 
 A scale is a bfloat16 power of two, the same in all blocks of a row, its unit, in the high half of
 the word, times a float16 in the low half: at most 1/8, and no less than 1/16 for the largest of its
