@@ -197,7 +197,6 @@ def _around_rows() -> dict[str, Call]:
     lse = f32(128, HEADS)
     return {
         "quantise": partial(quantise_triton.launch, x[None], None, squeeze=True),
-        "quantise rows": partial(quantise_triton.launch, x[None], None, squeeze=True, by_row=True),
         "quantise masked": partial(
             quantise_triton.launch, masked, integers(LOCAL), squeeze=False
         ),
@@ -207,9 +206,6 @@ def _around_rows() -> dict[str, Call]:
         "silu_mul": partial(silu_mul_triton.launch, both),
         "silu_mul quantise": partial(
             silu_mul_triton.launch_quantise, both[None], None, squeeze=True
-        ),
-        "silu_mul quantise rows": partial(
-            silu_mul_triton.launch_quantise, both[None], None, squeeze=True, by_row=True
         ),
         "silu_mul quantise by a scale": partial(
             silu_mul_triton.launch_quantise, both[None], None, squeeze=True, scale=f32(1)
@@ -235,7 +231,6 @@ def _between_ranks() -> dict[str, Call]:
     pack = partial(pack_tokens_triton.launch, x, integers(128, CHOICES), choices)
     return {
         "pack_tokens fp8": partial(pack, 128, quantises=True),
-        "pack_tokens rows": partial(pack, 128, quantises=True, by_row=True),
         "pack_tokens by a scale": partial(pack, 128, quantises=True, scale=f32(1)),
         "pack_tokens bf16": partial(pack, 200, quantises=False),
         "permute_masked bf16": _permute_masked(512, torch.bfloat16),

@@ -44,7 +44,6 @@ def _packed(make: Tensors, tokens: int) -> Iterator[Case]:
     forms: dict[str, tuple[dict[str, Any], float]] = {
         "": ({"quantises": False}, BF16 * HIDDEN),
         "quantise ": ({"quantises": True}, (FP8 + GROUP_SCALE) * HIDDEN),
-        "quantise rows ": ({"quantises": True, "by_row": True}, FP8 * HIDDEN + 4),
         "quantise static scale ": (
             {"quantises": True, "scale": make.full((), 0.01, torch.float32)}, FP8 * HIDDEN,
         ),

@@ -65,21 +65,15 @@ def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
         bench="quantise", name=f"m{tokens} k{HIDDEN}", call=lambda: quantise(x),
         num_bytes=num * (BF16 + FP8),
     )  # fmt: skip
-    yield Case(
-        bench="quantise", name=f"rows m{tokens} k{HIDDEN}", call=lambda: quantise(x, by_row=True),
-        num_bytes=num * (BF16 + FP8),
-    )  # fmt: skip
     both = make.rows(9 * tokens, 2 * WIDTH)
     yield Case(
         bench="silu_mul", name=f"m{9 * tokens} i{WIDTH}",
         call=lambda: silu_mul(both), num_bytes=both.numel() * 1.5 * BF16,
     )  # fmt: skip
-    for rows, by_row in (("", False), (" rows", True)):
-        yield Case(
-            bench="silu_mul", name=f"quantise{rows} m{9 * tokens} i{WIDTH}",
-            call=partial(silu_mul_quantise, both, by_row=by_row),
-            num_bytes=both.numel() * (BF16 + FP8 / 2),
-        )  # fmt: skip
+    yield Case(
+        bench="silu_mul", name=f"quantise m{9 * tokens} i{WIDTH}",
+        call=lambda: silu_mul_quantise(both), num_bytes=both.numel() * (BF16 + FP8 / 2),
+    )  # fmt: skip
 
 
 def _norms(make: Tensors, tokens: int) -> Iterator[Case]:

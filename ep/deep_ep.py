@@ -21,10 +21,6 @@ from ep.masked_rows import as_payload
 from kernels.combine import combine
 from kernels.permute import Permuted, permute
 
-# What follows a row's scales is read 8 bytes at a time where ranks are on several nodes, and scales
-# of whole 16 bytes are copied with the row: so often is the one scale of a row sent.
-_SCALES_OF_ROW = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalHandle:
@@ -219,10 +215,8 @@ class DeepEpDispatcher:
         sent: object = hidden
         if payload.quantises:
             values, scales = rows or as_payload(hidden, payload)
-            if scales is None:
-                sent = values.view(torch.bfloat16)  # FP8 it only takes with scales
-            else:
-                sent = values, scales.expand(-1, _SCALES_OF_ROW) if payload.by_row else scales
+            # FP8 it only takes with scales.
+            sent = values.view(torch.bfloat16) if scales is None else (values, scales)
         beside: dict[str, Any] = {"async_finish": True, "allocate_on_comm_stream": True}
         per_rank, per_node, per_expert, is_in_rank, laid_out = raw.get_dispatch_layout(
             topk_idx,
@@ -248,7 +242,7 @@ class DeepEpDispatcher:
         values, scales = received if isinstance(received, tuple) else (received, None)
         return _Received(
             hidden=values.view(torch.float8_e4m3fn) if payload.quantises else values,
-            scales=scales[:, :1] if payload.by_row else scales,
+            scales=scales,
             topk_idx=slots,
             weights=weights,
             counts=counts,

@@ -51,34 +51,31 @@ class Dispatcher(Protocol):
         its K experts of weight times output, accumulated in FP32."""
 
 
-# values [T, H], and scales [T, H / 128], [T, 1] or None
+# values [T, H], and scales [T, H / 128] or None
 Rows = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Payload:
     """What travels, as the expert layer wants it: hidden states in their own type, or FP8 e4m3
-    with a float32 scale for each 128 of them, or, `by_row`, in aligned dispatches only, with one a
-    row, or without any: all of them have the `scale`, [] float32, that the experts know."""
+    with a float32 scale for each 128 of them, or without any: all of them have the `scale`, []
+    float32, that the experts know."""
 
     quantises: bool = True
-    by_row: bool = False
     scale: torch.Tensor | None = None
 
     PLAIN: ClassVar["Payload"]
     FP8: ClassVar["Payload"]
-    FP8_ROWS: ClassVar["Payload"]
 
     def num_scales(self, width: int) -> int:
         """That travel with a row of so many values."""
         if not self.quantises or self.scale is not None:
             return 0
-        return 1 if self.by_row else width // GROUP
+        return width // GROUP
 
 
 Payload.PLAIN = Payload(quantises=False)
 Payload.FP8 = Payload()
-Payload.FP8_ROWS = Payload(by_row=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +84,7 @@ class DispatchedAligned:
     the alignment, the slots follow each other in order.
 
     hidden   [M, H], M at least what is there; float8_e4m3fn if the payload was FP8
-    scales   [M, H / 128] or [M, 1] float32, or None if the payload has none
+    scales   [M, H / 128] float32, or None if the payload has none
     counts   [slots_per_rank] int32, on the device, rows of each slot
     ends     [slots_per_rank] int32, on the device, where they end in `hidden`
     slot_of  [M] int32, on the device, -1: padding, whose row means nothing
@@ -158,7 +155,7 @@ class MaskedDispatcher(Protocol):
         hidden: torch.Tensor,  # [T, H]
         topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids, -1: nobody; else distinct
         topk_weights: torch.Tensor,  # [T, K] float32
-        payload: Payload,  # not by row
+        payload: Payload,
         meanwhile: Callable[[], None] | None = None,
     ) -> DispatchedMasked:
         """`meanwhile` as in `Dispatcher.dispatch`. ValueError for more than `max_tokens`, before

@@ -27,7 +27,6 @@ def gather_tokens(
         weights,
         longest,
         quantises=payload.quantises,
-        by_row=payload.by_row,
         scale=payload.scale,
     )
     everything = own.new_empty((num_ranks * longest, own.shape[1]))

@@ -13,7 +13,7 @@ def as_payload(hidden: torch.Tensor, payload: Payload) -> Rows:
     """Hidden states [T, H] as they travel."""
     if not payload.quantises:
         return hidden, None
-    values, scales = quantise(hidden, by_row=payload.by_row, scale=payload.scale)
+    values, scales = quantise(hidden, scale=payload.scale)
     return values, scales if payload.scale is None else None
 
 

@@ -38,7 +38,7 @@ def empty_permuted(
     integers = {"dtype": torch.int32, "device": hidden.device}
     return Permuted(
         rows=rows,
-        scales=None if scale is None else empty_scales(rows, by_row=scale.shape[1] == 1),
+        scales=None if scale is None else empty_scales(rows),
         row_of=torch.empty(num_choices, num_tokens, **integers),
         counts=torch.empty(num_experts, **integers),
         ends=torch.empty(num_experts, **integers),

@@ -1,7 +1,7 @@
 """Tokens as they travel between ranks: a packed row each, of whole 32-bit words.
 
     words of hidden[t] in its own type, or, `quantises`, as FP8 with its scales (`kernels.quantise`,
-    `by_row` and `scale` as there; the one scale of all rows does not travel)
+    `scale` as there; the one scale of all rows does not travel)
     K words of expert ids, int32
     K words of weights, float32
     words without meaning, up to a multiple of ROW_WORDS: rows stay aligned in memory
@@ -42,7 +42,6 @@ def pack_tokens(
     num_rows: int,
     *,
     quantises: bool,
-    by_row: bool = False,
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """ValueError for arguments that do not fit."""
@@ -61,11 +60,9 @@ def pack_tokens(
     if path_of("pack_tokens", hidden.device) == "triton":
         from kernels.pack_tokens_triton import launch
 
-        return launch(
-            hidden, topk_idx, weights, num_rows, quantises=quantises, by_row=by_row, scale=scale
-        )
+        return launch(hidden, topk_idx, weights, num_rows, quantises=quantises, scale=scale)
     return pack_tokens_reference(
-        hidden, topk_idx, weights, num_rows, quantises=quantises, by_row=by_row, scale=scale
+        hidden, topk_idx, weights, num_rows, quantises=quantises, scale=scale
     )
 
 
@@ -76,14 +73,13 @@ def pack_tokens_reference(
     num_rows: int,
     *,
     quantises: bool,
-    by_row: bool = False,
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, width = hidden.shape
     num_choices = topk_idx.shape[1]
     scales = None
     if quantises:
-        hidden, scales = quantise_reference(hidden, by_row=by_row, scale=scale)
+        hidden, scales = quantise_reference(hidden, scale=scale)
     num_scales = 0 if scales is None or scale is not None else scales.shape[1]
     row = PackedRow.of(width, hidden.element_size(), num_choices, num_scales)
     out = torch.zeros(num_rows, row.size, dtype=torch.int32, device=hidden.device)

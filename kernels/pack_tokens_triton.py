@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.fp8_scales import GROUP, LARGEST, SMALLEST
 from kernels.packed_row import PackedRow
-from kernels.quantise_triton import GROUPS, quantise_by, quantise_group, whole_row
+from kernels.quantise_triton import GROUPS, quantise_by, quantise_group
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -14,7 +14,7 @@ def _pack_tokens(
     hidden, topk_idx, weights, scale, out, out_values, out_floats, num_tokens, width, size,
     values_stride, hidden_stride, idx_stride, weights_stride, scales_at, ids_at, weights_at,
     num_choices: tl.constexpr, padded_choices: tl.constexpr, groups: tl.constexpr,
-    group_size: tl.constexpr, quantises: tl.constexpr, by_row: tl.constexpr, given: tl.constexpr,
+    group_size: tl.constexpr, quantises: tl.constexpr, given: tl.constexpr,
     largest: tl.constexpr, smallest: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -35,9 +35,9 @@ def _pack_tokens(
     if given:
         values = quantise_by(values.to(tl.float32), tl.load(scale), largest)
     elif quantises:
-        values, scales = quantise_group(values.to(tl.float32), largest, smallest, by_row)
+        values, scales = quantise_group(values.to(tl.float32), largest, smallest)
         goal = out_floats + token * size + scales_at + group
-        tl.store(goal, scales, mask=group * group_size < (1 if by_row else width))
+        tl.store(goal, scales, mask=group * group_size < width)
     tl.store(out_values + token * values_stride + column, values, mask=column < width)
 
 
@@ -48,14 +48,13 @@ def launch(
     num_rows: int,
     *,
     quantises: bool,
-    by_row: bool = False,
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, width = hidden.shape
     num_choices = topk_idx.shape[1]
     given = quantises and scale is not None
     dtype = torch.float8_e4m3fn if quantises else hidden.dtype
-    num_scales = (1 if by_row else width // GROUP) if quantises and not given else 0
+    num_scales = width // GROUP if quantises and not given else 0
     row = PackedRow.of(width, dtype.itemsize, num_choices, num_scales)
     out = torch.empty(num_rows, row.size, dtype=torch.int32, device=hidden.device)
     if not num_rows:
@@ -64,14 +63,11 @@ def launch(
         each if each.stride(1) == 1 else each.contiguous() for each in (hidden, topk_idx, weights)
     )
     values = out.view(dtype)
-    is_whole = by_row and not given
-    (groups, _), num_warps = whole_row(width) if is_whole else ((GROUPS, 1), 4)
-    _pack_tokens[num_rows, triton.cdiv(width, groups * GROUP)](
+    _pack_tokens[num_rows, triton.cdiv(width, GROUPS * GROUP)](
         hidden, topk_idx, weights, scale, out, values, out.view(torch.float32), num_tokens, width,
         row.size, values.stride(0), hidden.stride(0), topk_idx.stride(0), weights.stride(0),
         row.scales, row.ids, row.weights, num_choices=num_choices,
-        padded_choices=triton.next_power_of_2(num_choices), groups=groups, group_size=GROUP,
-        quantises=quantises, by_row=by_row, given=given, largest=LARGEST, smallest=SMALLEST,
-        num_warps=num_warps,
+        padded_choices=triton.next_power_of_2(num_choices), groups=GROUPS, group_size=GROUP,
+        quantises=quantises, given=given, largest=LARGEST, smallest=SMALLEST,
     )  # fmt: skip
     return out

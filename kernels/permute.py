@@ -17,7 +17,7 @@ contiguous grouped GEMM.
     counts     [E]          int32
     ends       [E]          int32, start[e] + counts[e]
     expert_of  [M]          int32, -1: padding, whose row holds nothing of use
-    scales     [M, H / 128] or [M, 1] float32 (`kernels.fp8_scales`), or None
+    scales     [M, H / 128] float32 (`kernels.fp8_scales`), or None
 
 Exact. Nothing waits for the host.
 """
@@ -50,8 +50,7 @@ def permute(
     check_operand("topk_idx", topk_idx, hidden.device, torch.int64)
     if scale is not None:
         check_operand("scale", scale, hidden.device, torch.float32)
-        num_scales = 1 if scale.shape[-1:] == (1,) else hidden.shape[1] // GROUP
-        check_shape("scale", scale, len(hidden), num_scales)
+        check_shape("scale", scale, len(hidden), hidden.shape[1] // GROUP)
     check_ids("topk_idx", topk_idx, -1, num_experts)
     if most is not None and topk_idx.is_cpu and int((topk_idx >= 0).sum()) > most:
         raise ValueError(f"more than {most} choices are here")

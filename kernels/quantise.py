@@ -1,17 +1,16 @@
-"""Activations to FP8, one scale for 128 values of a row or, `by_row`, for all of them.
+"""Activations to FP8, one scale for 128 values of a row.
 
     scale[t, g] = max over the group of |x| / 448        at least SMALLEST / 448
     out[t, k]   = e4m3(x[t, k] / scale[t, k / 128])
 
-    by_row: scale[t, 0] = max over the row of |x| / 448, the same for each k
-    given:  out[t, k] = e4m3(x[t, k] * (1 / scale)), clamped to +-448, of one scale that the caller
-            has, float32 [] on the device of x; it is what comes back as `scale`, too
+    given: out[t, k] = e4m3(x[t, k] * (1 / scale)), clamped to +-448, of one scale that the caller
+           has, float32 [] on the device of x; it is what comes back as `scale`, too
 
     x       [T, K], whose rows may be slices of longer ones, or masked [E, C, K]  bfloat16 or
             float32, K a multiple of 128
     counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
     out     shape of x  float8_e4m3fn
-    scale   [T, K / 128] or [E, C, K / 128], or [T, 1]; `kernels.fp8_scales` says where they lie
+    scale   [T, K / 128] or [E, C, K / 128]; `kernels.fp8_scales` says where they lie
 
 The Triton path gives the bits of the reference.
 """
@@ -24,7 +23,7 @@ from kernels.paths import path_of
 
 
 def quantise(
-    x: torch.Tensor, *, by_row: bool = False, scale: torch.Tensor | None = None
+    x: torch.Tensor, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale) of all rows. Raises ValueError for a shape or dtype that does not fit."""
     check(x, num_dims=2)
@@ -32,22 +31,22 @@ def quantise(
     if path_of("quantise", x.device) == "triton":
         from kernels.quantise_triton import launch
 
-        return launch(x.unsqueeze(0), None, squeeze=True, by_row=by_row, scale=scale)
-    return quantise_reference(x, by_row=by_row, scale=scale)
+        return launch(x.unsqueeze(0), None, squeeze=True, scale=scale)
+    return quantise_reference(x, scale=scale)
 
 
 def quantise_reference(
-    x: torch.Tensor, *, by_row: bool = False, scale: torch.Tensor | None = None
+    x: torch.Tensor, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if scale is not None:
         values = x.float() * (1 / scale)
         return values.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
-    groups = x.float().unflatten(-1, (-1, x.shape[-1] if by_row else GROUP))
+    groups = x.float().unflatten(-1, (-1, GROUP))
     peak = groups.abs().amax(dim=-1).clamp_min_(SMALLEST)
     # NOTE: a tensor, because on a GPU torch divides by a number with its rounded reciprocal.
     largest = torch.full_like(peak, LARGEST)
     out = (groups * (largest / peak).unsqueeze(-1)).to(torch.float8_e4m3fn)
-    scale = empty_scales(x, by_row=by_row)
+    scale = empty_scales(x)
     scale.copy_(peak / largest)
     return out.flatten(-2), scale
 

@@ -11,23 +11,14 @@ GROUPS = 8  # 1,024 values a program: two 16-byte loads for each of 128 threads
 FEW_ROWS = (16, 1)  # groups and rows of a program
 # The scales of its rows lie side by side.
 MANY_ROWS = (2, 8)
-# Of a program that has one row as a whole: 4,096 rows of 7,168 take 22.3 us with 4, 23.0 with 8,
-# 27.1 with 16; 32,768 of 2 x 2,048, gated, 78.2 with 4, 85.3 with 2, 88.6 with 8.
-WHOLE_ROW_WARPS = 4
 MASKED_PROGRAMS = 512  # of one expert and block of groups at most: they share its rows
 FEW_PROGRAMS = 8
 
 
 @triton.jit
-def quantise_group(
-    values, largest: tl.constexpr, smallest: tl.constexpr, by_row: tl.constexpr = False
-):  # fmt: skip
-    """(e4m3 values, scales) of float32 `values` [GROUPS, 128]. `by_row`: of one row, whose scale
-    comes once for each group."""
-    peak = tl.max(tl.abs(values), axis=1)
-    if by_row:
-        peak = tl.max(peak, axis=0) + tl.zeros_like(peak)
-    peak = tl.maximum(peak, smallest)
+def quantise_group(values, largest: tl.constexpr, smallest: tl.constexpr):
+    """(e4m3 values, scales) of float32 `values` [GROUPS, 128]."""
+    peak = tl.maximum(tl.max(tl.abs(values), axis=1), smallest)
     # Correctly rounded divisions, so that the bits are those of the reference.
     out = values * tl.div_rn(largest, peak)[:, None]
     return out.to(tl.float8e4nv), tl.div_rn(peak, largest)
@@ -49,10 +40,10 @@ def silu(values):
 def _quantise_rows(
     x, out, scale, expert, row, index, capacity, num_rows, width, x_stride, scale_expert_stride,
     scale_group_stride, largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr,
-    gated: tl.constexpr, by_row: tl.constexpr, given: tl.constexpr,
+    gated: tl.constexpr, given: tl.constexpr,
 ):  # fmt: skip
-    """Groups `index` [N] of rows `row` [N], those in front of `num_rows`; `by_row`: of one row all
-    there are; `given`: `scale` is one for all and is there."""
+    """Groups `index` [N] of rows `row` [N], those in front of `num_rows`. `given`: `scale` is one
+    for all and is there."""
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
     is_group = (index * group < width) & (row < num_rows)
     line = expert * capacity + row
@@ -67,10 +58,9 @@ def _quantise_rows(
     if given:
         quantised = quantise_by(values, tl.load(scale), largest)
     else:
-        quantised, scales = quantise_group(values, largest, smallest, by_row)
+        quantised, scales = quantise_group(values, largest, smallest)
         place = expert * scale_expert_stride + index * scale_group_stride + row
-        has_scale = is_group & (index == 0) if by_row else is_group
-        tl.store(scale + place, scales, mask=has_scale)
+        tl.store(scale + place, scales, mask=is_group)
     tl.store(to, quantised, mask=is_group[:, None])
 
 
@@ -80,7 +70,7 @@ def _quantise(
     scale_group_stride,
     largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr, groups: tl.constexpr,
     rows: tl.constexpr, masked: tl.constexpr, owned: tl.constexpr, gated: tl.constexpr,
-    by_row: tl.constexpr, given: tl.constexpr, dependent: tl.constexpr,
+    given: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """`gated`: of silu(x[:width]) * x[width:] of each row, which is twice as long. `owned`: rows
     whose `owner` is negative are left alone."""
@@ -94,7 +84,7 @@ def _quantise(
             _quantise_rows(
                 x, out, scale, expert, first + number % rows, index, capacity, count, width,
                 x_stride, scale_expert_stride, scale_group_stride, largest, smallest, group, gated,
-                by_row, given,
+                given,
             )  # fmt: skip
     else:
         row = tl.program_id(0) * rows + number % rows
@@ -103,7 +93,7 @@ def _quantise(
             row = tl.where(owner_of_row >= 0, row, capacity)
         _quantise_rows(
             x, out, scale, expert, row, index, capacity, capacity, width, x_stride,
-            scale_expert_stride, scale_group_stride, largest, smallest, group, gated, by_row, given,
+            scale_expert_stride, scale_group_stride, largest, smallest, group, gated, given,
         )  # fmt: skip
 
 
@@ -112,7 +102,6 @@ def launch(
     counts: torch.Tensor | None,
     *,
     squeeze: bool,
-    by_row: bool = False,
     scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
@@ -124,24 +113,16 @@ def launch(
     `row_programs` has them."""
     usual = MANY_ROWS if counts is None and x.shape[1] >= MANY_ROWS[1] else FEW_ROWS
     usual_warps = 2 if usual == MANY_ROWS and x.shape[1] >= 512 else 4
-    if by_row:
-        usual, usual_warps = whole_row(x.shape[2])
     groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or usual_warps
     out = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-    scales = empty_scales(x, by_row=by_row) if scale is None else scale
+    scales = empty_scales(x) if scale is None else scale
     run(
-        x, counts, out, scales, gated=False, by_row=by_row, given=scale is not None, groups=groups,
+        x, counts, out, scales, gated=False, given=scale is not None, groups=groups,
         rows=rows, num_warps=num_warps, expected_rows=expected_rows,
     )  # fmt: skip
     if not squeeze:
         return out, scales
     return out[0], scales[0] if scale is None else scale
-
-
-def whole_row(width: int) -> tuple[tuple[int, int], int]:
-    """Groups and rows, and warps, of a program that has one row as a whole."""
-    groups = triton.next_power_of_2(triton.cdiv(width, GROUP))
-    return (groups, 1), WHOLE_ROW_WARPS
 
 
 def row_programs(capacity: int, expected_rows: int) -> int:
@@ -160,16 +141,14 @@ def run(
     gated: bool,
     groups: int,
     num_warps: int,
-    by_row: bool = False,
     given: bool = False,
     rows: int = 1,
     expected_rows: int = 0,
     owner: torch.Tensor | None = None,
 ) -> None:
     """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`; of rows
-    whose `owner` [C] is negative nothing, if there are owners, E = 1 and no counts. `by_row`: the
-    groups of a program are those of one row. `given`: `scale` is one for all, and is read."""
-    assert not by_row or (rows == 1 and groups * GROUP >= out.shape[2])
+    whose `owner` [C] is negative nothing, if there are owners, E = 1 and no counts. `given`:
+    `scale` is one for all, and is read."""
     num_experts, num_rows, width = out.shape
     is_dependent = dependent(x)
     if not out.numel():
@@ -182,6 +161,6 @@ def run(
         x, out, scale, counts, owner, num_rows, width, x.stride(1),
         *((0, 0) if given else (scale.stride(0), scale.stride(2))),
         largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups, rows=rows,
-        masked=counts is not None, owned=owner is not None, gated=gated, by_row=by_row,
+        masked=counts is not None, owned=owner is not None, gated=gated,
         given=given, dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
     )  # fmt: skip

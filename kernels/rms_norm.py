@@ -7,8 +7,7 @@
     weight            [H]     same dtype
     eps               inside the root; the mean is taken in float32
     x of add_...      may be a `kernels.combine.Combination`, which is combined first
-    quantised out     e4m3 and scales as `kernels.quantise` gives them, H a multiple of 128;
-                      `by_row`: the scale of a row comes H / 128 times, [T, H / 128]
+    quantised out     e4m3 and scales as `kernels.quantise` gives them, H a multiple of 128
     by a given scale  e4m3 as `kernels.quantise` gives it for that, [] float32
 
 The Triton path agrees with the reference within one bit of the last place; the sum is exact.
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.combine import Combination, Update, combined
-from kernels.fp8_scales import GROUP, empty_scales
+from kernels.fp8_scales import GROUP
 from kernels.operands import FLOATS, check_contiguous, check_operand, check_shape
 from kernels.paths import path_of
 from kernels.quantise import check_scale, quantise_reference
@@ -72,15 +71,15 @@ def add_rms_norm_quantise(
 
 
 def add_rms_norm_both(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, by_row: bool = False
+    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
     _check(x, residual, weight, quantises=True)
     if _has_kernel(x):
         from kernels.rms_norm_triton import launch_both
 
-        return launch_both(x, residual, weight, eps, by_row=by_row)
-    return add_rms_norm_both_reference(x, residual, weight, eps, by_row=by_row)
+        return launch_both(x, residual, weight, eps)
+    return add_rms_norm_both_reference(x, residual, weight, eps)
 
 
 def add_rms_norm_all(
@@ -121,15 +120,10 @@ def add_rms_norm_quantise_reference(
 
 
 def add_rms_norm_both_reference(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, by_row: bool = False
+    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     out, total = add_rms_norm_reference(x, residual, weight, eps)
-    if not by_row:
-        return out, *rms_norm_quantise_reference(total, weight, eps), total
-    normed = rms_norm_reference(total.float(), weight.float(), eps)
-    values, scale = quantise_reference(normed, by_row=True)
-    repeated = empty_scales(values).copy_(scale.expand(-1, values.shape[1] // GROUP))
-    return out, values, repeated, total
+    return out, *rms_norm_quantise_reference(total, weight, eps), total
 
 
 def add_rms_norm_all_reference(

@@ -52,7 +52,7 @@ def _rms_norm(
     at_once: tl.constexpr, has_base: tl.constexpr,
     group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
-    by_row: tl.constexpr, has_given: tl.constexpr, dependent: tl.constexpr,
+    has_given: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """`num_choices`: x is the base of a combination of so many rows, if there is one."""
     row = tl.program_id(0).to(tl.int64)
@@ -81,7 +81,7 @@ def _rms_norm(
     if plain:
         tl.store(out + row * width + columns, normed.to(values.dtype), mask=inside)
     if quantised:
-        rounded, scales = quantise_group(normed, largest, smallest, by_row)
+        rounded, scales = quantise_group(normed, largest, smallest)
         tl.store(small + row * width + columns, rounded, mask=inside)
         tl.store(scale + index * scale_group_stride + row, scales, mask=index * group < width)
     if has_given:
@@ -123,13 +123,12 @@ def launch_both(
     weight: torch.Tensor,
     eps: float,
     *,
-    by_row: bool = False,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
     shaped = _shaped(x, residual)
     out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
-    total = _run(x, residual, weight, eps, out, small, num_warps, by_row=by_row)
+    total = _run(x, residual, weight, eps, out, small, num_warps)
     return out, *small, total
 
 
@@ -172,7 +171,6 @@ def _run(
     small: tuple[torch.Tensor, torch.Tensor] | None,
     num_warps: int,
     *,
-    by_row: bool = False,
     given: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The sum; the norm goes to `out`, with its scales to `small`, and by a scale to `given`."""
@@ -203,7 +201,7 @@ def _run(
         eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
         has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, plain=out is not None, quantised=small is not None,
-        by_row=by_row, has_given=given is not None, dependent=is_dependent,
+        has_given=given is not None, dependent=is_dependent,
         num_warps=num_warps or usual, launch_pdl=is_dependent,
     )  # fmt: skip
     return total

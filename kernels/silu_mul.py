@@ -6,7 +6,7 @@ what it gives.
     x       [T, 2 I] or masked [E, C, 2 I]  gate half first, float32 or bfloat16
     counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
     out     [T, I] or [E, C, I] same dtype; quantised: e4m3 and scales as `kernels.quantise` gives
-            them, by row or with a given scale where that is asked for
+            them, with a given scale where that is asked for
 
 Quantised from float32, without rounding to bfloat16 between. The Triton path agrees with the
 reference to the last bit or the one beside it (exp).
@@ -54,7 +54,6 @@ def silu_mul_quantise(
     x: torch.Tensor,
     owner: torch.Tensor | None = None,
     *,
-    by_row: bool = False,
     scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale), which mean nothing for rows whose `owner` [T] int32 is negative. Raises
@@ -68,10 +67,8 @@ def silu_mul_quantise(
     if path_of("silu_mul", x.device) == "triton":
         from kernels.silu_mul_triton import launch_quantise
 
-        return launch_quantise(
-            x.unsqueeze(0), None, squeeze=True, by_row=by_row, scale=scale, owner=owner
-        )
-    return silu_mul_quantise_reference(x, by_row=by_row, scale=scale)
+        return launch_quantise(x.unsqueeze(0), None, squeeze=True, scale=scale, owner=owner)
+    return silu_mul_quantise_reference(x, scale=scale)
 
 
 def silu_mul_quantise_masked(
@@ -105,9 +102,9 @@ def silu_mul_masked_reference(x: torch.Tensor, counts: torch.Tensor) -> torch.Te
 
 
 def silu_mul_quantise_reference(
-    x: torch.Tensor, *, by_row: bool = False, scale: torch.Tensor | None = None
+    x: torch.Tensor, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantise_reference(silu_mul_reference(x.float()), by_row=by_row, scale=scale)
+    return quantise_reference(silu_mul_reference(x.float()), scale=scale)
 
 
 def silu_mul_quantise_masked_reference(

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.dependent_launch_triton import dependent, follow
 from kernels.fp8_scales import empty_scales
-from kernels.quantise_triton import GROUPS, row_programs, run, silu, whole_row
+from kernels.quantise_triton import GROUPS, row_programs, run, silu
 
 BLOCK = 1024
 # Rows from which on programs that quantise have these numbers of groups and rows.
@@ -78,7 +78,6 @@ def launch_quantise(
     counts: torch.Tensor | None,
     *,
     squeeze: bool,
-    by_row: bool = False,
     scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
@@ -91,14 +90,11 @@ def launch_quantise(
     usual = (GROUPS, 1)
     if counts is None and x.shape[1] >= SOME_ROWS:
         usual = SHAPE_OF_SOME if x.shape[1] < MANY_ROWS else SHAPE_OF_MANY
-    usual_warps = 4
-    if by_row:
-        usual, usual_warps = whole_row(x.shape[2] // 2)
-    groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or usual_warps
+    groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or 4
     out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.float8_e4m3fn)
-    scales = empty_scales(out, by_row=by_row) if scale is None else scale
+    scales = empty_scales(out) if scale is None else scale
     run(
-        x, counts, out, scales, gated=True, by_row=by_row, given=scale is not None, groups=groups,
+        x, counts, out, scales, gated=True, given=scale is not None, groups=groups,
         rows=rows, num_warps=num_warps, expected_rows=expected_rows, owner=owner,
     )  # fmt: skip
     if not squeeze:

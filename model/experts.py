@@ -52,7 +52,7 @@ class ExpertWeights:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    payload = aligned_payload = Payload.PLAIN
+    payload = Payload.PLAIN
     alignment = ALIGNMENT
 
     @classmethod

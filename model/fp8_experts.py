@@ -39,7 +39,7 @@ class Fp8Experts:
     down_scale: torch.Tensor
     dtype: torch.dtype
 
-    payload = aligned_payload = Payload.FP8
+    payload = Payload.FP8
     alignment = ALIGNMENT
 
     @classmethod

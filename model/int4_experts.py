@@ -37,10 +37,10 @@ class Int4Experts:
     """gate_up (2 I x H, gate half first) and down (H x I) of S slots; what an empty slot holds is
     not used. The model computes in `dtype`.
 
-    Activations have one scale a row, those of masked rows one for each 128 values, as DeepEP
-    sends them; or, where `input_scales` says so, all of them one in front of gate_up and one in
-    front of down ([] float32 each), the same on all ranks, with which they are quantised at once.
-    What DeepEP sends in decode steps is rounded to that once more.
+    Activations have a scale for each 128 values; or, where `input_scales` says so, all of them one
+    in front of gate_up and one in front of down ([] float32 each), the same on all ranks, with
+    which they are quantised at once. What DeepEP sends in decode steps is rounded to that once
+    more.
     """
 
     gate_up: PackedWeights
@@ -81,10 +81,6 @@ class Int4Experts:
         return Payload.FP8 if self.input_scales is None else Payload(scale=self.input_scales[0])
 
     @property
-    def aligned_payload(self) -> Payload:
-        return Payload.FP8_ROWS if self.input_scales is None else self.payload
-
-    @property
     def num_slots(self) -> int:
         return self.gate_up.num_experts
 
@@ -100,7 +96,7 @@ class Int4Experts:
     def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """[N, H] grouped by slot -> [N, H]; `counts` are the rows of each slot."""
         on_device = torch.tensor(counts[: self.num_slots], dtype=torch.int32, device=rows.device)
-        return self._contiguous(as_payload(rows, self.aligned_payload), on_device).to(rows.dtype)
+        return self._contiguous(as_payload(rows, self.payload), on_device).to(rows.dtype)
 
     def forward_shared(self, x: torch.Tensor) -> torch.Tensor:
         """There is none among these."""
@@ -136,7 +132,7 @@ class Int4Experts:
         scales = before_up if sent[1] is None else sent[1]
         assert scales is not None
         inner = w4a8_grouped_gemm_contiguous(sent[0], scales, self.gate_up, counts)
-        activated = silu_mul_quantise(inner, by_row=before_down is None, scale=before_down)
+        activated = silu_mul_quantise(inner, scale=before_down)
         return w4a8_grouped_gemm_contiguous(*activated, self.down, counts)
 
 

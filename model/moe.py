@@ -176,17 +176,16 @@ class Moe:
             payload = self.experts.payload if is_local else Payload.PLAIN
             quantises = payload.quantises or self._shared_is_fp8
         else:
-            payload, quantises = self.experts.aligned_payload, self.shares_rows
+            payload, quantises = self.experts.payload, self.shares_rows
         if not quantises:
             out, total = add_rms_norm(x, residual, weight, eps)
             return out, None, total
         if payload.scale is not None:
             out, *small, sent, total = add_rms_norm_all(x, residual, weight, eps, payload.scale)
             return out, NormedRows((small[0], small[1]), (sent, None)), total
-        by_row = payload.by_row
-        out, values, scales, total = add_rms_norm_both(x, residual, weight, eps, by_row=by_row)
-        rows = (values, scales[:, :1] if by_row else scales) if payload.quantises else None
-        return out, NormedRows((values, scales), rows), total
+        out, values, scales, total = add_rms_norm_both(x, residual, weight, eps)
+        small = values, scales
+        return out, NormedRows(small, small if payload.quantises else None), total
 
     def decode(self, x: torch.Tensor, is_row: torch.Tensor) -> torch.Tensor:
         """[B, H] -> [B, H], for the rows that `is_row` [B] bool names; what becomes of the others
@@ -244,7 +243,7 @@ class Moe:
         """Whether the shared expert and the dispatch of all tokens take them in FP8, beside what
         the gate wants."""
         is_whole = self.aligned is not None and not self.fused and not self.step_tokens
-        return self._shared_is_fp8 and is_whole and self.experts.aligned_payload.quantises
+        return self._shared_is_fp8 and is_whole and self.experts.payload.quantises
 
     @property
     def _shared_is_fp8(self) -> bool:
@@ -267,7 +266,7 @@ class Moe:
             physical,
             topk_weights,
             tokens_per_rank,
-            self.experts.aligned_payload,
+            self.experts.payload,
             self.experts.alignment,
             meanwhile,
             None if rows is None else rows.sent,

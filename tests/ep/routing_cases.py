@@ -13,7 +13,6 @@ from ep.dispatcher import (
     MaskedDispatcher,
     Payload,
 )
-from ep.local_aligned import LocalAlignedDispatcher
 from ep.local_masked import LocalMaskedDispatcher
 
 # Relative, by norm, of what FP8 payload does to hidden states: half a step of e4m3 at most.
@@ -27,11 +26,7 @@ KINDS = ("random", "some elsewhere", "one expert", "one rank", "nobody")
 def payloads(device: str = "cpu") -> tuple[Payload, ...]:
     """All that aligned dispatches know."""
     static = Payload(scale=torch.tensor(STATIC_SCALE, device=device))
-    return Payload.PLAIN, Payload.FP8, Payload.FP8_ROWS, static
-
-
-def masked_payloads(device: str = "cpu") -> tuple[Payload, ...]:
-    return tuple(payload for payload in payloads(device) if not payload.by_row)
+    return Payload.PLAIN, Payload.FP8, static
 
 
 @dataclass(frozen=True)
@@ -88,12 +83,8 @@ class RoutingCase:
             num_tokens = len(everybody.hidden)
             if payload.scale is not None:
                 payload = replace(payload, scale=payload.scale.to(everybody.hidden.device))
-            if not payload.by_row:
-                masked = LocalMaskedDispatcher(num_slots, max(1, num_tokens))
-                known = through_masked(masked, everybody, payload, first_slot=0)
-            else:
-                aligned = LocalAlignedDispatcher(num_slots)
-                known = through_aligned(aligned, everybody, payload, 1, 0, (num_tokens,))
+            masked = LocalMaskedDispatcher(num_slots, max(1, num_tokens))
+            known = through_masked(masked, everybody, payload, first_slot=0)
             self.known[known_as] = known
         return self.known[known_as].split(self.tokens_per_rank)[rank]
 

@@ -25,7 +25,6 @@ from tests.ep.routing_cases import (
     RoutingCase,
     Tokens,
     assert_as_expected,
-    masked_payloads,
     opened,
     payloads,
     routing_cases,
@@ -66,7 +65,7 @@ def compare(group: EpGroup, made: Dispatchers, case: RoutingCase, first: int, ca
     mine, counts = case.by_rank[group.rank], case.tokens_per_rank
     assert made.masked is not None
     assert made.aligned is not None
-    for payload in masked_payloads(str(mine.hidden.device)):
+    for payload in payloads(str(mine.hidden.device)):
         got = through_masked(made.masked, mine.padded(cap), payload, first)
         near(case, group.rank, payload, got[: len(mine.hidden)])
     for payload in payloads(str(mine.hidden.device)):
@@ -105,7 +104,7 @@ def captured(group: EpGroup, device: torch.device, made: Dispatchers) -> None:
     the halves of a dispatch."""
     assert made.masked is not None
     for num_tokens in TOKENS:
-        for payload in masked_payloads(str(device)):
+        for payload in payloads(str(device)):
             static = random_tokens(num_tokens, 0, group.rank, device)
             through = two_layers(group, made.masked, payload)
             through(static)  # what is built lazily is not to be captured

@@ -15,7 +15,6 @@ from tests.ep.routing_cases import (
     RoutingCase,
     assert_as_expected,
     expert,
-    masked_payloads,
     payloads,
     routing_cases,
     through_aligned,
@@ -49,10 +48,9 @@ def test_one_rank(dtype: torch.dtype) -> None:
         (tokens,), counts = case.by_rank, case.tokens_per_rank
         padded = tokens.padded(CAP)
         for payload in payloads():
-            if not payload.by_row:
-                got = through_masked(LocalMaskedDispatcher(SLOTS, CAP), padded, payload, 0)
-                assert not got[len(tokens.hidden) :].any()
-                assert_as_expected(case, 0, payload, got[: len(tokens.hidden)], exact=True)
+            got = through_masked(LocalMaskedDispatcher(SLOTS, CAP), padded, payload, 0)
+            assert not got[len(tokens.hidden) :].any()
+            assert_as_expected(case, 0, payload, got[: len(tokens.hidden)], exact=True)
             for alignment in (1, 4):
                 got = through_aligned(
                     LocalAlignedDispatcher(SLOTS), tokens, payload, alignment, 0, counts
@@ -76,10 +74,9 @@ def test_collective(num_ranks: int, dtype: torch.dtype, exact: bool) -> None:
             tokens, counts = case.by_rank[group.rank], case.tokens_per_rank
             own = len(tokens.hidden)
             for payload in payloads():
-                if not payload.by_row:
-                    got = through_masked(masked, tokens.padded(CAP), payload, first)
-                    assert not got[own:].any()
-                    assert_as_expected(case, group.rank, payload, got[:own], exact=exact)
+                got = through_masked(masked, tokens.padded(CAP), payload, first)
+                assert not got[own:].any()
+                assert_as_expected(case, group.rank, payload, got[:own], exact=exact)
                 got = through_aligned(aligned, tokens, payload, 4, first, counts)
                 assert_as_expected(case, group.rank, payload, got, exact=exact)
             if exact and not case.has_nobody:
@@ -105,7 +102,7 @@ def test_without_a_word_cpus_are_exact() -> None:
     on_all_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("payload", masked_payloads())
+@pytest.mark.parametrize("payload", payloads())
 def test_past_the_cap_nothing_is_sent(payload: Payload) -> None:
     """All ranks refuse, and are in step behind it."""
     full = cases(2, torch.float32)[1]

@@ -93,7 +93,7 @@ def rows_of_experts() -> dict[str, Case]:
     return {
         "permute": Case(
             call=permute, operands=moved, options={"num_experts": EXPERTS},
-            free=frozenset({("topk_idx", 1), ("scale", 1)}),  # one scale a row is one, too
+            free=frozenset({("topk_idx", 1)}),
         ),
         "permute_masked": Case(
             call=permute_masked, operands=moved,

@@ -44,17 +44,16 @@ def test_what_goes_in_comes_out(
 
 # How rows are quantised.
 GROUPS: dict[str, Any] = {}
-ROWS = {"by_row": True}
 STATIC = {"scale": torch.tensor(0.01)}
 
 
 def scales_of(how: dict[str, Any] | None, width: int) -> int:
     if how is None or how is STATIC:
         return 0
-    return 1 if how is ROWS else width // 128
+    return width // 128
 
 
-@pytest.mark.parametrize("how", [GROUPS, ROWS, STATIC])
+@pytest.mark.parametrize("how", [GROUPS, STATIC])
 def test_quantised_on_the_way(request: pytest.FixtureRequest, how: dict[str, Any]) -> None:
     num_scales = scales_of(how, 384)
     hidden, topk_idx, weights = tokens(request, 5, 384, torch.bfloat16)
@@ -74,7 +73,7 @@ def test_quantised_on_the_way(request: pytest.FixtureRequest, how: dict[str, Any
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
-@pytest.mark.parametrize("how", [None, GROUPS, ROWS, STATIC])
+@pytest.mark.parametrize("how", [None, GROUPS, STATIC])
 def test_triton(
     request: pytest.FixtureRequest, device: str, num_tokens: int, how: dict[str, Any] | None
 ) -> None:

@@ -56,23 +56,21 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return generator(request.node.nodeid)
 
 
-@pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, TOKENS])
-def test_quantise(rng: torch.Generator, device: str, num_tokens: int, by_row: bool) -> None:
+def test_quantise(rng: torch.Generator, device: str, num_tokens: int) -> None:
     x = (randn(rng, num_tokens, WIDTH) * 30).to(device, dtypes()[-1])
     x[:, :128] = 0
     x[1:2] = 0
-    for groups, rows in ((0, 0),) if by_row else ((0, 0), (2, 8), (4, 4)):
+    for groups, rows in ((0, 0), (2, 8), (4, 4)):
         out, scale = quantise_triton.launch(
-            x.unsqueeze(0), None, squeeze=True, by_row=by_row, groups=groups, rows=rows
+            x.unsqueeze(0), None, squeeze=True, groups=groups, rows=rows
         )
         assert scale.stride(0) == 1
-        assert scale.shape == (num_tokens, 1 if by_row else WIDTH // 128)
-        assert_same_fp8((out, scale), quantise_reference(x, by_row=by_row))
+        assert scale.shape == (num_tokens, WIDTH // 128)
+        assert_same_fp8((out, scale), quantise_reference(x))
     part = x[:, 128:]
     assert_same_fp8(
-        quantise_triton.launch(part.unsqueeze(0), None, squeeze=True, by_row=by_row),
-        quantise_reference(part, by_row=by_row),
+        quantise_triton.launch(part.unsqueeze(0), None, squeeze=True), quantise_reference(part)
     )
 
 
@@ -112,9 +110,8 @@ def test_one_given_scale(rng: torch.Generator, device: str, *, gated: bool) -> N
 def test_silu_mul(rng: torch.Generator, device: str, num_tokens: int, dtype: torch.dtype) -> None:
     x = (randn(rng, num_tokens, 2 * WIDTH) * 5).to(device, dtype)
     close(silu_mul_triton.launch(x), silu_mul_reference(x))
-    for by_row in (False, True):
-        out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True, by_row=by_row)
-        assert_same_fp8(out, silu_mul_quantise_reference(x, by_row=by_row))
+    out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True)
+    assert_same_fp8(out, silu_mul_quantise_reference(x))
 
 
 def test_silu_mul_of_owned_rows(rng: torch.Generator, device: str) -> None:
@@ -160,14 +157,12 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
         *wanted, _ = add_rms_norm_quantise_reference(x, residual, weight, 1e-6)
         assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
         assert torch.equal(total, wanted_total)
-        for by_row in (False, True):
-            given = (x, residual, weight, 1e-6)
-            out, *quantised, total = rms_norm_triton.launch_both(*given, by_row=by_row)
-            _, *wanted, _ = add_rms_norm_both_reference(*given, by_row=by_row)
-            close(out, want)
-            assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
-            assert torch.equal(total, wanted_total)
-            assert bool((quantised[1] == quantised[1][:, :1]).all()) == (by_row or width == 128)
+        given = (x, residual, weight, 1e-6)
+        out, *quantised, total = rms_norm_triton.launch_both(*given)
+        _, *wanted, _ = add_rms_norm_both_reference(*given)
+        close(out, want)
+        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
+        assert torch.equal(total, wanted_total)
         scale = torch.tensor(0.01, device=device)
         out, *quantised, total = rms_norm_triton.launch_all(*given, scale)
         _, *wanted, _ = add_rms_norm_all_reference(*given, scale)
@@ -310,15 +305,13 @@ def test_choices_are_ranked_in_parts(rng: torch.Generator, device: str, parts: i
     ("num_tokens", "num_choices", "num_experts", "alignment"),
     LAYOUTS if INTERPRETED else [*LAYOUTS, (3000, 8, 32, 128)],
 )
-@pytest.mark.parametrize(
-    ("everything", "num_scales"), [("spread", 1), ("spread", 2), ("to one", 2), ("to none", 2)]
-)
+@pytest.mark.parametrize("everything", ["spread", "to one", "to none"])
 def test_permute_and_combine(
     rng: torch.Generator, device: str, num_tokens: int, num_choices: int, num_experts: int,
-    alignment: int, everything: str, num_scales: int,
+    alignment: int, everything: str,
 ) -> None:  # fmt: skip
     hidden = randn(rng, num_tokens, 256).to(device)
-    scale = torch.rand(num_tokens, num_scales, generator=rng).to(device)
+    scale = torch.rand(num_tokens, 2, generator=rng).to(device)
     shape = (num_tokens, num_choices)
     idx = torch.randint(-1, num_experts, shape, generator=rng)
     if everything != "spread":

@@ -1,17 +1,12 @@
 """One MoE layer in each way that a checkpoint may store its experts."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from ep.expert_shard import ExpertShard
-from kernels.silu_mul import silu_mul_quantise
-from model import int4_experts
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.moe import Moe
@@ -78,21 +73,6 @@ def load_moe(
             checkpoint=checkpoint, device=torch.device(device), dtype=dtype, linear=linear
         )
         return Moe.load(weights, config, "model.layers.1.mlp", shard, 0)
-
-
-@contextmanager
-def as_decoded() -> Iterator[None]:
-    """Int4 experts' rows get scales by group, as those of decode steps have them without static
-    ones, also in other forms of the layer: for what decoding is to be compared with, to the bit."""
-    with pytest.MonkeyPatch.context() as patch:
-        kind = int4_experts.Int4Experts
-        patch.setattr(kind, "aligned_payload", kind.payload)
-        patch.setattr(
-            int4_experts,
-            "silu_mul_quantise",
-            lambda x, by_row, scale: silu_mul_quantise(x, scale=scale),
-        )
-        yield
 
 
 def padded(x: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:

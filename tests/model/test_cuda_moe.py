@@ -20,9 +20,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kind", FORMATS)]
 EXPERTS, SLOTS, CAP = 16, 20, 128
 # Sums of bfloat16 products, and FP8 that is rounded the other way now and then.
 NEAR = 2e-2
-# Of int4 experts' activations, in FP8 with one scale a row or one for each 128 values: two
-# roundings of e4m3 in each.
-BETWEEN_SCALES = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,7 @@ def test_all_forms_are_near_each_other(
     aligned = moe.forward(x, (num_tokens,))
     masked = moe.decode(*padded(x, CAP))[:num_tokens]
     assert torch.equal(moe.counts, 3 * counted)
-    results = [(aligned, NEAR), (masked, BETWEEN_SCALES if kind == "int4" else NEAR)]
+    results = [(aligned, NEAR), (masked, NEAR)]
     if "int4" not in kind:
         fused = replace(moe, fused=True)
         results += [

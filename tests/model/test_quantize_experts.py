@@ -63,11 +63,12 @@ def matrices(folder: Path, expert: int) -> list[torch.Tensor]:
 
 
 def in_fp8(rows: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """What is left of activations; one scale, or as each row wants it."""
+    """What is left of activations; one scale, or as each 128 of a row want it."""
     if scale is not None:
         return (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
-    scales = rows.abs().amax(dim=-1, keepdim=True) / 448
-    return (rows / scales).to(torch.float8_e4m3fn).float() * scales
+    groups = rows.unflatten(-1, (-1, 128))
+    scales = groups.abs().amax(dim=-1, keepdim=True) / 448
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)
 
 
 def want(

@@ -47,8 +47,7 @@ def test_the_results_are_the_same(
     x, residual = torch.randn(2, 9, model.config.hidden_size)
     once, once_decoded = logits(), decoded()
     monkeypatch.setattr(Moe, "add_normed", without_rows)
-    if experts != "int4":  # there the shared expert takes a row's one scale, as they do
-        assert torch.equal(logits(), once)
+    assert torch.equal(logits(), once)
     assert torch.equal(decoded(), once_decoded)
 
 
