@@ -98,11 +98,6 @@ __device__ __forceinline__ void copy_word(uint32_t to, const void* from, bool va
                : "memory");
 }
 
-// Arrives once this thread's earlier copy_word calls are complete; counted at barrier_init.
-__device__ __forceinline__ void copy_word_arrive(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 // Keeps the compiler from computing a value anew, or before this.
 __device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
