@@ -13,6 +13,7 @@ as events of `events`; nothing here decides anything.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -71,6 +72,13 @@ class _Opened:
     withdrawn: bool = False
 
 
+class _Sent(NamedTuple):
+    """A transfer that is in flight or in line."""
+
+    attempt_ids: tuple[str, ...]
+    num_bytes: int
+
+
 class Pusher:
     """`kv_cache` [L, pages, page_tokens, kv_dim] is registered with `transfer`."""
 
@@ -79,7 +87,7 @@ class Pusher:
     ) -> None:
         self.geometry = geometry
         self.on_cuda = kv_cache.is_cuda
-        self.bytes_total = 0
+        self.bytes_total = 0  # landed
         self.num_failures = 0  # attempts with a transfer that failed
         # Of attempts that are over: from the first submitting to the last landing. The loop
         # clears it.
@@ -88,7 +96,7 @@ class Pusher:
         self._num_pool_pages = kv_cache.shape[1]
         self._clock = clock
         self._opened: dict[str, _Opened] = {}
-        self._outstanding: dict[TransferId, tuple[str, ...]] = {}
+        self._outstanding: dict[TransferId, _Sent] = {}
         self._ended: list[PushEnded] = []
 
     @property
@@ -123,7 +131,8 @@ class Pusher:
         """Of what waits in line, that which only attempts given up would have, this one too."""
         self._opened[attempt_id].withdrawn = True
         events: list[PushWithdrawn] = []
-        for flow in dict.fromkeys(ids for ids in self._outstanding.values() if attempt_id in ids):
+        flows = (sent.attempt_ids for sent in self._outstanding.values())
+        for flow in dict.fromkeys(flow for flow in flows if attempt_id in flow):
             if all(self._opened[each].withdrawn for each in flow):
                 for transfer in self._transfer.withdraw(flow):
                     del self._outstanding[transfer]
@@ -189,13 +198,12 @@ class Pusher:
             for pages in route.ranges:
                 self._opened[pages.attempt_id].failed = True
             return [PushFailed(pages.attempt_id, error.message) for pages in route.ranges]
-        self._outstanding[transfer] = attempt_ids
+        sizes = [notice.num_layer_pages * self.geometry.page_bytes for notice in notices]
+        self._outstanding[transfer] = _Sent(attempt_ids, sum(sizes))
         now = self._clock.now()
         for attempt_id in attempt_ids:
             opened = self._opened[attempt_id]
             opened.began_at = now if opened.began_at is None else opened.began_at
-        sizes = [notice.num_layer_pages * self.geometry.page_bytes for notice in notices]
-        self.bytes_total += sum(sizes)
         return [PushBegan(*pair) for pair in zip(attempt_ids, sizes, strict=True)]
 
     def poll(self) -> list[PushEnded]:
@@ -209,8 +217,9 @@ class Pusher:
         if not self._outstanding:
             return
         for completion in self._transfer.poll():
-            attempt_ids = self._outstanding.pop(completion.transfer)
+            attempt_ids, num_bytes = self._outstanding.pop(completion.transfer)
             failed = completion.state is State.FAILED
+            self.bytes_total += 0 if failed else num_bytes
             error = (completion.error or "the peer is gone") if failed else ""
             now = self._clock.now()
             for attempt_id in attempt_ids:

@@ -122,6 +122,7 @@ def test_an_abort_waits_for_what_is_under_way_and_for_nothing_in_line(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank, slow, land = with_a_slow_peer(model, monkeypatch)
+    before = rank.link.stats.kv_bytes_total
     long, kept = submit_to(slow, "long", tokens(70)), submit_to(slow, "kept", tokens(5, seed=1))
     abort = Abort(attempt_id="long")
     messages = rank.run(rank.tell(long, kept), lambda: None, abort, *[land] * 6)
@@ -130,6 +131,9 @@ def test_an_abort_waits_for_what_is_under_way_and_for_nothing_in_line(
     assert not [message for message in messages if isinstance(message, Failed)]
     check_arrived(model, slow, kept)
     assert [notice.attempt_id for notice in slow.notices].count("long") <= 2
+    arrived = sum(notice.num_layer_pages for notice in slow.notices)
+    page_bytes = PAGE * model.config.kv_dim * 4
+    assert rank.link.stats.kv_bytes_total - before == arrived * page_bytes
     rank.check_nothing_held()
 
 
