@@ -252,15 +252,24 @@ class Leg:
         return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
-        """Remembers whom to leave out; raises `error` when it is time to give up."""
+        """Remembers whom to leave out; raises what the client is told when it is time to give up,
+        which need not say what happened: the log does."""
         blamed_epoch = error.failed_epoch or pair.decode.epoch
         self._is_searching = True
-        self._search.note_failure(error, blamed_epoch, self._cluster.clock.now())
+        try:
+            self._search.note_failure(error, blamed_epoch, self._cluster.clock.now())
+        except EpserveError as told:
+            if told is not error:
+                self._log_failure("request is given up", error, pair)
+            raise
         self.num_moves += 1
         self._cluster.metrics.count_move(error.status.code)
+        self._log_failure("request moves to other workers", error, pair)
+
+    def _log_failure(self, event: str, error: EpserveError, pair: AssignResponse) -> None:
         log.log(
             logging.INFO if isinstance(error, Draining) else logging.WARNING,
-            "request moves to other workers",
+            event,
             choice=self._request_id,
             reason=error.status.code,
             message=error.message,

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from core.errors import (
     DeadlineExceeded,
@@ -16,6 +17,7 @@ from core.errors import (
     EpserveError,
     InternalError,
     InvalidRequest,
+    Mismatch,
     Overloaded,
     TransferError,
     Unavailable,
@@ -92,6 +94,24 @@ async def test_attempts_are_bounded(gateway: Gateway, model_folder: Path) -> Non
     assert reply.json()["error"]["message"] == "no KV"
     assert len(cluster.first.requests) + len(cluster.second.requests) == 4
     assert time.monotonic() - started < 10
+
+
+async def test_what_the_client_is_not_told_is_in_the_log(
+    gateway: Gateway, model_folder: Path
+) -> None:
+    cluster = gateway.cluster
+    for decode in (cluster.first, cluster.second):
+        decode.plan.refusals = deque([Mismatch("of another version")] * 20)
+    async with running_gateway(cluster, model_folder, max_attempts=2) as patient:
+        with capture_logs() as said:
+            reply = await patient.complete("unicode")
+    assert reply.status_code == 503
+    told = [line for line in said if line.get("message") == "of another version"]
+    assert [(line["event"], line.get("reason", line.get("code"))) for line in told] == [
+        ("request moves to other workers", "mismatch"),
+        ("request is given up", "mismatch"),
+        ("request failed", "unavailable"),
+    ]
 
 
 async def test_workers_that_leave_as_planned_are_no_failures(
