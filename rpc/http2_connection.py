@@ -95,7 +95,9 @@ class Http2Connection(H2Connection):
     def on_read(self, num_bytes: int) -> None:
         """Of data that `receive` returned; the peer is told now and then."""
         self._num_read += num_bytes
-        if self._num_read <= self._window_bytes // 2:
+        # The library tells of what it has seen by halves of a window: were this half of one, too,
+        # both together could keep from the peer all that it may send.
+        if self._num_read <= self._window_bytes // 4:
             return
         updates: list[Frame] = []
         for stream in (0, STREAM):
