@@ -31,7 +31,6 @@ template <typename F>
 struct Store {
   static constexpr int kBlocks = F::kNumBlocks;
   using S = typename F::S;
-  using Ring = typename F::Ring;
   using Place = typename F::Place;
   template <int kWidth>
   using Sums = typename F::template Sums<kWidth>;

@@ -24,9 +24,15 @@ from core.errors import (
 )
 from proto.router_pb2 import AssignRequest
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway
-from tests.gateway.fake_cluster import Plan
+from tests.gateway.fake_cluster import FakeCluster, Plan
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def both_refuse(cluster: FakeCluster, error: EpserveError, *, times: int) -> None:
+    """The next calls of either decode worker."""
+    for decode in (cluster.first, cluster.second):
+        decode.plan.refusals = deque([error] * times)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -85,8 +91,7 @@ async def test_the_only_pair_failed_once(gateway: Gateway) -> None:
 
 async def test_attempts_are_bounded(gateway: Gateway, model_folder: Path) -> None:
     cluster = gateway.cluster
-    for decode in (cluster.first, cluster.second):
-        decode.plan.refusals = deque([Unavailable("no KV")] * 20)
+    both_refuse(cluster, Unavailable("no KV"), times=20)
     async with running_gateway(cluster, model_folder, max_attempts=4) as patient:
         started = time.monotonic()
         reply = await patient.complete("unicode")
@@ -100,8 +105,7 @@ async def test_what_the_client_is_not_told_is_in_the_log(
     gateway: Gateway, model_folder: Path
 ) -> None:
     cluster = gateway.cluster
-    for decode in (cluster.first, cluster.second):
-        decode.plan.refusals = deque([Mismatch("of another version")] * 20)
+    both_refuse(cluster, Mismatch("of another version"), times=20)
     async with running_gateway(cluster, model_folder, max_attempts=2) as patient:
         with capture_logs() as said:
             reply = await patient.complete("unicode")
@@ -118,8 +122,7 @@ async def test_workers_that_leave_as_planned_are_no_failures(
     gateway: Gateway, model_folder: Path
 ) -> None:
     cluster = gateway.cluster
-    for decode in (cluster.first, cluster.second):
-        decode.plan.refusals = deque([Draining("leaving")] * 4)
+    both_refuse(cluster, Draining("leaving"), times=4)
     async with running_gateway(cluster, model_folder, max_attempts=2) as patient:
         reply = await patient.complete("unicode")
     assert reply.json()["choices"][0]["text"] == ANSWERS["unicode"]
@@ -142,8 +145,7 @@ async def test_whoever_left_as_planned_is_waited_for(gateway: Gateway, model_fol
 
 async def test_time_without_a_pair_is_bounded(gateway: Gateway) -> None:
     cluster = gateway.cluster
-    for decode in (cluster.first, cluster.second):
-        decode.plan.refusals = deque([Unavailable("no KV")] * 20)
+    both_refuse(cluster, Unavailable("no KV"), times=20)
     started = time.monotonic()
     reply = await gateway.complete("unicode")
     assert reply.status_code == 503
