@@ -42,6 +42,7 @@ struct Kernel {
   static constexpr bool kGated = F::kGates, kByRow = F::kHasRowScales;
   using S = typename F::S;
   using Ring = typename F::Ring;
+  using Spans = typename F::Spans;
   using Place = typename F::Place;
   template <int kWidth>
   using Sums = typename F::template Sums<kWidth>;
@@ -50,14 +51,14 @@ struct Kernel {
 
   template <int kWidth>
   static __device__ __forceinline__ void compute(
-      S& s, const Problem& p, const Tile& t, Ring& ring, const Place& at) {
+      S& s, const Problem& p, const Tile& t, Ring& ring, Spans& spans, const Place& at) {
     if constexpr (kByRow) Store::template copy_row_scales<kWidth>(s, p, t, at);
     Sums<kWidth> sum;
     Loop::wait_full(s, ring);
     // All rows of a warpgroup have one code.
     const bool is_signed = __any_sync(~0u, Loop::is_signed(ring.stage, at));
-    if (is_signed) Loop::template add_all<kWidth, true>(s, p.num_groups, ring, at, sum);
-    else Loop::template add_all<kWidth, false>(s, p.num_groups, ring, at, sum);
+    if (is_signed) Loop::template add_all<kWidth, true>(s, p.num_groups, ring, spans, at, sum);
+    else Loop::template add_all<kWidth, false>(s, p.num_groups, ring, spans, at, sum);
     if constexpr (!kGated) Store::template store<kWidth>(s, p, t, sum, at);
     else if (p.out_scale_stride_group) Store::template store_gated<kWidth, false>(s, p, t, sum, at);
     else Store::template store_gated<kWidth, true>(s, p, t, sum, at);
@@ -66,12 +67,12 @@ struct Kernel {
   // `compute` of the tile's width, which is kWidth or more.
   template <int kWidth>
   static __device__ __forceinline__ void compute_width(
-      S& s, const Problem& p, const Tile& t, Ring& ring, const Place& at) {
+      S& s, const Problem& p, const Tile& t, Ring& ring, Spans& spans, const Place& at) {
     if constexpr (kWidth == kTokens) {
-      compute<kWidth>(s, p, t, ring, at);
+      compute<kWidth>(s, p, t, ring, spans, at);
     } else {
-      if (t.width == kWidth) compute<kWidth>(s, p, t, ring, at);
-      else compute_width<kWidth + (kWidth < 64 ? kWidth : F::kWider)>(s, p, t, ring, at);
+      if (t.width == kWidth) compute<kWidth>(s, p, t, ring, spans, at);
+      else compute_width<kWidth + (kWidth < 64 ? kWidth : F::kWider)>(s, p, t, ring, spans, at);
     }
   }
 
@@ -84,13 +85,17 @@ struct Kernel {
     const uint8_t* from = p.weights + block_row * row_bytes;
     const uint64_t policy = t.only_once ? kEvictFirst : kEvictNormal;
     const CUtensorMap* map = &boxes.map[box_of(t.width)];
+    // The last span may have groups that are not there: of them activations are zeros, and weights
+    // those of the last one that is.
+    const int num_groups = (p.num_groups + kSpan - 1) / kSpan * kSpan;
     const auto copy_weights = [&](int stage, int g) {
       const uint32_t full = ptx::shared_address(&s.full[stage]);
       ptx::barrier_expect(full, kBlocks * kBlockBytes + t.width * kGroup);
       const uint32_t weights = ptx::shared_address(s.weights[stage]);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
-        ptx::copy_bulk(weights + i * kBlockBytes, from + i * block_stride + g * kBlockBytes,
+        ptx::copy_bulk(weights + i * kBlockBytes,
+                       from + i * block_stride + min(g, p.num_groups - 1) * kBlockBytes,
                        kBlockBytes, full, policy);
       }
     };
@@ -98,12 +103,12 @@ struct Kernel {
     int ahead = 0;
     if (waits) {
 #pragma unroll 1
-      for (; ahead < S::kStages && ahead < p.num_groups; ++ahead) copy_weights(ahead, ahead);
+      for (; ahead < S::kStages && ahead < num_groups; ++ahead) copy_weights(ahead, ahead);
       ptx::wait_for_predecessors();
       waits = false;
     }
 #pragma unroll 1
-    for (int g = 0; g < p.num_groups; ++g, ring.advance()) {
+    for (int g = 0; g < num_groups; ++g, ring.advance()) {
       const uint32_t full = ptx::shared_address(&s.full[ring.stage]);
       if (g >= ahead) {
         ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
@@ -114,43 +119,45 @@ struct Kernel {
     }
   }
 
-  // A row of activation scales on its way to the stages, a span of groups at a time.
-  struct RowScales {
+  // A token's scales on their way to shared memory, a span of groups at a time.
+  struct OneTokensScales {
     const float* from = nullptr;  // of the next span's first group; null: there is no such token
     float next[kSpan];
-    int exponent = 0;          // of this span's unit, biased as in float32
-    uint32_t pair[kSpan / 2];  // shares of the unit, float16
+    int exponent = 0;  // of this span's unit, biased as in float32
+    uint4 shares;      // of the unit, float16
     uint16_t carry;
 
-    // Begins to load the next span.
-    __device__ __forceinline__ void load(long long stride, int span) {
+    // Begins to load the next span, where so many groups are left.
+    __device__ __forceinline__ void load(long long stride, int left) {
 #pragma unroll
-      for (int i = 0; i < kSpan; ++i) next[i] = from && i < span ? from[i * stride] : 0.0f;
-      if (from) from += span * stride;
+      for (int i = 0; i < kSpan; ++i) next[i] = from && i < left ? from[i * stride] : 0.0f;
+      if (from) from += kSpan * stride;
     }
 
     // Makes the span that was loaded this one.
     __device__ __forceinline__ void take() {
-      float largest = next[0];
+      constexpr int kInfinite = 255;
+      int largest = 0;  // exponent
 #pragma unroll
-      for (int i = 1; i < kSpan; ++i) largest = fmaxf(largest, next[i]);
-      // Such that shares are at most 1, and neither a unit nor what divides by it is subnormal.
-      const int before = exponent;
-      const int least = static_cast<int>(__float_as_uint(largest) >> 23) + 1;
-      exponent = max(before, min(max(least, 1), 253));
-      const float divisor = __uint_as_float(static_cast<uint32_t>(254 - exponent) << 23);
-#pragma unroll
-      for (int i = 0; i < kSpan; i += 2) {
-        const __half2 two = __floats2half2_rn(next[i] * divisor, next[i + 1] * divisor);
-        pair[i / 2] = reinterpret_cast<const uint32_t&>(two);
+      for (float scale : next) {
+        largest = max(largest, static_cast<int>(__float_as_uint(scale) << 1 >> 24));
       }
+      // Such that shares are at most 1, and neither a unit nor what divides by it is subnormal. The
+      // unit has what is infinite or no number, and zeros the shares: matrix instructions that
+      // spread them would pass on to other tokens what times zero is no number.
+      const int before = exponent;
+      exponent = max(before, largest == kInfinite ? kInfinite : min(largest + 1, 253));
+      const float divisor =
+          exponent == kInfinite ? 0.0f
+                                : __uint_as_float(static_cast<uint32_t>(254 - exponent) << 23);
+      const auto pair = [&](int i) {
+        const __half2 two = __floats2half2_rn(next[i] * divisor, next[i + 1] * divisor);
+        return exponent == kInfinite ? 0u : reinterpret_cast<const uint32_t&>(two);
+      };
+      shares = make_uint4(pair(0), pair(2), pair(4), pair(6));
       const int shift = min(exponent - before, 126);
       carry = __half_as_ushort(
           __float2half_rn(__uint_as_float(static_cast<uint32_t>(127 - shift) << 23)));
-    }
-
-    __device__ __forceinline__ uint16_t share(int i) const {
-      return static_cast<uint16_t>(pair[i / 2] >> i % 2 * 16);
     }
 
     // bfloat16
@@ -160,50 +167,45 @@ struct Kernel {
   };
 
   static __device__ __forceinline__ void copy_scales(
-      S& s, const Problem& p, const Tile& t, Ring& ring) {
+      S& s, const Problem& p, const Tile& t, Spans& spans) {
     constexpr int kLanes = 32 * F::kScaleWarps, kRows = (kTokens + kLanes - 1) / kLanes;
     using Scales = TokenScales<kTokens>;
     const int first = threadIdx.x - 9 * 32;
     const float* start = first_scale(p, t);
-    RowScales rows[kRows];  // of this lane, kLanes apart
-    int left = p.num_groups, span = span_of(left);
+    OneTokensScales rows[kRows];  // of this lane, kLanes apart
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = first + i * kLanes;
       if (row < t.num_tokens) rows[i].from = start + row * p.scale_stride_row;
-      rows[i].load(p.scale_stride_group, span);
+      rows[i].load(p.scale_stride_group, p.num_groups);
     }
     // Rows that are 32 apart have places that are 64 bytes apart.
     const uint32_t place = first % 8 / 2 * 16 + first / 32 * 64 + first / 8 % 4 * 4 + first % 2 * 2;
 #pragma unroll 1
-    for (; left; left -= span) {
-      span = span_of(left);
+    for (int left = p.num_groups; left > 0; left -= kSpan) {
 #pragma unroll
-      for (RowScales& row : rows) row.take();
-      if (left > span) {
-        // Memory that weights are read from answers late: later than stages are enough for.
-        const int behind = span_of(left - span);
+      for (OneTokensScales& row : rows) row.take();
+      // Memory that weights are read from answers late.
 #pragma unroll
-        for (RowScales& row : rows) row.load(p.scale_stride_group, behind);
+      for (OneTokensScales& row : rows) row.load(p.scale_stride_group, left - kSpan);
+      ptx::barrier_wait(ptx::shared_address(&s.scales_empty[spans.stage]), spans.parity ^ 1);
+      Scales& to = s.scales[spans.stage];
+      const uint32_t carry = ptx::shared_address(to.carry) + place;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int row = first + i * kLanes;
+        if (row >= kTokens) continue;
+        ptx::store_uint4(ptx::shared_address(&to.shares[row]), rows[i].shares);
+        const uint32_t own = carry + i * kLanes * 2;
+        ptx::store_half_word(own, rows[i].carry);
+        ptx::store_half_word(own + sizeof(to.carry), rows[i].unit());
       }
-#pragma unroll
-      for (int i = 0; i < kSpan; ++i) {
-        if (i == span) break;
-        ptx::barrier_wait(ptx::shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
-        const uint32_t to = ptx::shared_address(&s.scales[ring.stage]) + place;
-#pragma unroll
-        for (int j = 0; j < kRows; ++j) {
-          if (first + j * kLanes >= kTokens) continue;
-          const uint32_t own = to + j * kLanes * 2;
-          ptx::store_half_word(own, rows[j].share(i));
-          if (i + 1 < span) continue;
-          ptx::store_half_word(own + offsetof(Scales, carry), rows[j].carry);
-          ptx::store_half_word(own + offsetof(Scales, unit), rows[j].unit());
-        }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&s.full[ring.stage]));
-        ring.advance();
+      ptx::fence_for_matrix_unit();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        ptx::barrier_arrive(ptx::shared_address(&s.scales_full[spans.stage]));
       }
+      spans.advance();
     }
   }
 
@@ -269,10 +271,14 @@ struct Kernel {
     if (warp == 0) plan<kTokens, F::kWider>(s, p, tiles_across);
     if (threadIdx.x == 32) {
       for (int i = 0; i < S::kStages; ++i) {
-        // full: the copying thread, and each warp that copies scales
-        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1 + F::kScaleWarps);
-        // empty: each computing warp
-        ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8);
+        ptx::barrier_init(ptx::shared_address(&s.full[i]), 1);   // the copying thread
+        ptx::barrier_init(ptx::shared_address(&s.empty[i]), 8);  // each computing warp
+      }
+      if constexpr (!kByRow) {
+        for (int i = 0; i < kSpans; ++i) {
+          ptx::barrier_init(ptx::shared_address(&s.scales_full[i]), F::kScaleWarps);
+          ptx::barrier_init(ptx::shared_address(&s.scales_empty[i]), 8);
+        }
       }
       if constexpr (F::kAsks) {
         for (int i = 0; i < 2; ++i) {
@@ -296,7 +302,8 @@ struct Kernel {
         }
       } else if constexpr (!kByRow) {
         if (warp <= 8 + F::kScaleWarps) {
-          walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) { copy_scales(s, p, t, ring); });
+          Spans spans;
+          walk(s, p, tiles_across, [&](const Tile& t, Ring&) { copy_scales(s, p, t, spans); });
         }
       }
       // Without a tile, too: what follows takes this kernel's end for that of all in front of it.
@@ -304,10 +311,11 @@ struct Kernel {
     } else {
       ptx::registers_take<kComputeRegisters>();
       const Place at = F::place(s);
+      Spans spans;
       if (kByRow && p.early) ptx::wait_for_predecessors();
       // NOTE: were this a function, matrix instructions would be made to wait for each other.
       walk(s, p, tiles_across, [&](const Tile& t, Ring& ring) __attribute__((always_inline)) {
-        compute_width<F::kLeast>(s, p, t, ring, at);
+        compute_width<F::kLeast>(s, p, t, ring, spans, at);
       });
     }
   }

@@ -4,7 +4,7 @@
 // float instructions cost it less. What is summed stays of one size: weights are at most 1/32 in
 // e4m3, scales shares of powers of two (units), a row's of its largest, a token's of its largest so
 // far. kSpan groups are summed before they are added to those before, which halves what rounding
-// adds.
+// adds; where the last span has fewer, zeros are the rest.
 #pragma once
 
 #include <stddef.h>
@@ -22,33 +22,54 @@ struct Loop {
   static constexpr bool kByRow = F::kHasRowScales;
   using S = typename F::S;
   using Ring = typename F::Ring;
+  using Spans = typename F::Spans;
   using Place = typename F::Place;
   template <int kWidth>
   using Sums = typename F::template Sums<kWidth>;
   using Scales = TokenScales<F::kMostTokens>;
 
-  // What scales a weight half's products: its rows' scales, as pairs of the same, and its tokens'.
-  template <int kWidth>
-  struct Factors {
-    static constexpr int kVectors = (kWidth + 31) / 32;
+  // Scales of a weight half's rows, as pairs of the same.
+  struct RowFactors {
     uint32_t upper, lower;
-    uint4 token[kByRow ? 1 : kVectors];
 
-    __device__ __forceinline__ void load_rows(int stage, const Place& at, int half) {
+    __device__ __forceinline__ void load(int stage, const Place& at, int half) {
       const uint32_t from = rows_of(stage, at, half);
       upper = ptx::both_low_halves(ptx::load_word(from));
       lower = ptx::both_low_halves(ptx::load_word(from + 32));
     }
+  };
 
-    __device__ __forceinline__ void load_tokens(int stage, const Place& at) {
-      if constexpr (!kByRow) load_vectors<kVectors>(token, tokens_of(stage, at));
+  // Tokens' scales for a group of columns. The matrix unit spreads them over threads as it does
+  // products: rows r of its operand choose the group of half of the tokens, rows r + 8 that of the
+  // others, or of the same where there are only eight. Loads from shared memory, of which products
+  // leave little, would be eight times as many.
+  template <int kWidth>
+  struct TokenFactors {
+    static constexpr bool kHalves = kWidth > 8;
+    static constexpr int kColumns = kHalves ? kWidth / 2 : kWidth;
+    uint32_t choice[4];
+    uint32_t spread[kColumns / 4] = {};
+
+    // Behind what is in flight and in front of the next products: it is there with the former.
+    __device__ __forceinline__ void begin(int group, uint32_t shares, const Place& at) {
+      const uint32_t one = at.lane % 4 == group / 2 ? 0x3C00u << group % 2 * 16 : 0;
+      choice[0] = one;
+      choice[1] = kHalves ? 0 : one;
+      choice[2] = 0;
+      choice[3] = kHalves ? one : 0;
+#pragma unroll
+      for (uint32_t& pair : choice) ptx::keep(pair);
+      ptx::wgmma_fence();
+      ptx::WgmmaHalf<ptx::HalfOfHalf, kColumns>::issue(
+          spread, choice, ptx::operand_of_pieces(shares, kColumns * 16), 0);
+      ptx::wgmma_commit();
     }
 
-    // Of a pair of tokens, in front of what hangs on the products.
+    // Of the i-th pair of tokens and rows.
     __device__ __forceinline__ uint32_t of(int i) const {
-      const uint32_t row = i % 2 ? lower : upper;
-      if constexpr (kByRow) return row;
-      return ptx::multiply_pairs(word(token, i / 2), row);
+      if constexpr (!kHalves) return spread[i];
+      const int j = i / 2, eights = kColumns / 8;
+      return spread[j < eights ? 2 * j : 2 * (j - eights) + 1];
     }
   };
 
@@ -56,19 +77,30 @@ struct Loop {
     return at.rows + stage * (kBlocks * kBlockBytes) + half * 256;
   }
 
-  static __device__ __forceinline__ uint32_t tokens_of(int stage, const Place& at) {
-    return at.tokens + stage * static_cast<int>(sizeof(Scales));
-  }
+  // This thread's words of so many tokens.
+  template <int kWidth>
+  struct Words {
+    static constexpr int kVectors = (kWidth + 31) / 32;
+    uint4 vector[kVectors];
 
-  template <int kVectors>
-  static __device__ __forceinline__ void load_vectors(uint4* to, uint32_t from) {
+    __device__ __forceinline__ void load(uint32_t from) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) to[i] = ptx::load_uint4(from + i * 64);
+      for (int i = 0; i < kVectors; ++i) vector[i] = ptx::load_uint4(from + i * 64);
+    }
+
+    __device__ __forceinline__ uint32_t of(int i) const {
+      const uint4 four = vector[i / 4];
+      return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+    }
+  };
+
+  static __device__ __forceinline__ uint32_t carries_of(int span, const Place& at) {
+    return at.tokens + span * static_cast<int>(sizeof(Scales));
   }
 
-  static __device__ __forceinline__ uint32_t word(const uint4* vectors, int i) {
-    const uint4 four = vectors[i / 4];
-    return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+  static __device__ __forceinline__ uint32_t units_of(int span, const Place& at) {
+    constexpr int kBehind = offsetof(Scales, unit) - offsetof(Scales, carry);
+    return carries_of(span, at) + kBehind;
   }
 
   // The first group's weight scales of this thread's first row: its sign says how codes are read.
@@ -80,18 +112,19 @@ struct Loop {
     ptx::barrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.parity);
   }
 
-  static __device__ __forceinline__ void release(S& s, int stage, const Place& at) {
+  static __device__ __forceinline__ void release(const uint64_t& empty, const Place& at) {
     __syncwarp();
-    if (at.lane == 0) ptx::barrier_arrive(ptx::shared_address(&s.empty[stage]));
+    if (at.lane == 0) ptx::barrier_arrive(ptx::shared_address(&empty));
   }
 
   template <int kWidth>
   static __device__ __forceinline__ void issue(
       S& s, uint32_t (&part)[kWidth / 4], const uint32_t (&a)[16], int stage) {
     const uint64_t b = ptx::operand(ptx::shared_address(s.activations[stage]));
-    ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::WgmmaHalf<kWidth>::issue(part, a + 4 * i, b + 2 * i, i > 0);
+    for (int i = 0; i < 4; ++i) {
+      ptx::WgmmaHalf<ptx::HalfOfE4m3, kWidth>::issue(part, a + 4 * i, b + 2 * i, i > 0);
+    }
     ptx::wgmma_commit();
   }
 
@@ -104,12 +137,14 @@ struct Loop {
   // sum (+)= part, scaled.
   template <int kWidth>
   static __device__ __forceinline__ void add_scaled(
-      uint32_t (&sum)[kWidth / 4], uint32_t (&part)[kWidth / 4], const Factors<kWidth>& factors,
-      bool is_first) {
+      uint32_t (&sum)[kWidth / 4], uint32_t (&part)[kWidth / 4], const RowFactors& rows,
+      TokenFactors<kWidth>& tokens, bool is_first) {
     ptx::pin(part);
+    if constexpr (!kByRow) ptx::pin(tokens.spread);
 #pragma unroll
     for (int i = 0; i < kWidth / 4; ++i) {
-      const uint32_t factor = factors.of(i);
+      const uint32_t row = i % 2 ? rows.lower : rows.upper;
+      const uint32_t factor = kByRow ? row : ptx::multiply_pairs(tokens.of(i), row);
       sum[i] = is_first ? ptx::multiply_pairs(part[i], factor)
                         : ptx::add_products(part[i], factor, sum[i]);
     }
@@ -118,44 +153,49 @@ struct Loop {
   // total = total, in the unit of this span, + sum.
   template <int kWidth>
   static __device__ __forceinline__ void add_span(
-      Sums<kWidth>& total, const uint32_t (&sum)[kBlocks][kWidth / 4], int stage,
+      Sums<kWidth>& total, const uint32_t (&sum)[kBlocks][kWidth / 4], int span,
       const Place& at) {
-    uint4 carry[Factors<kWidth>::kVectors];
-    if constexpr (!kByRow) {
-      load_vectors<Factors<kWidth>::kVectors>(
-          carry, tokens_of(stage, at) + static_cast<int>(offsetof(Scales, carry)));
-    }
+    Words<kWidth> carry;
+    if constexpr (!kByRow) carry.load(carries_of(span, at));
 #pragma unroll
     for (int h = 0; h < kBlocks; ++h) {
 #pragma unroll
       for (int i = 0; i < kWidth / 4; ++i) {
         uint32_t& to = total.pair[h][i];
         if constexpr (kByRow) to = ptx::add_pairs(to, sum[h][i]);
-        else to = ptx::add_products(to, word(carry, i / 2), sum[h][i]);
+        else to = ptx::add_products(to, carry.of(i / 2), sum[h][i]);
       }
     }
   }
 
   // Wide tiles have one accumulator, the matrix unit has the other warpgroup's while it is added.
   // Others have two, one in flight while the other is added.
-  template <int kWidth, int kGroups>
-  static constexpr int kFlights = kWidth > 64 || kGroups * kBlocks == 1 ? 1 : 2;
+  template <int kWidth>
+  static constexpr int kFlight = kWidth > 64 ? 1 : 2;
 
-  // kGroups groups of columns, their weight halves in turn. At entry `a[0]` holds the operands of
-  // the first half and `factors` what its products are scaled by; where `more`, those of the group
+  // A span of groups of columns, their weight halves in turn. At entry `a[0]` holds the operands of
+  // the first half and `rows` what its products are scaled by; where `more`, those of the group
   // behind are left there. The last group's stage, which is returned, is not released.
   //
   // NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
   // by one; so all of a call are its own.
-  template <int kWidth, bool kSigned, int kGroups>
+  template <int kWidth, bool kSigned>
   static __device__ __forceinline__ int add_groups(
-      S& s, Ring& ring, const Place& at, Sums<kWidth>& total, uint32_t (&a)[2][16],
-      Factors<kWidth>& factors, bool more) {
-    constexpr int kSteps = kGroups * kBlocks, kFlight = kFlights<kWidth, kGroups>;
+      S& s, Ring& ring, const Spans& spans, const Place& at, Sums<kWidth>& total,
+      uint32_t (&a)[kFlight<kWidth>][16], RowFactors& rows, bool more) {
+    constexpr int kSteps = kSpan * kBlocks;
     uint32_t sum[kBlocks][kWidth / 4];
-    uint32_t part[kFlight][kWidth / 4] = {};  // else the compiler makes their instructions wait
-    int stage[kGroups + 1];
+    // Initialised, as `spread` is: else the compiler makes their instructions wait.
+    uint32_t part[kFlight<kWidth>][kWidth / 4] = {};
+    TokenFactors<kWidth> tokens;
+    int stage[kSpan + 1];
     stage[0] = ring.stage;
+    const uint32_t shares = ptx::shared_address(s.scales[spans.stage].shares);
+    const auto begin = [&](int step) __attribute__((always_inline)) {
+      const int which = step % kFlight<kWidth>;
+      ptx::wgmma_fence();
+      issue<kWidth>(s, part[which], a[which], stage[step / kBlocks]);
+    };
     // The codes of a step's half, the first behind this call included.
     const auto fetch = [&](int step) __attribute__((always_inline)) {
       const int group = step / kBlocks;
@@ -166,72 +206,74 @@ struct Loop {
       }
       return load_half(stage[group], at, step % kBlocks);  // of no use behind the last group
     };
-    if constexpr (kFlight == 2) {
-      issue<kWidth>(s, part[0], a[0], stage[0]);
+    if constexpr (!kByRow) {
+      ptx::barrier_wait(ptx::shared_address(&s.scales_full[spans.stage]), spans.parity);
+    }
+    if constexpr (kFlight<kWidth> == 2) {
+      begin(0);
       decode<kSigned>(fetch(1), a[1]);
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int next = i + 1, group = i / kBlocks;
-      if constexpr (kFlight == 2) {
-        if (next < kSteps) {
-          issue<kWidth>(s, part[next % 2], a[next % 2], stage[next / kBlocks]);
-          const Codes codes = fetch(next + 1);
-          ptx::wgmma_wait<1>();
-          add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], factors, group == 0);
-          decode<kSigned>(codes, a[i % 2]);
-        } else {
-          ptx::wgmma_wait<0>();
-          add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], factors, group == 0);
-        }
-      } else {
-        issue<kWidth>(s, part[0], a[0], stage[group]);
+      if (!kByRow && i % kBlocks == 0) tokens.begin(group, shares, at);
+      if constexpr (kFlight<kWidth> == 1) {
+        begin(i);
         const Codes codes = fetch(next);
         ptx::wgmma_wait<0>();
         decode<kSigned>(codes, a[0]);
-        add_scaled<kWidth>(sum[i % kBlocks], part[0], factors, group == 0);
+        add_scaled<kWidth>(sum[i % kBlocks], part[0], rows, tokens, group == 0);
+      } else if (next < kSteps) {
+        begin(next);
+        const Codes codes = fetch(next + 1);
+        ptx::wgmma_wait<1>();
+        add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], rows, tokens, group == 0);
+        decode<kSigned>(codes, a[i % 2]);
+      } else {
+        ptx::wgmma_wait<0>();
+        add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], rows, tokens, group == 0);
       }
-      factors.load_rows(stage[next / kBlocks], at, next % kBlocks);
-      if (next % kBlocks == 0) {
-        factors.load_tokens(stage[next / kBlocks], at);
-        if (next < kSteps) release(s, stage[group], at);
-      }
+      rows.load(stage[next / kBlocks], at, next % kBlocks);
+      if (next % kBlocks == 0 && next < kSteps) release(s.empty[stage[group]], at);
     }
-    add_span<kWidth>(total, sum, stage[kGroups - 1], at);
-    return stage[kGroups - 1];
+    add_span<kWidth>(total, sum, spans.stage, at);
+    return stage[kSpan - 1];
   }
 
   // Sums of a tile, once its first group of columns is there.
   template <int kWidth, bool kSigned>
   static __device__ __forceinline__ void add_all(
-      S& s, int num_groups, Ring& ring, const Place& at, Sums<kWidth>& total) {
+      S& s, int num_groups, Ring& ring, Spans& spans, const Place& at, Sums<kWidth>& total) {
 #pragma unroll
     for (auto& half : total.pair) {
 #pragma unroll
       for (uint32_t& pair : half) pair = 0;
     }
-    uint32_t a[2][16];
-    Factors<kWidth> factors;
+    uint32_t a[kFlight<kWidth>][16];
+    RowFactors rows;
     decode<kSigned>(load_half(ring.stage, at, 0), a[0]);
-    factors.load_rows(ring.stage, at, 0);
-    factors.load_tokens(ring.stage, at);
-    int stage, left = num_groups;
-    for (; left >= kSpan; left -= kSpan) {
-      stage = add_groups<kWidth, kSigned, kSpan>(s, ring, at, total, a, factors, left > kSpan);
-      if (left > kSpan) release(s, stage, at);
+    rows.load(ring.stage, at, 0);
+    const auto leave = [&](int stage) __attribute__((always_inline)) {
+      release(s.empty[stage], at);
+      if constexpr (!kByRow) {
+        release(s.scales_empty[spans.stage], at);
+        spans.advance();
+      }
+    };
+    int stage;
+    for (int done = 0; done < num_groups; done += kSpan) {
+      const bool more = done + kSpan < num_groups;
+      stage = add_groups<kWidth, kSigned>(s, ring, spans, at, total, a, rows, more);
+      if (more) leave(stage);
     }
-    for (; left; --left) {
-      stage = add_groups<kWidth, kSigned, 1>(s, ring, at, total, a, factors, left > 1);
-      if (left > 1) release(s, stage, at);
-    }
-    load_units<kWidth>(stage, at, total);
-    release(s, stage, at);
+    load_units<kWidth>(stage, spans.stage, at, total);
+    leave(stage);
   }
 
-  // Of the tile's rows and tokens, which its last group's stage has.
+  // Of the tile's rows and tokens, which its last group has.
   template <int kWidth>
   static __device__ __forceinline__ void load_units(
-      int stage, const Place& at, Sums<kWidth>& total) {
+      int stage, int span, const Place& at, Sums<kWidth>& total) {
 #pragma unroll
     for (int h = 0; h < kBlocks; ++h) {
       const uint32_t from = rows_of(stage, at, h);
@@ -239,12 +281,10 @@ struct Loop {
       total.row[h][1] = __uint_as_float(ptx::load_word(from + 32) & 0xFFFF0000u);
     }
     if constexpr (!kByRow) {
-      constexpr int kVectors = Factors<kWidth>::kVectors;
-      uint4 unit[kVectors];
-      load_vectors<kVectors>(
-          unit, tokens_of(stage, at) + static_cast<int>(offsetof(Scales, unit)));
+      Words<kWidth> unit;
+      unit.load(units_of(span, at));
 #pragma unroll
-      for (int j = 0; j < kWidth / 8; ++j) total.token[j] = word(unit, j);
+      for (int j = 0; j < kWidth / 8; ++j) total.token[j] = unit.of(j);
     }
   }
 };

@@ -17,6 +17,7 @@ constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
 constexpr int kNumBoxes = 6;  // tensor maps of 8, 16, 32, 64, 96, 128 rows
 constexpr int kSpan = 8;      // groups of columns whose sum is taken before it is added to the rest
+constexpr int kSpans = 2;     // whose scales are there at a time
 
 struct Boxes {
   CUtensorMap map[kNumBoxes];
@@ -54,14 +55,12 @@ struct Tile {
   bool only_once;  // no other tile reads these weights
 };
 
-// How many of the groups of columns that are left are summed before the rest is added.
-__device__ __forceinline__ int span_of(int left) { return left < kSpan ? 1 : kSpan; }
-
-// What the tokens of a stage are scaled by: pairs of tokens 8j + 2q and 8j + 2q + 1 at word
-// [j / 4][q][j % 4], so that a lane's lie together, without conflicts of banks.
+// What tokens are scaled by in a span. In `carry` and `unit` the pair of tokens 8j + 2q and
+// 8j + 2q + 1 is word [j / 4][q][j % 4], so that a lane's lie together, without conflicts of banks.
 template <int kTokens>
 struct TokenScales {
-  uint32_t scale[kTokens / 2];  // float16, at most 1: scales as shares of `unit`
+  alignas(128) uint4 shares[kTokens];  // of a token's groups, float16, at most 1: scales as shares
+                                       // of `unit`
   uint32_t carry[kTokens / 2];  // float16: the unit of the span before, as a share of this one's
   uint32_t unit[kTokens / 2];   // bfloat16 powers of two
 };
@@ -78,10 +77,11 @@ struct Shared {
   alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
   alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
   alignas(128) uint8_t staging[2][kStaged * kPitch];
-  alignas(16) TokenScales<kTokens> scales[kByRow ? 1 : kStages];
+  TokenScales<kTokens> scales[kByRow ? 1 : kSpans];
   alignas(16) float row_scales[kByRow ? 2 : 1][kByRow ? kTokens : 1];  // each warpgroup's own
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
+  uint64_t scales_full[kSpans], scales_empty[kSpans];
   uint64_t tile_full[2], tile_empty[2];
   Tile tile[2];  // this block's next one, and the one behind it
   int first_row[kMaxExperts];
@@ -174,6 +174,7 @@ struct Form {
   static constexpr bool kGates = kGated, kHasRowScales = kByRow;
   using S = Shared<kBlocks, kTokens, kByRow>;
   using Ring = Places<S::kStages>;
+  using Spans = Places<kSpans>;
   template <int kWidth>
   using Sums = TileSums<kBlocks, kWidth, kByRow>;
   static constexpr int kRows = kBlocks * 128;  // weight rows of a tile
@@ -190,7 +191,7 @@ struct Form {
     int warpgroup, thread, lane;
     uint32_t codes;   // its part of the first half that its warpgroup computes
     uint32_t rows;    // scale of its first row
-    uint32_t tokens;  // scales of its tokens
+    uint32_t tokens;  // scales of its tokens, or the first's carries
   };
 
   static __device__ __forceinline__ Place place(const S& s) {
@@ -212,7 +213,7 @@ struct Form {
     if constexpr (kByRow) {
       at.tokens = ptx::shared_address(s.row_scales[at.warpgroup]) + at.lane % 4 * 8;
     } else {
-      at.tokens = ptx::shared_address(s.scales) + at.lane % 4 * 16;
+      at.tokens = ptx::shared_address(s.scales[0].carry) + at.lane % 4 * 16;
     }
     // Kept in registers: without this they are computed anew at each use.
     ptx::keep(at.codes);

@@ -218,6 +218,29 @@ def test_scales_of_any_size(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("num_rows", [5, 64, 130])
+@pytest.mark.parametrize("num_blocks", [3, 4])
+def test_a_bad_row_stays_alone(
+    request: pytest.FixtureRequest, num_blocks: int, num_rows: int, bad: float
+) -> None:
+    """A scale that is no number, or a value: nothing but its own row shows it."""
+    rng = generator(request.node.nodeid)
+    weights = pack_weights(*mixed(rng, 1, 128 * num_blocks, 1152), device="cuda")
+    x, scales = (each.cuda() for each in rows(rng, 1, num_rows, 1152))
+    counts = torch.tensor([num_rows], dtype=torch.int32, device="cuda")
+    want = w4a8_grouped_gemm_masked(x, scales, weights, counts)
+    of_scale, of_value = (row % num_rows for row in (1, num_rows // 2 + 1))
+    scales[0, of_scale, 8] = bad
+    x[0, of_value, 77] = torch.nan
+    out = w4a8_grouped_gemm_masked(x, scales, weights, counts)
+    is_bad = torch.arange(num_rows, device="cuda")
+    is_bad = (is_bad == of_scale) | (is_bad == of_value)
+    assert not out[0, is_bad].isfinite().any()
+    assert torch.equal(out[0, ~is_bad], want[0, ~is_bad])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("by_row", [False, True])
 def test_more_tiles_than_multiprocessors(request: pytest.FixtureRequest, *, by_row: bool) -> None:
     """Which are handed out while the kernel runs, from the first one on each time."""
