@@ -134,6 +134,15 @@ struct Loop {
     return load_codes(from);
   }
 
+  template <int kPairs>
+  static __device__ __forceinline__ void clear(uint32_t (&sum)[kBlocks][kPairs]) {
+#pragma unroll
+    for (auto& half : sum) {
+#pragma unroll
+      for (uint32_t& pair : half) pair = 0;
+    }
+  }
+
   // sum (+)= part, scaled.
   template <int kWidth>
   static __device__ __forceinline__ void add_scaled(
@@ -173,22 +182,27 @@ struct Loop {
   template <int kWidth>
   static constexpr int kFlight = kWidth > 64 ? 1 : 2;
 
-  // A span of groups of columns, their weight halves in turn. At entry `a[0]` holds the operands of
-  // the first half and `rows` what its products are scaled by; where `more`, those of the group
-  // behind are left there. The last group's stage, which is returned, is not released.
+  // Groups of a span that a pass of the loop has. Few tokens wait for memory and gain nothing by long
+  // code; but in a model other kernels' takes its place in the cache between two launches.
+  template <int kWidth>
+  static constexpr int kPass = kWidth > 16 ? kSpan : 2;
+
+  // Adds kPass groups of columns of a span, from `first` on, to its `sum`; their weight halves in
+  // turn. At entry `a[0]` holds the operands of the first half and `rows` what its products are
+  // scaled by; where `more`, those of the group behind are left there. The last group's stage, which
+  // is returned, is not released.
   //
   // NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
   // by one; so all of a call are its own.
   template <int kWidth, bool kSigned>
   static __device__ __forceinline__ int add_groups(
-      S& s, Ring& ring, const Spans& spans, const Place& at, Sums<kWidth>& total,
-      uint32_t (&a)[kFlight<kWidth>][16], RowFactors& rows, bool more) {
-    constexpr int kSteps = kSpan * kBlocks;
-    uint32_t sum[kBlocks][kWidth / 4];
+      S& s, Ring& ring, const Spans& spans, const Place& at, uint32_t (&sum)[kBlocks][kWidth / 4],
+      uint32_t (&a)[kFlight<kWidth>][16], RowFactors& rows, int first, bool more) {
+    constexpr int kGroups = kPass<kWidth>, kSteps = kGroups * kBlocks;
     // Initialised, as `spread` is: else the compiler makes their instructions wait.
     uint32_t part[kFlight<kWidth>][kWidth / 4] = {};
     TokenFactors<kWidth> tokens;
-    int stage[kSpan + 1];
+    int stage[kGroups + 1];
     stage[0] = ring.stage;
     const uint32_t shares = ptx::shared_address(s.scales[spans.stage].shares);
     const auto begin = [&](int step) __attribute__((always_inline)) {
@@ -206,9 +220,6 @@ struct Loop {
       }
       return load_half(stage[group], at, step % kBlocks);  // of no use behind the last group
     };
-    if constexpr (!kByRow) {
-      ptx::barrier_wait(ptx::shared_address(&s.scales_full[spans.stage]), spans.parity);
-    }
     if constexpr (kFlight<kWidth> == 2) {
       begin(0);
       decode<kSigned>(fetch(1), a[1]);
@@ -216,39 +227,35 @@ struct Loop {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int next = i + 1, group = i / kBlocks;
-      if (!kByRow && i % kBlocks == 0) tokens.begin(group, shares, at);
+      const bool is_first = kGroups == kSpan && group == 0;  // else `sum` is zeros
+      if (!kByRow && i % kBlocks == 0) tokens.begin(first + group, shares, at);
       if constexpr (kFlight<kWidth> == 1) {
         begin(i);
         const Codes codes = fetch(next);
         ptx::wgmma_wait<0>();
         decode<kSigned>(codes, a[0]);
-        add_scaled<kWidth>(sum[i % kBlocks], part[0], rows, tokens, group == 0);
+        add_scaled<kWidth>(sum[i % kBlocks], part[0], rows, tokens, is_first);
       } else if (next < kSteps) {
         begin(next);
         const Codes codes = fetch(next + 1);
         ptx::wgmma_wait<1>();
-        add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], rows, tokens, group == 0);
+        add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], rows, tokens, is_first);
         decode<kSigned>(codes, a[i % 2]);
       } else {
         ptx::wgmma_wait<0>();
-        add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], rows, tokens, group == 0);
+        add_scaled<kWidth>(sum[i % kBlocks], part[i % 2], rows, tokens, is_first);
       }
       rows.load(stage[next / kBlocks], at, next % kBlocks);
       if (next % kBlocks == 0 && next < kSteps) release(s.empty[stage[group]], at);
     }
-    add_span<kWidth>(total, sum, spans.stage, at);
-    return stage[kSpan - 1];
+    return stage[kGroups - 1];
   }
 
   // Sums of a tile, once its first group of columns is there.
   template <int kWidth, bool kSigned>
   static __device__ __forceinline__ void add_all(
       S& s, int num_groups, Ring& ring, Spans& spans, const Place& at, Sums<kWidth>& total) {
-#pragma unroll
-    for (auto& half : total.pair) {
-#pragma unroll
-      for (uint32_t& pair : half) pair = 0;
-    }
+    clear(total.pair);
     uint32_t a[kFlight<kWidth>][16];
     RowFactors rows;
     decode<kSigned>(load_half(ring.stage, at, 0), a[0]);
@@ -263,7 +270,20 @@ struct Loop {
     int stage;
     for (int done = 0; done < num_groups; done += kSpan) {
       const bool more = done + kSpan < num_groups;
-      stage = add_groups<kWidth, kSigned>(s, ring, spans, at, total, a, rows, more);
+      if constexpr (!kByRow) {
+        ptx::barrier_wait(ptx::shared_address(&s.scales_full[spans.stage]), spans.parity);
+      }
+      uint32_t sum[kBlocks][kWidth / 4];
+      if constexpr (kPass<kWidth> != kSpan) clear(sum);
+#pragma unroll 1
+      for (int first = 0;; first += kPass<kWidth>) {
+        const bool is_last = first + kPass<kWidth> == kSpan;
+        stage = add_groups<kWidth, kSigned>(
+            s, ring, spans, at, sum, a, rows, first, more || !is_last);
+        if (is_last) break;
+        release(s.empty[stage], at);
+      }
+      add_span<kWidth>(total, sum, spans.stage, at);
       if (more) leave(stage);
     }
     load_units<kWidth>(stage, spans.stage, at, total);
