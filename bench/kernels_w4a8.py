@@ -205,11 +205,13 @@ def _deep_gemm() -> ModuleType | None:
         return None
 
 
-def measure(run: Run, make: Tensors) -> Iterator[Record]:
+def measure(run: Run, make: Tensors, only: Sequence[str] = ()) -> Iterator[Record]:
+    """Of cases called so, else of all."""
     deep_gemm = _deep_gemm()
     rate = copy_bytes_per_second()
     yield run.record("copy by a kernel", "rate", "GB/s", rate / 1e9)
-    for (n, k), of_shape in groupby(cases(), key=lambda case: (case.n, case.k)):
+    chosen = (case for case in cases() if not only or case.name in only)
+    for (n, k), of_shape in groupby(chosen, key=lambda case: (case.n, case.k)):
         weights = Weights(_NUM_EXPERTS, n, k, make)
         for case in of_shape:
             calls = 10 if case.capacity else 2
@@ -227,11 +229,14 @@ def measure(run: Run, make: Tensors) -> Iterator[Record]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the W4A8 grouped GEMM.")
     parser.add_argument("--no-record", action="store_true", help="only print")
+    parser.add_argument("--only", nargs="*", default=[], metavar="CASE", help="cases called so")
     options = parser.parse_args(arguments)
+    if unknown := set(options.only) - {case.name for case in cases()}:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     records = []
-    for record in measure(Run.begin(BENCH), Tensors()):
+    for record in measure(Run.begin(BENCH), Tensors(), options.only):
         records.append(record)
         peer = ""
         if record.peer_value is not None:

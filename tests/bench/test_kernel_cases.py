@@ -180,6 +180,12 @@ def test_int4_products_have_names_of_their_own_and_floors() -> None:
     } <= set(by_name)
 
 
+def test_an_int4_case_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kernels_w4a8.main(["--only", "masked e32 m64 n4096 k7168", "masked e33"])
+    assert "no such case: masked e33" in capsys.readouterr().err
+
+
 def test_int4_products_of_small_sizes() -> None:
     """Every layout with every kind of scales, through the reference."""
     make, sizes = Tensors("cpu"), {"num_experts": 2, "rows": 3, "n": 256, "k": 256}
