@@ -202,11 +202,15 @@ class Leg:
                 self.queue_seconds += pair.queue_seconds
                 return pair
             self._is_searching = True
-            seconds = self._search.note_no_pair(
-                error,
-                self._cluster.clock.now(),
-                router_is_there=self._cluster.routers.is_connected,
-            )
+            try:
+                seconds = self._search.note_no_pair(
+                    error,
+                    self._cluster.clock.now(),
+                    router_is_there=self._cluster.routers.is_connected,
+                )
+            except EpserveError as told:
+                self._note_end(error, told)
+                raise
             await asyncio.sleep(seconds)
 
     def _assign_request(self) -> AssignRequest:
@@ -252,30 +256,36 @@ class Leg:
         return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
-        """Remembers whom to leave out; raises what the client is told when it is time to give up,
-        which need not say what happened: the log does."""
+        """Remembers whom to leave out; raises what the client is told when it is time to give
+        up."""
         blamed_epoch = error.failed_epoch or pair.decode.epoch
         self._is_searching = True
         try:
             self._search.note_failure(error, blamed_epoch, self._cluster.clock.now())
         except EpserveError as told:
-            if told is not error:
-                self._log_failure("request is given up", error, pair)
+            self._note_end(error, told, pair)
             raise
         self.num_moves += 1
         self._cluster.metrics.count_move(error.status.code)
         self._log_failure("request moves to other workers", error, pair)
 
-    def _log_failure(self, event: str, error: EpserveError, pair: AssignResponse) -> None:
+    def _note_end(
+        self, error: EpserveError, told: EpserveError, pair: AssignResponse | None = None
+    ) -> None:
+        """What the client is told need not say what happened: the log does."""
+        if told is not error:
+            self._log_failure("request is given up", error, pair)
+
+    def _log_failure(self, event: str, error: EpserveError, pair: AssignResponse | None) -> None:
+        workers = {} if pair is None else {"prefill": pair.prefill.name, "decode": pair.decode.name}
         log.log(
             logging.INFO if isinstance(error, Draining) else logging.WARNING,
             event,
             choice=self._request_id,
             reason=error.status.code,
             message=error.message,
-            prefill=pair.prefill.name,
-            decode=pair.decode.name,
             num_tokens=len(self.output_token_ids),
+            **workers,
         )
 
     def _finish_reached(self) -> "FinishReason.ValueType":

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
@@ -78,10 +79,14 @@ async def test_router_gone(model_folder: Path) -> None:
     async with running_cluster(model_folder, router_seconds=2.0) as (cluster, gateway):
         await cluster.router.server.stop(0)
         started = time.monotonic()
-        reply = await gateway.complete("unicode")
+        with capture_logs() as said:
+            reply = await gateway.complete("unicode")
         assert reply.status_code == 503
         assert reply.json()["error"]["message"] == "no router can be reached"
         assert 1.5 < time.monotonic() - started < 15
+        # Which router, and why, is the operator's to know.
+        (given_up,) = [line for line in said if line["event"] == "request is given up"]
+        assert cluster.router.server.address in given_up["message"]
         async with asyncio.timeout(20):
             while (await gateway.client.get("/health")).status_code == 200:
                 await asyncio.sleep(0.05)
