@@ -4,19 +4,17 @@ Built at first use and kept by `kernels.cuda_build`. `kv_lengths` and `kv_b` are
 kernels in front have ended: neither may be written by a kernel that lets the next one begin early.
 """
 
-import ctypes
-import functools
 from pathlib import Path
 
 import torch
 
-from kernels import cuda_build
+from kernels.cuda_kernel import NUMBER, POINTER, CudaKernel
 from kernels.fp8_scales import GROUP, empty_scales
 from kernels.mla_decode_pieces import Pieces
 
 LATENT_DIM = 512
 _OTHERWISE = "pieces of attention are joined by a kernel of their own"
-_SOURCE = Path(__file__).with_name("absorb_pieces.cu")
+_KERNEL = CudaKernel(Path(__file__).with_name("absorb_pieces.cu"), *[POINTER] * 6, *[NUMBER] * 6)
 
 
 def is_possible(pieces: Pieces, kv_b: torch.Tensor, nope_dim: int) -> bool:
@@ -27,7 +25,7 @@ def is_possible(pieces: Pieces, kv_b: torch.Tensor, nope_dim: int) -> bool:
         and kv_b.shape[1:] == (nope_dim + GROUP, LATENT_DIM)
         and kv_b.is_contiguous()
         and kv_b.data_ptr() % 16 == 0
-        and cuda_build.is_built(_SOURCE, _OTHERWISE)
+        and _KERNEL.is_built(_OTHERWISE)
     )
 
 
@@ -37,37 +35,19 @@ def launch(pieces: Pieces, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Ten
     num_rows, num_heads = len(pieces.kv_lengths), len(kv_b)
     out = pieces.values.new_empty(num_rows, num_heads * GROUP, dtype=torch.float8_e4m3fn)
     scale = empty_scales(out)
-    with torch.cuda.device(out.device):
-        message = _library().absorb_pieces_launch(
-            pieces.values.data_ptr(),
-            pieces.lse.data_ptr(),
-            pieces.kv_lengths.data_ptr(),
-            kv_b.data_ptr(),
-            out.data_ptr(),
-            scale.data_ptr(),
-            num_rows,
-            num_heads,
-            pieces.num_parts,
-            pieces.min_tiles,
-            nope_dim,
-            scale.stride(1),
-            torch.cuda.current_stream().cuda_stream,
-        )
-    if message:
-        raise RuntimeError(f"values of {num_rows} rows: {message.decode()}")
+    _KERNEL.launch(
+        out.device,
+        pieces.values.data_ptr(),
+        pieces.lse.data_ptr(),
+        pieces.kv_lengths.data_ptr(),
+        kv_b.data_ptr(),
+        out.data_ptr(),
+        scale.data_ptr(),
+        num_rows,
+        num_heads,
+        pieces.num_parts,
+        pieces.min_tiles,
+        nope_dim,
+        scale.stride(1),
+    )
     return out, scale
-
-
-def build() -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    return cuda_build.build(_SOURCE)
-
-
-@functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build()))
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    function = library.absorb_pieces_launch
-    function.argtypes = [*[pointer] * 6, *[number] * 6, pointer]
-    function.restype = ctypes.c_char_p
-    return library

@@ -1,15 +1,17 @@
 """CUDA path of `kernels.fp8_gemm` for few tokens: built at first use, kept on disk."""
 
-import ctypes
-import functools
 from pathlib import Path
 
 import torch
 
-from kernels import cuda_build
+from kernels.cuda_kernel import NUMBER, POINTER, CudaKernel
 from kernels.fp8_gemm_clusters import MAX_ROWS, ClusterBlocks
 
-_SOURCE = Path(__file__).with_name("fp8_gemm.cu")
+_KERNEL = CudaKernel(
+    Path(__file__).with_name("fp8_gemm.cu"),
+    *(POINTER, POINTER, NUMBER, POINTER, POINTER, POINTER),
+    *[NUMBER] * 10,
+)
 _OTHERWISE = "FP8 products of few tokens take their slower paths"
 
 
@@ -25,7 +27,7 @@ def is_possible(x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor) ->
         and scales_fit
         and group_stride >= num_tokens
         and all(each.data_ptr() % 16 == 0 for each in (x, x_scale, weight))
-        and cuda_build.is_built(_SOURCE, _OTHERWISE)
+        and _KERNEL.is_built(_OTHERWISE)
     )
 
 
@@ -40,45 +42,23 @@ def dense(
     """For operands that are possible. Raises RuntimeError where it cannot be launched."""
     (num_tokens, k), n = x.shape, weight.shape[0]
     out = x.new_empty(num_tokens, n, dtype=torch.bfloat16)
-    with torch.cuda.device(x.device):
-        message = _library().fp8_gemm_launch(
-            x.data_ptr(),
-            x_scale.data_ptr(),
-            x_scale.stride(1),
-            weight.data_ptr(),
-            w_scale.contiguous().data_ptr(),
-            out.data_ptr(),
-            num_tokens,
-            n,
-            k,
-            blocks.height(num_tokens),
-            blocks.tokens_first,
-            blocks.warpgroups,
-            blocks.across,
-            blocks.splits,
-            blocks.num_stages(num_tokens, k),
-            blocks.token_stages(num_tokens, k),
-            torch.cuda.current_stream().cuda_stream,
-        )
-    if message:
-        raise RuntimeError(f"FP8 product of {num_tokens} x {n} x {k}, {blocks}: {message.decode()}")
+    _KERNEL.launch(
+        x.device,
+        x.data_ptr(),
+        x_scale.data_ptr(),
+        x_scale.stride(1),
+        weight.data_ptr(),
+        w_scale.contiguous().data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        n,
+        k,
+        blocks.height(num_tokens),
+        blocks.tokens_first,
+        blocks.warpgroups,
+        blocks.across,
+        blocks.splits,
+        blocks.num_stages(num_tokens, k),
+        blocks.token_stages(num_tokens, k),
+    )
     return out
-
-
-@functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build()))
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    function = library.fp8_gemm_launch
-    function.argtypes = [
-        *(pointer, pointer, number, pointer, pointer, pointer),
-        *[number] * 10,
-        pointer,
-    ]
-    function.restype = ctypes.c_char_p
-    return library
-
-
-def build() -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    return cuda_build.build(_SOURCE)

@@ -6,20 +6,21 @@ are read before the kernels in front have ended, as is the cache but for the new
 none of them may be written by a kernel that lets the next one begin early.
 """
 
-import ctypes
 import functools
 from pathlib import Path
 
 import torch
 
-from kernels import cuda_build
+from kernels.cuda_kernel import FLOAT, LONG, NUMBER, POINTER, CudaKernel
 from kernels.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
 from kernels.operands import check_contiguous
 
 LINES, VALUE_DIM, WIDTH = 64, 512, 576
 MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
 _OTHERWISE = "attention at decode takes its slower path"
-_SOURCE = Path(__file__).with_name("mla_decode.cu")
+_KERNEL = CudaKernel(
+    Path(__file__).with_name("mla_decode.cu"), *[POINTER] * 6, LONG, *[NUMBER] * 6, FLOAT
+)
 
 
 def takes(device: torch.device, query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
@@ -39,7 +40,7 @@ def fits(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
 
 
 def is_built() -> bool:
-    return cuda_build.is_built(_SOURCE, _OTHERWISE)
+    return _KERNEL.is_built(_OTHERWISE)
 
 
 def launch(
@@ -66,26 +67,23 @@ def launch(
     num_places = num_rows + num_parts
     values = query.new_empty(num_places, num_lines, VALUE_DIM)
     lse = query.new_empty(num_places, num_lines, dtype=torch.float32)
-    with torch.cuda.device(query.device):
-        message = _library().mla_decode_launch(
-            query.data_ptr(),
-            cache.data_ptr(),
-            block_table.data_ptr(),
-            kv_lengths.data_ptr(),
-            values.data_ptr(),
-            lse.data_ptr(),
-            cache.shape[0] * TOKENS,
-            num_rows,
-            num_queries,
-            num_heads,
-            block_table.stride(0),
-            num_parts,
-            min_tiles,
-            scale,
-            torch.cuda.current_stream().cuda_stream,
-        )
-    if message:
-        raise RuntimeError(f"MLA decode: {message.decode()}")
+    _KERNEL.launch(
+        query.device,
+        query.data_ptr(),
+        cache.data_ptr(),
+        block_table.data_ptr(),
+        kv_lengths.data_ptr(),
+        values.data_ptr(),
+        lse.data_ptr(),
+        cache.shape[0] * TOKENS,
+        num_rows,
+        num_queries,
+        num_heads,
+        block_table.stride(0),
+        num_parts,
+        min_tiles,
+        scale,
+    )
     return Pieces(
         values=values,
         lse=lse,
@@ -96,11 +94,6 @@ def launch(
     )
 
 
-def build() -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    return cuda_build.build(_SOURCE)
-
-
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
     return bool(device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9)
@@ -109,13 +102,3 @@ def _is_hopper(device: torch.device) -> bool:
 @functools.cache
 def _num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build()))
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    function = library.mla_decode_launch
-    function.argtypes = [*[pointer] * 6, ctypes.c_longlong, *[number] * 6, ctypes.c_float, pointer]
-    function.restype = ctypes.c_char_p
-    return library

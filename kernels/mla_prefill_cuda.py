@@ -4,17 +4,20 @@ The library is compiled by nvcc and cached by `kernels.cuda_build`. In a pass of
 tokens and 128 heads it takes 0.7 of the Triton path's time.
 """
 
-import ctypes
-import functools
 from pathlib import Path
 
 import torch
 
-from kernels import cuda_build
+from kernels.cuda_kernel import FLOAT, LONG, NUMBER, POINTER, CudaKernel
 from kernels.mla_prefill_plan import KeyGroup
 
 _OTHERWISE = "attention at prefill takes its slower path"
-_SOURCE = Path(__file__).with_name("mla_prefill.cu")
+_KERNEL = CudaKernel(
+    Path(__file__).with_name("mla_prefill.cu"),
+    *(POINTER, LONG, LONG, POINTER, POINTER, LONG),
+    *(POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, LONG),
+    *(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, FLOAT),
+)
 NOPE_DIM, ROPE_DIM, VALUE_DIM = 128, 64, 128
 _ALIGNMENT = 8  # elements: the copy engine wants addresses and strides of 16 bytes
 # Keys and values of heads whose tiles are drawn together, which are to stay in the L2 cache.
@@ -23,7 +26,7 @@ _SECTION_BYTES = 16 << 20
 
 def takes(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
     """Whether there is a kernel for these arguments of `kernels.mla_prefill`, and nvcc for it."""
-    return fits(query, cache, kv_b) and cuda_build.is_built(_SOURCE, _OTHERWISE)
+    return fits(query, cache, kv_b) and _KERNEL.is_built(_OTHERWISE)
 
 
 def fits(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> bool:
@@ -70,46 +73,24 @@ def launch(
     if quantised is not None:
         values, scales = quantised[0].data_ptr(), quantised[1].data_ptr()
         scale_stride = quantised[1].stride(1)
-    with torch.cuda.device(query.device):
-        message = _library().mla_prefill_launch(
-            query.data_ptr(),
-            *query.stride()[:2],
-            both.data_ptr(),
-            key_rope.data_ptr(),
-            key_rope.stride(0),
-            group.blocks.data_ptr(),
-            group.drawn.data_ptr(),
-            out.data_ptr(),
-            lse.data_ptr(),
-            values,
-            scales,
-            scale_stride,
-            num_tokens,
-            len(both),
-            len(group.blocks),
-            num_heads,
-            section_heads,
-            scale,
-            torch.cuda.current_stream().cuda_stream,
-        )
-    if message:
-        raise RuntimeError(f"MLA prefill: {message.decode()}")
-
-
-def build() -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    return cuda_build.build(_SOURCE)
-
-
-@functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build()))
-    pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
-    function = library.mla_prefill_launch
-    function.argtypes = [
-        *(pointer, long, long, pointer, pointer, long),
-        *(pointer, pointer, pointer, pointer, pointer, pointer, long),
-        *(number, number, number, number, number, ctypes.c_float, pointer),
-    ]
-    function.restype = ctypes.c_char_p
-    return library
+    _KERNEL.launch(
+        query.device,
+        query.data_ptr(),
+        *query.stride()[:2],
+        both.data_ptr(),
+        key_rope.data_ptr(),
+        key_rope.stride(0),
+        group.blocks.data_ptr(),
+        group.drawn.data_ptr(),
+        out.data_ptr(),
+        lse.data_ptr(),
+        values,
+        scales,
+        scale_stride,
+        num_tokens,
+        len(both),
+        len(group.blocks),
+        num_heads,
+        section_heads,
+        scale,
+    )

@@ -1,19 +1,19 @@
 """CUDA path of `kernels.router_gemm` for few tokens: built at first use, kept on disk."""
 
-import ctypes
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from kernels import cuda_build
+from kernels.cuda_kernel import NUMBER, POINTER, CudaKernel
 
 SPLITS = 8  # thread blocks that share a sum: a cluster, of which more are not everywhere possible
 EXPERTS = 64  # of a thread block
 GROUP = 64  # of K
 MAX_SHARED_BYTES = 227 * 1024
-_SOURCE = Path(__file__).with_name("router_gemm.cu")
+_KERNEL = CudaKernel(
+    Path(__file__).with_name("router_gemm.cu"), POINTER, POINTER, POINTER, *[NUMBER] * 5
+)
 _OTHERWISE = "logits of the gate take their slower path"
 
 
@@ -51,7 +51,7 @@ def is_possible(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
         and groups >= shape.splits
         and shared_bytes(shape, groups) <= MAX_SHARED_BYTES
         and all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (hidden, weight))
-        and cuda_build.is_built(_SOURCE, _OTHERWISE)
+        and _KERNEL.is_built(_OTHERWISE)
     )
 
 
@@ -65,33 +65,15 @@ def launch(
     if not num_rows:
         return out
     shape = shape or shape_for(num_rows)
-    with torch.cuda.device(hidden.device):
-        message = _library().router_gemm_launch(
-            hidden.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            n,
-            k,
-            shape.tokens,
-            shape.splits,
-            torch.cuda.current_stream().cuda_stream,
-        )
-    if message:
-        raise RuntimeError(f"logits of {num_rows} x {n} x {k}, {shape}: {message.decode()}")
+    _KERNEL.launch(
+        hidden.device,
+        hidden.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        num_rows,
+        n,
+        k,
+        shape.tokens,
+        shape.splits,
+    )
     return out
-
-
-@functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build()))
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    function = library.router_gemm_launch
-    function.argtypes = [pointer, pointer, pointer, *[number] * 5, pointer]
-    function.restype = ctypes.c_char_p
-    return library
-
-
-def build() -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    return cuda_build.build(_SOURCE)

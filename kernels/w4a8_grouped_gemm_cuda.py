@@ -1,14 +1,19 @@
 """The CUDA kernel of `kernels.w4a8_grouped_gemm`: built at first use, kept on disk."""
 
-import ctypes
-import functools
 from pathlib import Path
 
 import torch
 
-from kernels import cuda_build
+from kernels.cuda_kernel import LONG, NUMBER, POINTER, CudaKernel
 
-_SOURCE = Path(__file__).with_name("w4a8_grouped_gemm.cu")
+_KERNEL = CudaKernel(
+    Path(__file__).with_name("w4a8_grouped_gemm.cu"),
+    NUMBER,
+    *(POINTER, POINTER, LONG, LONG, LONG),
+    *(POINTER, POINTER, POINTER, POINTER, LONG, LONG),
+    *[NUMBER] * 7,
+    POINTER,
+)
 MAX_EXPERTS = 512
 # For more rows an expert than this, thread blocks ask for tiles one by one.
 _MOST_DEALT = 128
@@ -51,29 +56,26 @@ def launch(
     variant = _variant(expected_rows, tall, capacity or activations.numel() // k)
     # Where this product begins early, nothing else may stand between it and the kernel in front.
     taken = counts.new_zeros(1) if expected_rows > _MOST_DEALT and not early else None
-    with torch.cuda.device(activations.device):
-        message = _library().w4a8_grouped_gemm_launch(
-            variant,
-            activations.data_ptr(),
-            scales.data_ptr(),
-            *scale_strides,
-            blocks.data_ptr(),
-            counts.data_ptr(),
-            out.data_ptr(),
-            None if out_scales is None else out_scales.data_ptr(),
-            *out_scale_strides,
-            num_experts,
-            capacity,
-            activations.numel() // k,
-            tall * 128,
-            k,
-            early,
-            leads,
-            None if taken is None else taken.data_ptr(),
-            torch.cuda.current_stream().cuda_stream,
-        )
-    if message:
-        raise RuntimeError(f"W4A8 grouped GEMM: {message.decode()}")
+    _KERNEL.launch(
+        activations.device,
+        variant,
+        activations.data_ptr(),
+        scales.data_ptr(),
+        *scale_strides,
+        blocks.data_ptr(),
+        counts.data_ptr(),
+        out.data_ptr(),
+        None if out_scales is None else out_scales.data_ptr(),
+        *out_scale_strides,
+        num_experts,
+        capacity,
+        activations.numel() // k,
+        tall * 128,
+        k,
+        early,
+        leads,
+        None if taken is None else taken.data_ptr(),
+    )
 
 
 def _variant(expected_rows: int, num_blocks: int, most_rows: int) -> int:
@@ -83,24 +85,3 @@ def _variant(expected_rows: int, num_blocks: int, most_rows: int) -> int:
     if num_blocks % 2:
         return 1
     return 2 if expected_rows > 56 and most_rows > 64 else 0
-
-
-@functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(build()))
-    pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
-    function = library.w4a8_grouped_gemm_launch
-    function.argtypes = [
-        number,
-        *(pointer, pointer, long, long, long),
-        *(pointer, pointer, pointer, pointer, long, long),
-        *[number] * 7,
-        *(pointer, pointer),
-    ]
-    function.restype = ctypes.c_char_p
-    return library
-
-
-def build() -> Path:
-    """The compiled library, built if the cache lacks it. Raises RuntimeError without nvcc."""
-    return cuda_build.build(_SOURCE)
