@@ -185,7 +185,7 @@ struct Loop {
   // Groups of a span that a pass of the loop has. Few tokens wait for memory and gain nothing by long
   // code; but in a model other kernels' takes its place in the cache between two launches.
   template <int kWidth>
-  static constexpr int kPass = kWidth > 16 ? kSpan : 2;
+  static constexpr int kPass = kWidth > 32 ? kSpan : 2;
 
   // Adds kPass groups of columns of a span, from `first` on, to its `sum`; their weight halves in
   // turn. At entry `a[0]` holds the operands of the first half and `rows` what its products are
