@@ -130,9 +130,9 @@ def test_a_gpu_computes_the_same(folders: tuple[Path, Path], tmp_path: Path, sta
     wanted = load_layer(folder, slots).forward(rows, counts).float()
     experts = load_layer(folder, slots, "cuda")
     got = experts.forward(rows.cuda(), counts).float().cpu()
-    # Between the products activations are rounded by up to 1/16. Where they differ by as much as the
-    # products may, 2e-3, one of 30 lies on the other side of an edge: some 1.1e-2 of all. Either
-    # side is as far from what was rounded.
+    # Between the products activations are rounded by up to 1/16. Where they differ by as much as
+    # the products may, 2e-3, one of 30 lies on the other side of an edge: some 1.1e-2 of all.
+    # Either side is as far from what was rounded.
     assert (got - wanted).norm() < 1.5e-2 * wanted.norm()
     exact = torch.cat(
         [
