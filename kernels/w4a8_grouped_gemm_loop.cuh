@@ -52,7 +52,7 @@ struct Loop {
 
     // Behind what is in flight and in front of the next products: it is there with the former.
     __device__ __forceinline__ void begin(int group, uint32_t shares, const Place& at) {
-      const uint32_t one = at.lane % 4 == group / 2 ? 0x3C00u << group % 2 * 16 : 0;
+      const uint32_t one = ptx::shift_left(0x3C00, 16 * (group - at.lane % 4 * 2));
       choice[0] = one;
       choice[1] = kHalves ? 0 : one;
       choice[2] = 0;
@@ -177,13 +177,11 @@ struct Loop {
     }
   }
 
-  // Wide tiles have one accumulator, the matrix unit has the other warpgroup's while it is added.
-  // Others have two, one in flight while the other is added.
-  template <int kWidth>
-  static constexpr int kFlight = kWidth > 64 ? 1 : 2;
-
-  // Groups of a span that a pass of the loop has. Few tokens wait for memory and gain nothing by long
-  // code; but in a model other kernels' takes its place in the cache between two launches.
+  // Of few tokens there are two accumulators, one in flight while the other is added.
+  //
+  // Groups of a span that a pass of their loop has. Fewer than 33 tokens wait for memory and gain
+  // nothing by long code; but in a model other kernels' takes its place in the cache between two
+  // launches.
   template <int kWidth>
   static constexpr int kPass = kWidth > 32 ? kSpan : 2;
 
@@ -197,18 +195,17 @@ struct Loop {
   template <int kWidth, bool kSigned>
   static __device__ __forceinline__ int add_groups(
       S& s, Ring& ring, const Spans& spans, const Place& at, uint32_t (&sum)[kBlocks][kWidth / 4],
-      uint32_t (&a)[kFlight<kWidth>][16], RowFactors& rows, int first, bool more) {
+      uint32_t (&a)[2][16], RowFactors& rows, int first, bool more) {
     constexpr int kGroups = kPass<kWidth>, kSteps = kGroups * kBlocks;
     // Initialised, as `spread` is: else the compiler makes their instructions wait.
-    uint32_t part[kFlight<kWidth>][kWidth / 4] = {};
+    uint32_t part[2][kWidth / 4] = {};
     TokenFactors<kWidth> tokens;
     int stage[kGroups + 1];
     stage[0] = ring.stage;
     const uint32_t shares = ptx::shared_address(s.scales[spans.stage].shares);
     const auto begin = [&](int step) __attribute__((always_inline)) {
-      const int which = step % kFlight<kWidth>;
       ptx::wgmma_fence();
-      issue<kWidth>(s, part[which], a[which], stage[step / kBlocks]);
+      issue<kWidth>(s, part[step % 2], a[step % 2], stage[step / kBlocks]);
     };
     // The codes of a step's half, the first behind this call included.
     const auto fetch = [&](int step) __attribute__((always_inline)) {
@@ -220,22 +217,14 @@ struct Loop {
       }
       return load_half(stage[group], at, step % kBlocks);  // of no use behind the last group
     };
-    if constexpr (kFlight<kWidth> == 2) {
-      begin(0);
-      decode<kSigned>(fetch(1), a[1]);
-    }
+    begin(0);
+    decode<kSigned>(fetch(1), a[1]);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int next = i + 1, group = i / kBlocks;
       const bool is_first = kGroups == kSpan && group == 0;  // else `sum` is zeros
       if (!kByRow && i % kBlocks == 0) tokens.begin(first + group, shares, at);
-      if constexpr (kFlight<kWidth> == 1) {
-        begin(i);
-        const Codes codes = fetch(next);
-        ptx::wgmma_wait<0>();
-        decode<kSigned>(codes, a[0]);
-        add_scaled<kWidth>(sum[i % kBlocks], part[0], rows, tokens, is_first);
-      } else if (next < kSteps) {
+      if (next < kSteps) {
         begin(next);
         const Codes codes = fetch(next + 1);
         ptx::wgmma_wait<1>();
@@ -251,12 +240,65 @@ struct Loop {
     return stage[kGroups - 1];
   }
 
+  // Of more tokens there is one accumulator; the matrix unit has the other warpgroup's while it is
+  // added.
+  template <int kWidth>
+  static constexpr bool kInTurn = kWidth > 64;
+
+  // `add_groups` of a whole span, whose sum begins with its first group. Of code there are three
+  // groups, which the cache of instructions has room for. The loop turns over between the end of a
+  // product and its addition, beside which the next is prepared.
+  template <int kWidth, bool kSigned>
+  static __device__ __forceinline__ int add_span_in_turn(
+      S& s, Ring& ring, const Spans& spans, const Place& at, uint32_t (&sum)[kBlocks][kWidth / 4],
+      uint32_t (&a)[16], RowFactors& rows, bool more) {
+    uint32_t part[kWidth / 4] = {};  // initialised, as above
+    TokenFactors<kWidth> tokens;
+    Codes codes;
+    int stage = ring.stage;
+    const uint32_t shares = ptx::shared_address(s.scales[spans.stage].shares);
+    const auto multiply = [&](int half, int group) __attribute__((always_inline)) {
+      if (!kByRow && half == 0) tokens.begin(group, shares, at);
+      ptx::wgmma_fence();
+      issue<kWidth>(s, part, a, stage);
+      if (half + 1 == kBlocks) {
+        ring.advance();
+        if (group + 1 < kSpan || more) wait_full(s, ring);
+      }
+      codes = load_half(ring.stage, at, (half + 1) % kBlocks);  // of no use behind the last group
+      ptx::wgmma_wait<0>();
+    };
+    // The product of a group's first half being there, the rest of it.
+    const auto finish = [&](int group, bool is_first, bool is_last) __attribute__((always_inline)) {
+#pragma unroll
+      for (int half = 0; half < kBlocks; ++half) {
+        if (half > 0) multiply(half, group);
+        decode<kSigned>(codes, a);
+        add_scaled<kWidth>(sum[half], part, rows, tokens, is_first);
+        rows.load(ring.stage, at, (half + 1) % kBlocks);
+      }
+      if (is_last) return;
+      release(s.empty[stage], at);
+      stage = ring.stage;
+    };
+    multiply(0, 0);
+    finish(0, true, false);
+    multiply(0, 1);
+#pragma unroll 1
+    for (int group = 1; group < kSpan - 1; ++group) {
+      finish(group, false, false);
+      multiply(0, group + 1);
+    }
+    finish(kSpan - 1, false, true);
+    return stage;
+  }
+
   // Sums of a tile, once its first group of columns is there.
   template <int kWidth, bool kSigned>
   static __device__ __forceinline__ void add_all(
       S& s, int num_groups, Ring& ring, Spans& spans, const Place& at, Sums<kWidth>& total) {
     clear(total.pair);
-    uint32_t a[kFlight<kWidth>][16];
+    uint32_t a[kInTurn<kWidth> ? 1 : 2][16];
     RowFactors rows;
     decode<kSigned>(load_half(ring.stage, at, 0), a[0]);
     rows.load(ring.stage, at, 0);
@@ -274,14 +316,18 @@ struct Loop {
         ptx::barrier_wait(ptx::shared_address(&s.scales_full[spans.stage]), spans.parity);
       }
       uint32_t sum[kBlocks][kWidth / 4];
-      if constexpr (kPass<kWidth> != kSpan) clear(sum);
+      if constexpr (kInTurn<kWidth>) {
+        stage = add_span_in_turn<kWidth, kSigned>(s, ring, spans, at, sum, a[0], rows, more);
+      } else {
+        if constexpr (kPass<kWidth> != kSpan) clear(sum);
 #pragma unroll 1
-      for (int first = 0;; first += kPass<kWidth>) {
-        const bool is_last = first + kPass<kWidth> == kSpan;
-        stage = add_groups<kWidth, kSigned>(
-            s, ring, spans, at, sum, a, rows, first, more || !is_last);
-        if (is_last) break;
-        release(s.empty[stage], at);
+        for (int first = 0;; first += kPass<kWidth>) {
+          const bool is_last = first + kPass<kWidth> == kSpan;
+          stage = add_groups<kWidth, kSigned>(
+              s, ring, spans, at, sum, a, rows, first, more || !is_last);
+          if (is_last) break;
+          release(s.empty[stage], at);
+        }
       }
       add_span<kWidth>(total, sum, spans.stage, at);
       if (more) leave(stage);

@@ -57,6 +57,13 @@ __device__ __forceinline__ uint32_t add_products(uint32_t a, uint32_t b, uint32_
   return sum;
 }
 
+// 0 where `by`, as a number without a sign, is 32 or more.
+__device__ __forceinline__ uint32_t shift_left(uint32_t value, uint32_t by) {
+  uint32_t shifted;
+  asm("shl.b32 %0, %1, %2;" : "=r"(shifted) : "r"(value), "r"(by));
+  return shifted;
+}
+
 // NOTE: as one instruction by itself (__byte_perm) it would not become part of what uses it.
 __device__ __forceinline__ uint32_t both_low_halves(uint32_t word) {
   uint32_t both;
