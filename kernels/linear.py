@@ -7,17 +7,21 @@
     bias    [N]     or None
     out     [T, N]  same dtype, accumulated in float32
 
-On a CPU the bits of a row do not depend on the other rows (with MKL, as measured): products of
-fewer than MIN_ROWS rows take another path there, which sums in another order, so short inputs are
-padded. With the favoured layout that costs next to nothing.
+On a CPU the bits of a row do not depend on the other rows (with MKL, as measured; what Intel's
+processors need for that is in `kernels.mkl_rows`): products of fewer than MIN_ROWS rows take
+another path there, which sums in another order, so short inputs are padded. With the favoured
+layout that costs next to nothing.
 """
 
 import torch
 import torch.nn.functional as F
 
+from kernels.mkl_rows import ask_for_rows_by_themselves
 from kernels.operands import FLOATS, check_operand, check_shape
 
 MIN_ROWS = 4
+# Here, since it must come before the first product of a process, whoever begins it.
+ask_for_rows_by_themselves()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,7 +1,10 @@
+import os
+
 import pytest
 import torch
 
 from kernels.linear import favoured_layout, linear
+from kernels.mkl_rows import STRICT, VARIABLE
 from tests.kernels.tensors import TOLERANCE, generator, randn
 
 
@@ -30,3 +33,17 @@ def test_a_row_hardly_depends_on_the_others(request: pytest.FixtureRequest) -> N
     together = linear(x, weight)
     alone = torch.cat([linear(row, weight) for row in x.split(1)])
     torch.testing.assert_close(together, alone, rtol=0, atol=3e-5)
+
+
+@pytest.mark.skipif(os.environ.get(VARIABLE) != STRICT, reason="an Intel processor's products")
+@pytest.mark.parametrize("is_favoured", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(40, 24), (64, 128), (512, 256), (96, 1536), (1000, 2048)])
+def test_a_row_does_not_depend_on_the_others(
+    request: pytest.FixtureRequest, n: int, k: int, *, is_favoured: bool
+) -> None:
+    rng = generator(request.node.nodeid)
+    x, weight = randn(rng, 130, k), randn(rng, n, k)
+    weight = favoured_layout(weight) if is_favoured else weight
+    together = linear(x, weight)
+    for num_rows in (1, 3, 4, 5, 7, 8, 12, 16, 17, 33, 64, 100):
+        assert torch.equal(linear(x[:num_rows], weight), together[:num_rows]), num_rows
