@@ -26,7 +26,7 @@ import torch
 from bench.gpu_timing import Call, captured, copy_bytes_per_second, in_turns
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS, Record, Run, kept
 from kernels.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_gated,
@@ -235,17 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
-    records = []
-    for record in measure(Run.begin(BENCH), Tensors(), options.only):
-        records.append(record)
+    path = None if options.no_record else RESULTS_FILE
+    for record in kept(measure(Run.begin(BENCH), Tensors(), options.only), path):
         peer = ""
         if record.peer_value is not None:
             ratio = record.peer_value / record.value
             peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
         sys.stdout.write(f"{record.case:44} {record.value:8.1f} {record.unit}{peer}\n")
         sys.stdout.flush()
-    if not options.no_record:
-        append(RESULTS_FILE, records)
     return 0
 
 

@@ -31,7 +31,7 @@ from bench.kv_transfer import (
     wait_for,
 )
 from bench.rank_runs import say_record
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS, Record, Run, kept
 from bench.small_config import SMALL
 from core.clock import SystemClock
 from engine.kv_notice import decode_notices
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     arguments = parser.parse_args(argv)
     run = Run.begin(BENCH)
-    made = []
+    path = arguments.results / f"{BENCH}.jsonl" if arguments.record else None
     for weights in arguments.weights:
         prefill = Prefill(
             weights=weights,
@@ -273,11 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             small=not on_gpu,
         )
         _, found = on_all_ranks(measure, 2, prefill, may_share=True)
-        for record in records(run, prefill, found, ", on one GPU" if num_gpus == 1 else ""):
+        where = ", on one GPU" if num_gpus == 1 else ""
+        for record in kept(records(run, prefill, found, where), path):
             say_record(record)
-            made.append(record)
-    if arguments.record:
-        append(arguments.results / f"{BENCH}.jsonl", made)
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from bench.emulated_rank import NUM_RANKS, EmulatedRank
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS, Record, Run, kept
 from bench.small_config import SMALL
 from model.batch import AttentionForm
 
@@ -41,7 +41,7 @@ def measure_all(
     """Each format in turn: two models do not fit beside each other."""
     device = torch.device("cpu" if arguments.small else "cuda")
     run = Run.begin(bench, on_cpu=arguments.small)
-    records: list[Record] = []
+    path = arguments.results / f"{bench}.jsonl" if arguments.record else None
     for weights in arguments.weights:
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
@@ -56,15 +56,12 @@ def measure_all(
                 sizes=SMALL if arguments.small else None,
             )
             say(f"{weights}: loaded in {time.monotonic() - began:.1f} s, 1 of {NUM_RANKS} ranks")
-            for record in measure(rank, run, arguments):
+            for record in kept(measure(rank, run, arguments), path):
                 say_record(record)
-                records.append(record)
             del rank
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-    if arguments.record:
-        append(arguments.results / f"{bench}.jsonl", records)
     return 0
 
 

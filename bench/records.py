@@ -87,6 +87,15 @@ def append(path: Path, records: Iterable[Record]) -> None:
             stream.write(json.dumps(asdict(record)) + "\n")
 
 
+def kept(records: Iterable[Record], path: Path | None) -> Iterator[Record]:
+    """Each as it comes, behind those of `path` already, if there is one: a run that is cut short
+    keeps what it has. Raises OSError."""
+    for record in records:
+        if path is not None:
+            append(path, [record])
+        yield record
+
+
 def read(path: Path) -> Iterator[Record]:
     """Records of a file, oldest first. Raises ValueError, with the line, for anything else."""
     names = {each.name for each in fields(Record)}

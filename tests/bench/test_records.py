@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import table
-from bench.records import Record, Run, append, commit, read
+from bench.records import Record, Run, append, commit, kept, read
 
 RECORD = Record(
     date="2026-01-01T00:00:00+00:00",
@@ -41,6 +42,21 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         "peer",
         "peer_value",
     }
+
+
+def test_a_run_that_is_cut_short_keeps_what_it_has(tmp_path: Path) -> None:
+    second = replace(RECORD, case="another")
+
+    def measure() -> Iterator[Record]:
+        yield RECORD
+        yield second
+        raise RuntimeError("out of time")
+
+    file = tmp_path / "r.jsonl"
+    with pytest.raises(RuntimeError, match="out of time"):
+        list(kept(measure(), file))
+    assert list(read(file)) == [RECORD, second]
+    assert list(kept([RECORD], None)) == [RECORD]
 
 
 @pytest.mark.parametrize("line", ['{"date": 1}', "[]", "nonsense"])
