@@ -8,25 +8,30 @@ gated with another for what comes out). Weights are those of quantised normal ma
 say so have a -8 among them, which takes another code. A time is the median over replays of a CUDA
 graph of several calls, ours and DeepGEMM's in turns, divided by their number; weights exceed the L2
 cache several times over. Without DeepGEMM only our times are taken. Appends records to
-bench/results/w4a8_grouped_gemm.jsonl.
+bench/results/w4a8_grouped_gemm.jsonl; with `--before REVISION`, which times the kernel of that
+revision in turns with the others, it only prints.
 """
 
 import argparse
 import importlib
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
 import torch
 
-from bench.gpu_timing import Call, captured, copy_bytes_per_second, in_turns
+from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
+from bench.kernel_before import at_revision, launched
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, Record, Run, kept
+from kernels.cuda_kernel import CudaKernel
 from kernels.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_gated,
@@ -205,8 +210,10 @@ def _deep_gemm() -> ModuleType | None:
         return None
 
 
-def measure(run: Run, make: Tensors, only: Sequence[str] = ()) -> Iterator[Record]:
-    """Of cases called so, else of all."""
+def measure(
+    run: Run, make: Tensors, only: Sequence[str] = (), before: CudaKernel | None = None
+) -> Iterator[Record]:
+    """Of cases called so, else of all; in turns with the kernel as it was, where it is given."""
     deep_gemm = _deep_gemm()
     rate = copy_bytes_per_second()
     yield run.record("copy by a kernel", "rate", "GB/s", rate / 1e9)
@@ -215,12 +222,18 @@ def measure(run: Run, make: Tensors, only: Sequence[str] = ()) -> Iterator[Recor
         weights = Weights(_NUM_EXPERTS, n, k, make)
         for case in of_shape:
             calls = 10 if case.capacity else 2
-            compared = [ours(case, weights.packed(case), make)]
+            call = ours(case, weights.packed(case), make)
+            own = captured(call, calls)
+            peers: dict[str, Replay] = {}
+            if before is not None:
+                with launched(before):
+                    peers["before"] = captured(call, calls)
             if deep_gemm and not case.is_gated:
-                compared.append(_theirs(case, deep_gemm, weights.fp8(case), make))
-            value, *theirs = in_turns(*(captured(call, calls) for call in compared))
-            for peer_value in theirs:
-                peer = f"DeepGEMM FP8 {'masked' if case.capacity else 'contiguous'}"
+                theirs = _theirs(case, deep_gemm, weights.fp8(case), make)
+                layout = "masked" if case.capacity else "contiguous"
+                peers[f"DeepGEMM FP8 {layout}"] = captured(theirs, calls)
+            value, *peer_values = in_turns(own, *peers.values())
+            for peer, peer_value in zip(peers, peer_values, strict=True):
                 yield run.record(case.name, "time", "us", value, peer=peer, peer_value=peer_value)
             floor = case.floor(rate)
             yield run.record(case.name, "time", "us", value, peer="floor", peer_value=floor)
@@ -230,20 +243,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the W4A8 grouped GEMM.")
     parser.add_argument("--no-record", action="store_true", help="only print")
     parser.add_argument("--only", nargs="*", default=[], metavar="CASE", help="cases called so")
+    parser.add_argument("--before", metavar="REVISION", help="beside the kernel of then; no record")
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - {case.name for case in cases()}:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
-    path = None if options.no_record else RESULTS_FILE
-    for record in kept(measure(Run.begin(BENCH), Tensors(), options.only), path):
-        peer = ""
-        if record.peer_value is not None:
-            ratio = record.peer_value / record.value
-            peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
-        sys.stdout.write(f"{record.case:44} {record.value:8.1f} {record.unit}{peer}\n")
-        sys.stdout.flush()
+    path = None if options.no_record or options.before else RESULTS_FILE
+    with tempfile.TemporaryDirectory() as folder:
+        before = None
+        if options.before:
+            try:
+                before = at_revision(options.before, Path(folder))
+            except ValueError as error:
+                parser.error(str(error))
+        found = measure(Run.begin(BENCH), Tensors(), options.only, before)
+        for record in kept(found, path):
+            tell(record)
     return 0
+
+
+def tell(record: Record) -> None:
+    peer = ""
+    if record.peer_value is not None:
+        ratio = record.peer_value / record.value
+        peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
+    sys.stdout.write(f"{record.case:44} {record.value:8.1f} {record.unit}{peer}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

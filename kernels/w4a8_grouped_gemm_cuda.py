@@ -6,7 +6,7 @@ import torch
 
 from kernels.cuda_kernel import LONG, NUMBER, POINTER, CudaKernel
 
-_KERNEL = CudaKernel(
+KERNEL = CudaKernel(
     Path(__file__).with_name("w4a8_grouped_gemm.cu"),
     NUMBER,
     *(POINTER, POINTER, LONG, LONG, LONG),
@@ -56,7 +56,7 @@ def launch(
     variant = _variant(expected_rows, tall, capacity or activations.numel() // k)
     # Where this product begins early, nothing else may stand between it and the kernel in front.
     taken = counts.new_zeros(1) if expected_rows > _MOST_DEALT and not early else None
-    _KERNEL.launch(
+    KERNEL.launch(
         activations.device,
         variant,
         activations.data_ptr(),
