@@ -25,7 +25,7 @@ from bench import (
 )
 from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
 from bench.kernel_case import Case, Tensors
-from bench.records import RESULTS, Record, Run, kept
+from bench.records import RESULTS, Record, Run, append
 
 NAMES = {"deep_gemm": "DeepGEMM", "flash_mla": "FlashMLA", "torch": "sorting"}
 CALLS = 20
@@ -110,17 +110,6 @@ def compare_variants(chosen: Iterable[kernel_variants.Variants]) -> None:
         sys.stdout.flush()
 
 
-def tell(found: Iterable[Measured], rate: float) -> Iterator[Record]:
-    """Prints each and gives its records, behind that of the copy's rate."""
-    yield Run.begin("copy").record("by a kernel", "rate", "GB/s", rate / 1e9)
-    runs: dict[str, Run] = {}
-    for measured in found:
-        sys.stdout.write(measured.line())
-        sys.stdout.flush()
-        bench = measured.case.bench
-        yield from measured.records(runs.setdefault(bench, Run.begin(bench)))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the kernels.")
     parser.add_argument("--no-record", action="store_true", help="only print")
@@ -140,8 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"copy: {rate / 1e12:.2f} TB/s\n")
     chosen = (case for case in cases(make) if case.bench.startswith(only))
     path = None if options.no_record else RESULTS / "kernels.jsonl"
-    for _ in kept(tell(measure(chosen, rate), rate), path):
-        pass
+    if path is not None:
+        append(path, [Run.begin("copy").record("by a kernel", "rate", "GB/s", rate / 1e9)])
+    runs: dict[str, Run] = {}
+    for measured in measure(chosen, rate):
+        sys.stdout.write(measured.line())
+        sys.stdout.flush()
+        bench = measured.case.bench
+        if path is not None:  # at once: a run that is cut short keeps what it has
+            append(path, measured.records(runs.setdefault(bench, Run.begin(bench))))
     return 0
 
 

@@ -52,6 +52,7 @@ struct Loop {
 
     // Behind what is in flight and in front of the next products: it is there with the former.
     __device__ __forceinline__ void begin(int group, uint32_t shares, const Place& at) {
+      // 1 in float16, in its half of the word that has the group; shifted out of the other words.
       const uint32_t one = ptx::shift_left(0x3C00, 16 * (group - at.lane % 4 * 2));
       choice[0] = one;
       choice[1] = kHalves ? 0 : one;
