@@ -165,9 +165,7 @@ def _spec(
     given = options.settings.get(role, {})
     if decided := sorted({"name", "listen", "metrics-port", "router", "ranks"} & set(given)):
         raise ValueError(f"{role}.{decided[0]} is decided by ctl up and cannot be set")
-    if given.get("guard-all-paths") == "true":
-        raise ValueError("gateway.guard-all-paths: ctl up has no key to ask whether it is ready")
-    return ProcessSpec(
+    spec = ProcessSpec(
         name=name,
         role=role,
         module=module,
@@ -179,6 +177,9 @@ def _spec(
         num_ranks=int(flags.get("ranks", 0)),
         device=flags.get("device", ""),
     )
+    if spec.guards_all_paths:
+        raise ValueError("gateway.guard-all-paths: ctl up has no key to ask whether it is ready")
+    return spec
 
 
 def parse_settings(texts: list[str]) -> dict[Role, dict[str, str]]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 Role = Literal["gateway", "router", "prefill", "decode"]
 
 _LONGEST_GRACE_SECONDS = 3600.0
@@ -60,6 +62,15 @@ class ProcessSpec:
             )
         )
         return self.probe == "http" and given
+
+    @property
+    def guards_all_paths(self) -> bool:
+        """A gateway that asks for a key wherever it is asked, likewise."""
+        given = self.flags.get("guard-all-paths") or os.environ.get("EPSERVE_GUARD_ALL_PATHS")
+        try:
+            return self.probe == "http" and TypeAdapter(bool).validate_python(given or False)
+        except ValidationError:
+            return False  # the process itself refuses it
 
     @property
     def grace_seconds(self) -> float:

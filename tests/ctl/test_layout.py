@@ -141,9 +141,22 @@ def test_what_the_layout_decides_cannot_be_set() -> None:
         specs_of(replace(OPTIONS, settings=parse_settings(["decode.listen=1.2.3.4:5"])))
 
 
-def test_a_gateway_that_nobody_could_find_ready() -> None:
+@pytest.mark.parametrize(
+    ("flags", "variable"),
+    [(["gateway.guard_all_paths=true"], ""), (["gateway.guard-all-paths=1"], ""), ([], "yes")],
+)
+def test_a_gateway_that_nobody_could_find_ready(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], variable: str
+) -> None:
+    monkeypatch.setenv("EPSERVE_GUARD_ALL_PATHS", variable)
     with pytest.raises(ValueError, match=r"gateway\.guard-all-paths: ctl up has no key"):
-        specs_of(replace(OPTIONS, settings=parse_settings(["gateway.guard_all_paths=true"])))
+        specs_of(replace(OPTIONS, settings=parse_settings(flags)))
+
+
+def test_a_flag_goes_before_what_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPSERVE_GUARD_ALL_PATHS", "true")
+    specs = specs_of(replace(OPTIONS, settings=parse_settings(["gateway.guard-all-paths=false"])))
+    assert not specs["gateway"].guards_all_paths
 
 
 @pytest.mark.parametrize(
