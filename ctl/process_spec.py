@@ -48,27 +48,20 @@ class ProcessSpec:
     @property
     def speaks_tls(self) -> bool:
         """A gateway that has a certificate, by a flag or by the environment that it has from us."""
-        given = self.flags.get("tls-cert") or os.environ.get("EPSERVE_TLS_CERT")
-        return self.probe == "http" and bool(given)
+        return self.probe == "http" and bool(self._given("tls-cert"))
 
     @property
     def asks_for_keys(self) -> bool:
         """A gateway that has API keys, likewise."""
-        given = any(
-            self.flags.get(name) or os.environ.get(variable)
-            for name, variable in (
-                ("api-keys", "EPSERVE_API_KEYS"),
-                ("api-keys-file", "EPSERVE_API_KEYS_FILE"),
-            )
-        )
+        given = any(self._given(name) for name in ("api-keys", "api-keys-file"))
         return self.probe == "http" and given
 
     @property
     def guards_all_paths(self) -> bool:
         """A gateway that asks for a key wherever it is asked, likewise."""
-        given = self.flags.get("guard-all-paths") or os.environ.get("EPSERVE_GUARD_ALL_PATHS")
+        given = self._given("guard-all-paths") or False
         try:
-            return self.probe == "http" and TypeAdapter(bool).validate_python(given or False)
+            return self.probe == "http" and TypeAdapter(bool).validate_python(given)
         except ValidationError:
             return False  # the process itself refuses it
 
@@ -80,6 +73,11 @@ class ProcessSpec:
             return max(0.0, min(float(given or 0), _LONGEST_GRACE_SECONDS))
         except ValueError:
             return 0.0  # the process itself refuses it
+
+    def _given(self, flag: str) -> str:
+        """Its value, from the variable where the flag is not given; empty: neither is."""
+        variable = "EPSERVE_" + flag.upper().replace("-", "_")
+        return self.flags.get(flag) or os.environ.get(variable, "")
 
     def with_environment(self, **variables: str) -> "ProcessSpec":
         """The same process with more environment variables."""
