@@ -1,7 +1,7 @@
 """The kernel of int4 products as it was, to be timed in turns with what it is.
 
 Records of two runs differ by more than the code: by the host, and by the device's heat where power
-binds. The function must have had the parameters that it has now.
+binds. The function must have had the parameters that it has now, and weights their packed form.
 """
 
 import io

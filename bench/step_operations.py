@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from bench.deepseek_v3_config import WeightFormat
 from bench.kernels_floor import FP8_FLOPS
 from kernels.block_dequantise import BLOCK
-from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, GROUP
+from kernels.w4a8_grouped_gemm_packing import BLOCK_ROWS, GROUP, READ_BYTES
 from model.config import ModelConfig
 
 BF16, FP8, FLOAT32 = 2, 1, 4  # bytes
@@ -224,7 +224,7 @@ class _Step:
         elif self.weights == "fp8":
             each += FLOAT32 * n * k / BLOCK**2
         else:
-            each *= BLOCK_BYTES / (BLOCK_ROWS * GROUP)
+            each *= READ_BYTES / (BLOCK_ROWS * GROUP)
         return Operation(
             name=name,
             count=self.config.num_moe_layers,

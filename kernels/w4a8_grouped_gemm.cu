@@ -10,11 +10,12 @@
 // instead of two.
 //
 // Weights come in blocks of 128 rows x 128 columns: 8192 bytes in the order in which the threads
-// of two warpgroups hold the A operand, then a word for each row: a power of two, the unit of the
-// row's scales, whose sign says which of two codes the weights have, and the scale as a share of it
-// (w4a8_grouped_gemm_packing.py). In e4m3 the bytes 0..16 are the multiples of 2^-9, so a signed
-// word becomes bytes by a mask, or a rotation and a mask, and sign and magnitude of zigzag codes by
-// one multiply-add; the factor -2^-9 or 2^-8 is taken out of the units when they are packed.
+// of two warpgroups hold the A operand, then the scale of each row as a share of its unit, whose
+// sign says which of two codes the weights have, then these units, powers of two, which all blocks
+// of a row have and a tile needs once (w4a8_grouped_gemm_packing.py). In e4m3 the bytes 0..16 are
+// the multiples of 2^-9, so a signed word becomes bytes by a mask, or a rotation and a mask, and
+// sign and magnitude of zigzag codes by one multiply-add; the factor -2^-9 or 2^-8 is taken out of
+// shares and units when they are packed.
 
 #include <cuda_fp16.h>
 
@@ -90,13 +91,14 @@ struct Kernel {
     const int num_groups = (p.num_groups + kSpan - 1) / kSpan * kSpan;
     const auto copy_weights = [&](int stage, int g) {
       const uint32_t full = ptx::shared_address(&s.full[stage]);
-      ptx::barrier_expect(full, kBlocks * kBlockBytes + t.width * kGroup);
+      const int bytes = g < p.num_groups - 1 ? kBlockBytes - kUnitBytes : kBlockBytes;
+      ptx::barrier_expect(full, kBlocks * bytes + t.width * kGroup);
       const uint32_t weights = ptx::shared_address(s.weights[stage]);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         ptx::copy_bulk(weights + i * kBlockBytes,
-                       from + i * block_stride + min(g, p.num_groups - 1) * kBlockBytes,
-                       kBlockBytes, full, policy);
+                       from + i * block_stride + min(g, p.num_groups - 1) * kBlockBytes, bytes,
+                       full, policy);
       }
     };
     // Of the first tile all stages' weights are on their way before activations are waited for.

@@ -34,8 +34,8 @@ struct Loop {
 
     __device__ __forceinline__ void load(int stage, const Place& at, int half) {
       const uint32_t from = rows_of(stage, at, half);
-      upper = ptx::both_low_halves(ptx::load_word(from));
-      lower = ptx::both_low_halves(ptx::load_word(from + 32));
+      upper = ptx::both_low_halves(ptx::load_half_word(from));
+      lower = ptx::both_low_halves(ptx::load_half_word(from + 16));
     }
   };
 
@@ -75,7 +75,7 @@ struct Loop {
   };
 
   static __device__ __forceinline__ uint32_t rows_of(int stage, const Place& at, int half) {
-    return at.rows + stage * (kBlocks * kBlockBytes) + half * 256;
+    return at.rows + stage * (kBlocks * kBlockBytes) + half * 128;
   }
 
   // This thread's words of so many tokens.
@@ -106,7 +106,7 @@ struct Loop {
 
   // The first group's weight scales of this thread's first row: its sign says how codes are read.
   static __device__ __forceinline__ bool is_signed(int stage, const Place& at) {
-    return static_cast<int>(ptx::load_word(rows_of(stage, at, 0))) < 0;
+    return ptx::load_half_word(rows_of(stage, at, 0)) & 0x8000;
   }
 
   static __device__ __forceinline__ void wait_full(S& s, const Ring& ring) {
@@ -343,9 +343,9 @@ struct Loop {
       int stage, int span, const Place& at, Sums<kWidth>& total) {
 #pragma unroll
     for (int h = 0; h < kBlocks; ++h) {
-      const uint32_t from = rows_of(stage, at, h);
-      total.row[h][0] = __uint_as_float(ptx::load_word(from) & 0xFFFF0000u);
-      total.row[h][1] = __uint_as_float(ptx::load_word(from + 32) & 0xFFFF0000u);
+      const uint32_t from = rows_of(stage, at, h) + kShareBytes;
+      total.row[h][0] = __uint_as_float(ptx::load_half_word(from) << 16);
+      total.row[h][1] = __uint_as_float(ptx::load_half_word(from + 16) << 16);
     }
     if constexpr (!kByRow) {
       Words<kWidth> unit;

@@ -6,23 +6,24 @@ Checkpoint, per expert and projection:
     weight_scale_inv  [N, K / 128]  float32 or bfloat16: w[n, k] = value * scale[n, k / 128]
 
 Packed: blocks of 128 rows x 128 columns, [E, N / 128, K / 128, BLOCK_BYTES] uint8. A block holds
-two halves of 64 rows, then a word for each of its 128 rows, its scale. A half is what the 128
-threads of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes a
-thread, four bytes, a word, for a pair of registers. Byte i of a word is that of both registers: of
-one of rows 0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
+two halves of 64 rows, then a share for each of its 128 rows, then a unit for each. A half is what
+the 128 threads of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes
+a thread, four bytes, a word, for a pair of registers. Byte i of a word is that of both registers:
+of one of rows 0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
 
-A scale is a bfloat16 power of two, the same in all blocks of a row, its unit, in the high half of
-the word, times a float16 in the low half: at most 1/8, and no less than 1/16 for the largest of its
-row. The kernel sums in float16, and what it sums stays of one size. A scale that is not bfloat16 is
-so rounded to 11 bits, and one that is less than 1/1024 of its row's largest to fewer.
+A scale is a bfloat16 power of two, the unit, the same in all blocks of a row, times a float16, the
+share: at most 1/8, and no less than 1/16 for the largest of its row. The kernel sums in float16,
+and what it sums stays of one size. A scale that is not bfloat16 is so rounded to 11 bits, and one
+that is less than 1/1024 of its row's largest to fewer. Of units the kernel reads those of one block
+a tile; the others are there so that blocks begin at multiples of 512 bytes.
 
-There are two codes; 128 rows have one of them, and the sign of their units, scales being never
+There are two codes; 128 rows have one of them, and the sign of their shares, scales being never
 negative in themselves, says which:
 
-    signed    units times -512. Of the negated values byte i has the low one's sign in bit 7 and
-              magnitude in bits 0..2, the high one's sign in bit 3 and its magnitude in bits 4..6 of
-              byte i - 1 (of byte 3 for i = 0): a mask, or a rotation by four and the same mask,
-              make e4m3 of them.
+    signed    shares times -1, units times 512. Of the negated values byte i has the low one's sign
+              in bit 7 and magnitude in bits 0..2, the high one's sign in bit 3 and its magnitude in
+              bits 4..6 of byte i - 1 (of byte 3 for i = 0): a mask, or a rotation by four and the
+              same mask, make e4m3 of them.
     zigzag    units times 256, where there is a -8, which the other lacks. 2v for v >= 0, otherwise
               -2v - 1: the low value in the low nibble, the high one in the high nibble.
 """
@@ -37,7 +38,9 @@ import torch.nn.functional as F
 GROUP = 128
 BLOCK_ROWS = 128
 DATA_BYTES = 8192
-BLOCK_BYTES = DATA_BYTES + 4 * BLOCK_ROWS
+# What a product reads of a block, and with units.
+READ_BYTES = DATA_BYTES + 2 * BLOCK_ROWS
+BLOCK_BYTES = READ_BYTES + 2 * BLOCK_ROWS
 # The kernel reads a value v as -v * 2^-9 where it is signed, as v * 2^-8 in zigzag.
 SIGNED_FACTOR = -512.0
 ZIGZAG_FACTOR = 256.0
@@ -141,15 +144,14 @@ def dequantise_weights(packed: PackedWeights) -> torch.Tensor:
 
 def _stored_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares [E, N / 128, K / 128, 128] float16 and units, the same of bfloat16."""
-    words = blocks[..., DATA_BYTES:].contiguous().view(torch.int16).unflatten(-1, (BLOCK_ROWS, 2))
-    shares, units = words.unbind(-1)
-    return shares.contiguous().view(torch.float16), units.contiguous().view(torch.bfloat16)
+    shares, units = blocks[..., DATA_BYTES:].chunk(2, dim=-1)
+    return shares.view(torch.float16), units.view(torch.bfloat16)
 
 
 def _scales(blocks: torch.Tensor) -> torch.Tensor:
     """As they were, but for rounding: [E, N / 128, K / 128, 128] float32."""
     shares, units = _stored_scales(blocks)
-    factor = torch.where(units.signbit(), SIGNED_FACTOR, ZIGZAG_FACTOR)
+    factor = torch.where(shares[..., :1].signbit(), SIGNED_FACTOR, ZIGZAG_FACTOR)
     return shares.float() * (units.float() / factor)
 
 
@@ -157,7 +159,7 @@ def _table_rows(blocks: torch.Tensor) -> torch.Tensor:
     """Which pair of values of `_tables` each byte of data has, [E, N / 128, K / 128, DATA_BYTES]
     int32."""
     data = blocks[..., :DATA_BYTES].contiguous()
-    signed = _stored_scales(blocks)[1][..., :1].signbit()
+    signed = _stored_scales(blocks)[0][..., :1].signbit()
     rows = torch.where(signed, _turned(data, 1), data).int()
     return rows.add_(signed, alpha=256)
 
@@ -216,18 +218,18 @@ def _pack_expert(blocks: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
     low, high = values.reshape(tall, wide, DATA_BYTES, 2).unbind(-1)
     blocks[..., :DATA_BYTES] = torch.where(signed, _signed(low, high), _zigzag(low, high))
     factor = torch.where(signed, SIGNED_FACTOR, ZIGZAG_FACTOR)
-    words = _words(scales.abs(), factor).transpose(1, 2).flatten(-2)
-    blocks[..., DATA_BYTES:] = words.contiguous().view(torch.uint8)
+    shares, units = _stored_scales(blocks)
+    scales = scales.abs().transpose(1, 2)
+    unit = _units(scales)
+    shares.copy_(scales / unit * factor.sign())
+    units.copy_(unit * factor.abs())
 
 
-def _words(scales: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """[tall, 128, wide] float32 scales of rows to [tall, 128, wide, 2] int16: shares, units."""
-    exponent = torch.frexp(scales.amax(dim=-1, keepdim=True)).exponent
+def _units(scales: torch.Tensor) -> torch.Tensor:
+    """[tall, wide, 128] scales of rows to [tall, 1, 128], what they are shares of; float32."""
+    exponent = torch.frexp(scales.amax(dim=1, keepdim=True)).exponent
     exponent = (exponent + _UNIT_SHIFT).clamp(_LEAST_UNIT, _LARGEST_UNIT)
-    unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
-    shares = (scales / unit).half().view(torch.int16)
-    units = (unit * factor).bfloat16().view(torch.int16).expand_as(shares)
-    return torch.stack((shares, units), dim=-1)
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
 
 
 def _signed(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:

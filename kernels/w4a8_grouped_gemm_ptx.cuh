@@ -10,9 +10,9 @@ __device__ __forceinline__ void copy_word_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-__device__ __forceinline__ uint32_t load_word(uint32_t from) {
+__device__ __forceinline__ uint32_t load_half_word(uint32_t from) {
   uint32_t value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from));
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(from));
   return value;
 }
 

@@ -11,8 +11,10 @@ namespace w4a8 {
 
 constexpr int kGroup = 128;         // columns that share a scale
 constexpr int kHalfBytes = 4096;    // 64 rows x 128 columns of weights
-constexpr int kBlockBytes = 8704;   // 128 rows x 128 columns of weights and their scales
-constexpr int kScaleOffset = 8192;  // of the scales in a block
+constexpr int kCodeBytes = 8192;    // 128 rows x 128 columns of weights
+constexpr int kShareBytes = 256;    // their scales, as shares of the rows' units, behind them
+constexpr int kUnitBytes = 256;     // and these, of which only a tile's last block is asked
+constexpr int kBlockBytes = kCodeBytes + kShareBytes + kUnitBytes;
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
 constexpr int kMaxExperts = 512;
 constexpr int kNumBoxes = 6;  // tensor maps of 8, 16, 32, 64, 96, 128 rows
@@ -202,13 +204,13 @@ struct Form {
     const uint32_t weights = ptx::shared_address(s.weights);
     const int row = at.thread / 32 * 16 + at.lane / 4;
     at.codes = weights + at.thread * 16;
-    at.rows = weights + kScaleOffset + row * 4;
+    at.rows = weights + kCodeBytes + row * 2;
     if constexpr (kBlocks == 2) {
       at.codes += at.warpgroup * kBlockBytes;
       at.rows += at.warpgroup * kBlockBytes;
     } else {
       at.codes += at.warpgroup * kHalfBytes;
-      at.rows += at.warpgroup * 256;
+      at.rows += at.warpgroup * 128;
     }
     if constexpr (kByRow) {
       at.tokens = ptx::shared_address(s.row_scales[at.warpgroup]) + at.lane % 4 * 8;

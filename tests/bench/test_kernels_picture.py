@@ -38,7 +38,7 @@ def test_floor() -> None:
     shape = W4a8Shape(num_experts=32, n=4096, k=7168)
     # Half a byte a weight and a scale for 128 of them; then the matrix instructions.
     weights = 32 * 4096 * 7168
-    assert shape.floor_microseconds(0, 4e12) == pytest.approx(weights * (0.5 + 4 / 128) / 4e6)
+    assert shape.floor_microseconds(0, 4e12) == pytest.approx(weights * (0.5 + 2 / 128) / 4e6)
     assert shape.floor_microseconds(4096, 4e12) == pytest.approx(2 * weights * 4096 / 1979e6)
 
 
