@@ -53,9 +53,9 @@ def test_floors_of_few_rows_are_what_memory_has(tmp_path: Path) -> None:
     )
     # 100 tokens of 64 + 16.
     assert found[ops.ATTENTION] == pytest.approx(3 * 2 * 100 * 80 / 1e3)
-    # Four of the eight get a row: 4 bits a value, and a float32 of 128.
-    assert found[ops.EXPERTS_UP] == pytest.approx(2 * 4 * 256 * 256 * (0.5 + 4 / 128) / 1e3)
-    assert found[ops.EXPERTS_DOWN] == pytest.approx(2 * 4 * 256 * 128 * (0.5 + 4 / 128) / 1e3)
+    # Four of the eight get a row: 4 bits a value, and 16 for 128.
+    assert found[ops.EXPERTS_UP] == pytest.approx(2 * 4 * 256 * 256 * (0.5 + 2 / 128) / 1e3)
+    assert found[ops.EXPERTS_DOWN] == pytest.approx(2 * 4 * 256 * 128 * (0.5 + 2 / 128) / 1e3)
     assert found[ops.ROUTER] == pytest.approx(2 * 2 * 64 * 256 / 1e3)
     assert found[ops.LOGITS] == pytest.approx(2 * 512 * 256 / 1e3)
 
