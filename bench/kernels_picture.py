@@ -46,7 +46,7 @@ def curves(records: Iterable[Record]) -> list[Curve]:
     points: dict[tuple[int, int, int], dict[int, _Point]] = {}
     for record in of_bench:
         match = _CASE.fullmatch(record.case)
-        if match is None:
+        if match is None or record.metric != "time":
             continue
         num_experts, tokens, n, k = (int(group) for group in match.groups()[:4])
         point = points.setdefault((num_experts, n, k), {}).setdefault(tokens, _Point())

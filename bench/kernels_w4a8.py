@@ -7,16 +7,17 @@ always do, or, where a case says so, one a row, or one for all that the checkpoi
 gated with another for what comes out). Weights are those of quantised normal matrices; cases that
 say so have a -8 among them, which takes another code. A time is the median over replays of a CUDA
 graph of several calls, ours and DeepGEMM's in turns, divided by their number; weights exceed the L2
-cache several times over. Without DeepGEMM only our times are taken. Appends records to
-bench/results/w4a8_grouped_gemm.jsonl; with `--before REVISION`, which times the kernel of that
-revision in turns with the others, it only prints.
+cache several times over. Those that power binds, of 256 rows and more, are compared where each has
+its own power, too: behind a rest, and each by itself for a second. Without DeepGEMM only our times
+are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl; with `--before REVISION`, which
+times the kernel of that revision in turns with the others, it only prints.
 """
 
 import argparse
 import importlib
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -26,7 +27,15 @@ from typing import Literal
 
 import torch
 
-from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
+from bench.gpu_timing import (
+    Call,
+    Replay,
+    captured,
+    copy_bytes_per_second,
+    in_turns,
+    rested,
+    sustained,
+)
 from bench.kernel_before import at_revision, launched
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
@@ -55,6 +64,12 @@ _ROWS_BY_ROW = (1, 32, 64, 128, 256)
 _ROWS_STATIC = (32, 64, 128, 256)
 _ROWS_GATED = (32, 64, 128, 256)
 _CONTIGUOUS = (8, 4096)
+_ROWS_BOUND_BY_POWER = 256
+# How what power binds is compared besides.
+_BY_OWN_POWER: dict[str, Callable[..., list[float]]] = {
+    "time after a rest": rested,
+    "sustained time": sustained,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +247,18 @@ def measure(
                 theirs = _theirs(case, deep_gemm, weights.fp8(case), make)
                 layout = "masked" if case.capacity else "contiguous"
                 peers[f"DeepGEMM FP8 {layout}"] = captured(theirs, calls)
-            value, *peer_values = in_turns(own, *peers.values())
-            for peer, peer_value in zip(peers, peer_values, strict=True):
-                yield run.record(case.name, "time", "us", value, peer=peer, peer_value=peer_value)
-            floor = case.floor(rate)
-            yield run.record(case.name, "time", "us", value, peer="floor", peer_value=floor)
+            ways = {"time": in_turns}
+            if peers and case.rows >= _ROWS_BOUND_BY_POWER:
+                ways |= _BY_OWN_POWER
+            for metric, way in ways.items():
+                value, *peer_values = way(own, *peers.values())
+                for peer, peer_value in zip(peers, peer_values, strict=True):
+                    yield run.record(
+                        case.name, metric, "us", value, peer=peer, peer_value=peer_value
+                    )
+                if metric == "time":
+                    floor = case.floor(rate)
+                    yield run.record(case.name, metric, "us", value, peer="floor", peer_value=floor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -268,7 +290,9 @@ def tell(record: Record) -> None:
     if record.peer_value is not None:
         ratio = record.peer_value / record.value
         peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
-    sys.stdout.write(f"{record.case:44} {record.value:8.1f} {record.unit}{peer}\n")
+    sys.stdout.write(
+        f"{record.case:44} {record.metric:17} {record.value:8.1f} {record.unit}{peer}\n"
+    )
     sys.stdout.flush()
 
 

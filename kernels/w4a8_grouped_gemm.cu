@@ -19,6 +19,8 @@
 
 #include <cuda_fp16.h>
 
+#include <atomic>
+
 #include "w4a8_grouped_gemm_loop.cuh"
 #include "w4a8_grouped_gemm_store.cuh"
 #include "w4a8_grouped_gemm_tiles.cuh"
@@ -36,6 +38,11 @@ static_assert(kCopyRegisters + 2 * kComputeRegisters <= 3 * 168);
 // Cache policies of the bulk copy engine, as createpolicy makes them.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000;
 constexpr uint64_t kEvictNormal = 0x1000000000000000;
+
+// Tiles that the thread blocks of a launch have asked for; 0 between launches. A launch has the next
+// of these, so that those which run at the same time have others.
+constexpr unsigned kSlots = 4096;
+__device__ int tiles_taken[kSlots];
 
 template <typename F>
 struct Kernel {
@@ -60,7 +67,7 @@ struct Kernel {
     const bool is_signed = __any_sync(~0u, Loop::is_signed(ring.stage, at));
     if (is_signed) Loop::template add_all<kWidth, true>(s, p.num_groups, ring, spans, at, sum);
     else Loop::template add_all<kWidth, false>(s, p.num_groups, ring, spans, at, sum);
-    if constexpr (!kGated) Store::template store<kWidth>(s, p, t, sum, at);
+    if constexpr (!kGated) Store::template store<kWidth>(p, t, sum, at);
     else if (p.out_scale_stride_group) Store::template store_gated<kWidth, false>(s, p, t, sum, at);
     else Store::template store_gated<kWidth, true>(s, p, t, sum, at);
   }
@@ -256,8 +263,9 @@ struct Kernel {
       s.tile[i % 2] = t;
       ptx::barrier_arrive(ptx::shared_address(&s.tile_full[i % 2]));
       if (!t.width) return;
-      const int before = p.taken ? atomicAdd(p.taken, 1) : tile;
+      const int before = atomicAdd(&tiles_taken[p.slot], 1);
       visit(t, ring);
+      if (before == num_tiles - 1) tiles_taken[p.slot] = 0;  // each tile asks once: nobody is left
       tile = gridDim.x + before;
     }
   }
@@ -349,10 +357,12 @@ cudaError_t make_boxes(Boxes* boxes, const void* activations, const Problem& p) 
 }
 
 constexpr int kMaxDevices = 64;
+constexpr int kMostSharedBytes = 227 * 1024;  // that a thread block can have
 
 template <typename F>
 cudaError_t launch_with(const Boxes& boxes, const Problem& p, cudaStream_t stream) {
   constexpr int bytes = sizeof(typename F::S);
+  static_assert(bytes <= kMostSharedBytes);
   static int num_multiprocessors[kMaxDevices] = {};
   auto* const kernel = grouped_gemm<F>;
   int device;
@@ -401,7 +411,8 @@ extern "C" const char* w4a8_grouped_gemm_launch(
     long long scale_stride_row, long long scale_stride_group, const void* weights,
     const int* counts, void* out, float* out_scales, long long out_scale_stride_expert,
     long long out_scale_stride_group, int num_experts, int capacity, int num_rows, int n, int k,
-    int early, int leads, int* taken, void* stream) {
+    int early, int leads, void* stream) {
+  static std::atomic<unsigned> num_launches = 0;
   const Problem p = {static_cast<const uint8_t*>(weights),
                      scales,
                      scale_stride_expert,
@@ -419,7 +430,7 @@ extern "C" const char* w4a8_grouped_gemm_launch(
                      k / kGroup,
                      early != 0,
                      leads != 0,
-                     taken};
+                     static_cast<int>(num_launches++ % kSlots)};
   Boxes boxes;
   cudaError_t error = num_experts <= kMaxExperts ? make_boxes(&boxes, activations, p)
                                                  : cudaErrorInvalidValue;

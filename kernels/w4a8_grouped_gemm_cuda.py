@@ -12,11 +12,8 @@ KERNEL = CudaKernel(
     *(POINTER, POINTER, LONG, LONG, LONG),
     *(POINTER, POINTER, POINTER, POINTER, LONG, LONG),
     *[NUMBER] * 7,
-    POINTER,
 )
 MAX_EXPERTS = 512
-# For more rows an expert than this, thread blocks ask for tiles one by one.
-_MOST_DEALT = 128
 # Inputs of sums in float16: of 128, each at most 448 x 1/32 and scaled by at most 1/8, 292 times.
 MAX_INPUTS = 292 * 128
 
@@ -54,8 +51,6 @@ def launch(
     if out_scales is not None and out_scales.dim():
         out_scale_strides = out_scales.stride(0), out_scales.stride(2)
     variant = _variant(expected_rows, tall, capacity or activations.numel() // k)
-    # Where this product begins early, nothing else may stand between it and the kernel in front.
-    taken = counts.new_zeros(1) if expected_rows > _MOST_DEALT and not early else None
     KERNEL.launch(
         activations.device,
         variant,
@@ -74,7 +69,6 @@ def launch(
         k,
         early,
         leads,
-        None if taken is None else taken.data_ptr(),
     )
 
 

@@ -35,7 +35,7 @@ struct Loop {
     __device__ __forceinline__ void load(int stage, const Place& at, int half) {
       const uint32_t from = rows_of(stage, at, half);
       upper = ptx::both_low_halves(ptx::load_half_word(from));
-      lower = ptx::both_low_halves(ptx::load_half_word(from + 16));
+      lower = ptx::both_low_halves(ptx::load_half_word(from + 2));
     }
   };
 
@@ -75,7 +75,7 @@ struct Loop {
   };
 
   static __device__ __forceinline__ uint32_t rows_of(int stage, const Place& at, int half) {
-    return at.rows + stage * (kBlocks * kBlockBytes) + half * 128;
+    return at.rows + stage * (kBlocks * kBlockBytes) + half * 4;
   }
 
   // This thread's words of so many tokens.
@@ -343,9 +343,7 @@ struct Loop {
       int stage, int span, const Place& at, Sums<kWidth>& total) {
 #pragma unroll
     for (int h = 0; h < kBlocks; ++h) {
-      const uint32_t from = rows_of(stage, at, h) + kShareBytes;
-      total.row[h][0] = __uint_as_float(ptx::load_half_word(from) << 16);
-      total.row[h][1] = __uint_as_float(ptx::load_half_word(from + 16) << 16);
+      total.row[h] = ptx::load_word(rows_of(stage, at, h) + kShareBytes);
     }
     if constexpr (!kByRow) {
       Words<kWidth> unit;

@@ -10,6 +10,8 @@ two halves of 64 rows, then a share for each of its 128 rows, then a unit for ea
 the 128 threads of a warpgroup hold as the A operand of four `wgmma` m64nNk32: two runs of 16 bytes
 a thread, four bytes, a word, for a pair of registers. Byte i of a word is that of both registers:
 of one of rows 0..7 of the operand's 16, the low value, and of one of rows 8..15, the high one.
+Operand row r of a warp, r < 8, is row 4r + 2 * half of its 32, and r + 8 the next: a thread's four
+results of a token are neighbours. Shares and units are in the order of the rows.
 
 A scale is a bfloat16 power of two, the unit, the same in all blocks of a row, times a float16, the
 share: at most 1/8, and no less than 1/16 for the largest of its row. The kernel sums in float16,
@@ -49,12 +51,12 @@ _UNIT_SHIFT = 3
 # Powers of two that a unit may be: normal ones, with their factor, as float32 and bfloat16.
 _LEAST_UNIT, _LARGEST_UNIT = -126, 118
 
-# Rows of a block are (half, warp, high, row), columns (step pair, step, column half, quad, byte).
-_ROWS = (2, 4, 2, 8)
+# Rows of a block are (warp, row, half, high), columns (step pair, step, column half, quad, byte).
+_ROWS = (4, 8, 2, 2)
 _COLUMNS = (2, 2, 2, 4, 4)
 # From (E, N/128, rows, K/128, columns) to (E, N/128, K/128, half, pair, warp, row, quad, step,
 # column half, byte, high).
-_ORDER = (0, 1, 6, 2, 7, 3, 5, 10, 8, 9, 11, 4)
+_ORDER = (0, 1, 6, 4, 7, 2, 3, 10, 8, 9, 11, 5)
 _INVERSE = tuple(_ORDER.index(axis) for axis in range(len(_ORDER)))
 
 

@@ -16,6 +16,17 @@ __device__ __forceinline__ uint32_t load_half_word(uint32_t from) {
   return value;
 }
 
+__device__ __forceinline__ uint32_t load_word(uint32_t from) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from));
+  return value;
+}
+
+__device__ __forceinline__ void store_uint2(uint32_t to, uint2 value) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(value.x), "r"(value.y)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_uint4(uint32_t to, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)
@@ -57,6 +68,13 @@ __device__ __forceinline__ uint32_t add_products(uint32_t a, uint32_t b, uint32_
   return sum;
 }
 
+// Pairs of bfloat16, rounded to nearest.
+__device__ __forceinline__ uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 // 0 where `by`, as a number without a sign, is 32 or more.
 __device__ __forceinline__ uint32_t shift_left(uint32_t value, uint32_t by) {
   uint32_t shifted;
@@ -72,6 +90,8 @@ __device__ __forceinline__ uint32_t both_low_halves(uint32_t word) {
       : "r"(word));
   return both;
 }
+
+__device__ __forceinline__ void keep(uint8_t*& pointer) { asm volatile("" : "+l"(pointer)); }
 
 template <int kCount>
 __device__ __forceinline__ void pin(uint32_t (&values)[kCount]) {

@@ -42,66 +42,51 @@ struct Store {
       S& s, const Problem& p, const Tile& t, const Place& at) {
     const float* from = first_scale(p, t);
     const uint32_t to = ptx::shared_address(s.row_scales[at.warpgroup]);
+    ptx::barrier_sync<128>(2 + at.warpgroup);  // those of the tile before are read
 #pragma unroll
     for (int token = at.thread; token < kWidth; token += 128) {
       ptx::copy_word(to + token * 4, from + token * p.scale_stride_row, token < t.num_tokens);
     }
   }
 
-  // What this thread has of eight tokens and a block, in bfloat16: pairs of tokens, of weight rows r
-  // and r + 8.
-  template <int kWidth>
-  static __device__ __forceinline__ uint2 scaled(
-      const Sums<kWidth>& sum, int block, int eight, float2 tokens) {
-    uint32_t pairs[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float2 two =
-          __half22float2(reinterpret_cast<const __half2&>(sum.pair[block][2 * eight + i]));
-      const float row = sum.row[block][i];
-      pairs[i] = pack(two.x * (row * tokens.x), two.y * (row * tokens.y));
+  static __device__ __forceinline__ void wait_for_row_scales(const Place& at) {
+    if constexpr (F::kHasRowScales) {
+      ptx::copy_word_wait();
+      ptx::barrier_sync<128>(2 + at.warpgroup);
     }
-    return {pairs[0], pairs[1]};
   }
 
-  // This thread's two of eight tokens: their scales, or the units of these.
+  // Of this thread's two of eight tokens the weight rows that it has of them, which are neighbours,
+  // in bfloat16.
   template <int kWidth>
-  static __device__ __forceinline__ float2 of_tokens(
-      const Sums<kWidth>& sum, int eight, const Place& at) {
-    if constexpr (F::kHasRowScales) return ptx::load_float2(at.tokens + eight * 32);
-    else return make_float2(unpack(sum.token[eight], 0), unpack(sum.token[eight], 1));
-  }
-
-  // Some tokens of one block to their staged rows, turned over: tokens become rows.
-  template <int kWidth, int kColumns>
-  static __device__ __forceinline__ void stage(
-      uint8_t* staging, const Sums<kWidth>& sum, int block, int first, uint32_t thread,
-      const Place& at) {
-    const int row = thread % 8 + thread / 16 % 2 * 8;
-    const int column = block * 64 + thread / 32 * 16 + thread / 8 % 2 * 8;
-    const uint32_t to = ptx::shared_address(staging + row * S::kPitch + column * 2);
+  static __device__ __forceinline__ void scaled(
+      const Sums<kWidth>& sum, int eight, const Place& at, uint32_t (&words)[2][kBlocks]) {
+    constexpr bool kByRow = F::kHasRowScales;
+    float2 scales;
+    uint32_t units[2];
+    if constexpr (kByRow) {
+      scales = ptx::load_float2(at.tokens + eight * 32);
+    } else {
+      units[0] = ptx::both_low_halves(sum.token[eight]);
+      units[1] = ptx::both_low_halves(sum.token[eight] >> 16);
+    }
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 2) {
-      const int eight = first / 8 + j;
-      const uint2 a = scaled<kWidth>(sum, block, eight, of_tokens<kWidth>(sum, eight, at));
-      if constexpr (kColumns == 8) {
-        ptx::store_transposed_x2(to, a.x, a.y);
-      } else {
-        const uint2 b =
-            scaled<kWidth>(sum, block, eight + 1, of_tokens<kWidth>(sum, eight + 1, at));
-        ptx::store_transposed_x4(to + j * 8 * S::kPitch, a.x, a.y, b.x, b.y);
+    for (int h = 0; h < kBlocks; ++h) {
+      float2 two[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        two[i] = __half22float2(reinterpret_cast<const __half2&>(sum.pair[h][2 * eight + i]));
+        if constexpr (kByRow) two[i].x *= scales.x, two[i].y *= scales.y;
+      }
+      words[0][h] = pack(two[0].x, two[1].x);
+      words[1][h] = pack(two[0].y, two[1].y);
+      // Units are powers of two: by them nothing more is rounded.
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t unit = kByRow ? sum.row[h] : ptx::multiply_bfloat16(sum.row[h], units[i]);
+        words[i][h] = ptx::multiply_bfloat16(words[i][h], unit);
       }
     }
-  }
-
-  // Rows that two barriers stage at a time.
-  template <int kWidth>
-  static constexpr int kRound = kWidth / ((kWidth + S::kStaged - 1) / S::kStaged);
-
-  static __device__ __forceinline__ __nv_bfloat16* output(
-      const Problem& p, const Tile& t, int token, const Place& at) {
-    return static_cast<__nv_bfloat16*>(p.out) + static_cast<long long>(t.first_row + token) * p.n +
-           t.across * F::kRows + at.warpgroup * S::kColumns;
   }
 
   // This thread's number, in a register that begins here: what hangs on it would otherwise take
@@ -112,46 +97,71 @@ struct Store {
     return thread;
   }
 
-  // One round of tokens, from `first` on. Its barriers are those of the kThreads threads that read
-  // what is staged.
-  template <int kWidth, int kThreads>
-  static __device__ __forceinline__ void stage_round(
-      uint8_t* staging, const Sums<kWidth>& sum, int first, uint32_t thread, int barrier,
-      const Place& at) {
-    if (F::kHasRowScales && first == 0) ptx::copy_word_wait();
-    ptx::barrier_sync<kThreads>(barrier);  // the rows staged before are read
-#pragma unroll
-    for (int h = 0; h < kBlocks; ++h) {
-      stage<kWidth, kRound<kWidth>>(staging, sum, h, first, thread, at);
-    }
-    ptx::barrier_sync<kThreads>(barrier);
+  // What tiles of many tokens write may leave the cache first: without, those of 64 tokens take 1 to
+  // 2 % longer, where memory binds and the tokens of all experts are half the cache, and those of 128
+  // up to 6 %. Of fewer tokens it makes no difference.
+  template <int kWidth, typename T>
+  static __device__ __forceinline__ void write(T* to, T value) {
+    if constexpr (kWidth >= 64) __stcs(to, value);
+    else *to = value;
   }
 
-  // What a tile of 64 tokens writes may leave the cache first: 1 to 2 % less time where memory binds
-  // and the tokens of all experts are half the cache; of fewer or more tokens none.
-  template <int kWidth>
-  static __device__ __forceinline__ void write(__nv_bfloat16* to, uint4 values) {
-    if constexpr (kWidth == 64) __stcs(reinterpret_cast<uint4*>(to), values);
-    else *reinterpret_cast<uint4*>(to) = values;
-  }
-
+  // From registers, 64 bytes of a token by eight threads: nobody waits for another.
   template <int kWidth>
   static __device__ __forceinline__ void store(
-      S& s, const Problem& p, const Tile& t, const Sums<kWidth>& sum, const Place& at) {
-    constexpr int kPieces16 = S::kColumns / 8;  // 16-byte pieces in a row
-    const uint32_t thread = thread_of_block() % 128;
-    uint8_t* staging = s.staging[at.warpgroup];
+      const Problem& p, const Tile& t, const Sums<kWidth>& sum, const Place& at) {
+    const uint32_t thread = thread_of_block();
+    wait_for_row_scales(at);
+    const int first = thread % 4 * 2;  // token
+    const int row = kBlocks == 2 ? thread / 4 * 4 : thread % 128 / 4 * 4 + thread / 128 * 2;
+    const long long pitch = 2ll * p.n;
+    uint8_t* out = static_cast<uint8_t*>(p.out) + (t.first_row + first) * pitch +
+                   2 * (t.across * F::kRows + row);
+    const int left = t.num_tokens - first;
 #pragma unroll
-    for (int first = 0; first < kWidth; first += kRound<kWidth>) {
-      stage_round<kWidth, 128>(staging, sum, first, thread, 1 + at.warpgroup, at);
-      const int column = thread % kPieces16 * 8;
-      __nv_bfloat16* out = output(p, t, first, at) + column;
-      const int rows = min(t.num_tokens - first, kRound<kWidth>);
-      for (int row = thread / kPieces16; row < rows; row += 128 / kPieces16) {
-        write<kWidth>(out + static_cast<long long>(row) * p.n,
-                      *reinterpret_cast<const uint4*>(staging + row * S::kPitch + column * 2));
+    for (int j = 0; j < kWidth / 8; ++j) {
+      // Without a branch the compiler puts all writes behind what all of them need. Where registers
+      // are short they then wait for each other; elsewhere that is faster.
+      if (kWidth > 64 && !F::kHasRowScales && 8 * j >= t.num_tokens) break;
+      uint32_t words[2][kBlocks];
+      scaled<kWidth>(sum, j, at, words);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint8_t* const to = out;
+        out += i ? 7 * pitch : pitch;
+        ptx::keep(out);  // else it is computed anew each time, from parameters that are waited for
+        if (8 * j + i >= left) continue;
+        if constexpr (kBlocks == 2) {
+          write<kWidth>(reinterpret_cast<uint2*>(to), make_uint2(words[i][0], words[i][1]));
+        } else {
+          write<kWidth>(reinterpret_cast<uint32_t*>(to), words[i][0]);
+        }
       }
     }
+  }
+
+  // Rows that two barriers stage at a time.
+  template <int kWidth>
+  static constexpr int kRound = kWidth / ((kWidth + S::kStaged - 1) / S::kStaged);
+
+  // One round of tokens, from `first` on, of both warpgroups.
+  template <int kWidth>
+  static __device__ __forceinline__ void stage_round(
+      S& s, const Sums<kWidth>& sum, int first, uint32_t thread, const Place& at) {
+    if (first == 0) wait_for_row_scales(at);
+    const uint32_t to = ptx::shared_address(s.staging[at.warpgroup]) +
+                        thread % 4 * 2 * S::kPitch + thread % 128 / 4 * 8;
+    ptx::barrier_sync<256>(1);  // the rows staged before are read
+#pragma unroll
+    for (int j = 0; j < kRound<kWidth> / 8; ++j) {
+      uint32_t words[2][kBlocks];
+      scaled<kWidth>(sum, first / 8 + j, at, words);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        ptx::store_uint2(to + (8 * j + i) * S::kPitch, make_uint2(words[i][0], words[i][1]));
+      }
+    }
+    ptx::barrier_sync<256>(1);
   }
 
   // What is gated is rounded to bfloat16 before, as it would be between two kernels. kGiven: there
@@ -171,7 +181,7 @@ struct Store {
     if constexpr (kGiven) factor = __frcp_rn(*p.out_scales);
 #pragma unroll
     for (int first = 0; first < kWidth; first += kRound<kWidth>) {
-      stage_round<kWidth, 256>(s.staging[at.warpgroup], sum, first, thread % 128, 5, at);
+      stage_round<kWidth>(s, sum, first, thread, at);
       // Tokens that are none are computed, too: without branches they overlap.
 #pragma unroll
       for (int i = 0; i < kRound<kWidth>; i += 16) {

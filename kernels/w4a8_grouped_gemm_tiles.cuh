@@ -47,8 +47,7 @@ struct Problem {
   int num_groups;  // K / 128
   bool early;      // weights and counts are there before the kernel in front ends
   bool leads;      // the kernel behind may begin
-  int* taken;      // [1] tiles that thread blocks have asked for, 0 before; null: each block's tiles
-                   // are known beforehand
+  int slot;        // of the number of tiles that thread blocks have asked for
 };
 
 struct Tile {
@@ -70,15 +69,14 @@ struct TokenScales {
 // kBlocks: weight blocks of a tile. With two, each warpgroup computes one, its halves in turn; with
 // one, each warpgroup computes a half. kTokens: most tokens of a tile. kByRow: activations have one
 // scale a row.
-template <int kBlocks, int kTokens, bool kByRow>
+template <int kBlocks, int kTokens, bool kGated, bool kByRow>
 struct Shared {
   static constexpr int kStages = kTokens == 64 ? 7 : 6;
-  static constexpr int kColumns = kBlocks * 64;            // output columns of a warpgroup
-  static constexpr int kPitch = kColumns * 2 + 16;         // bytes between staged output rows
+  static constexpr int kPitch = kBlocks * 128 + 16;        // bytes between staged output rows
   static constexpr int kStaged = kTokens % 128 ? 64 : 32;  // output rows staged at a time
   alignas(1024) uint8_t activations[kStages][kTokens * kGroup];
   alignas(128) uint8_t weights[kStages][kBlocks * kBlockBytes];
-  alignas(128) uint8_t staging[2][kStaged * kPitch];
+  alignas(128) uint8_t staging[kGated ? 2 : 1][kGated ? kStaged * kPitch : 1];
   TokenScales<kTokens> scales[kByRow ? 1 : kSpans];
   alignas(16) float row_scales[kByRow ? 2 : 1][kByRow ? kTokens : 1];  // each warpgroup's own
   alignas(8) uint64_t full[kStages];
@@ -162,8 +160,8 @@ struct Places {
 // A tile's sums of this thread: of each block half pairs of tokens, and what they are shares of.
 template <int kBlocks, int kWidth, bool kByRow>
 struct TileSums {
-  uint32_t pair[kBlocks][kWidth / 4];       // float16; of weight rows r and r + 8 in turn
-  float row[kBlocks][2];                    // units of these rows
+  uint32_t pair[kBlocks][kWidth / 4];       // float16; of two weight rows in turn
+  uint32_t row[kBlocks];                    // units of these rows, bfloat16
   uint32_t token[kByRow ? 1 : kWidth / 8];  // units of the tokens, bfloat16
 };
 
@@ -174,7 +172,7 @@ struct Form {
   static_assert(!kGated || kBlocks == 2);
   static constexpr int kNumBlocks = kBlocks, kMostTokens = kTokens;
   static constexpr bool kGates = kGated, kHasRowScales = kByRow;
-  using S = Shared<kBlocks, kTokens, kByRow>;
+  using S = Shared<kBlocks, kTokens, kGated, kByRow>;
   using Ring = Places<S::kStages>;
   using Spans = Places<kSpans>;
   template <int kWidth>
@@ -202,15 +200,14 @@ struct Form {
     at.thread = threadIdx.x % 128;
     at.lane = threadIdx.x % 32;
     const uint32_t weights = ptx::shared_address(s.weights);
-    const int row = at.thread / 32 * 16 + at.lane / 4;
     at.codes = weights + at.thread * 16;
-    at.rows = weights + kCodeBytes + row * 2;
+    at.rows = weights + kCodeBytes + at.thread / 4 * 8;
     if constexpr (kBlocks == 2) {
       at.codes += at.warpgroup * kBlockBytes;
       at.rows += at.warpgroup * kBlockBytes;
     } else {
       at.codes += at.warpgroup * kHalfBytes;
-      at.rows += at.warpgroup * 128;
+      at.rows += at.warpgroup * 4;
     }
     if constexpr (kByRow) {
       at.tokens = ptx::shared_address(s.row_scales[at.warpgroup]) + at.lane % 4 * 8;

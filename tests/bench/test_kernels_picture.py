@@ -20,6 +20,9 @@ def test_curves_join_the_peers_of_a_case() -> None:
         RUN.record("copy by a kernel", "rate", "GB/s", 4000.0),
         RUN.record(case, "time", "us", 120.0, peer="DeepGEMM FP8 masked", peer_value=240.0),
         RUN.record(case, "time", "us", 120.0, peer="floor", peer_value=119.0),
+        RUN.record(
+            case, "sustained time", "us", 130.0, peer="DeepGEMM FP8 masked", peer_value=260.0
+        ),
         RUN.record("masked e32 m1 n4096 k7168", "time", "us", 110.0),
         RUN.record("masked e32 m16 n4096 k7168 row scales", "time", "us", 115.0),
         RUN.record("masked e32 m16 n4096 k7168 with -8", "time", "us", 130.0),

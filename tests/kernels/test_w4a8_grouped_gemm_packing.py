@@ -84,7 +84,7 @@ def test_blocks_hold_the_operands_of_wgmma(request: pytest.FixtureRequest, make:
         for high in (0, 1):
             made = torch.tensor([e4m3(codes, high, byte, signed)], dtype=torch.uint8)
             warp, lane = divmod(thread, 32)
-            row = half * 64 + warp * 16 + high * 8 + lane // 4
+            row = warp * 32 + lane // 4 * 4 + half * 2 + high
             step = 2 * pair + word // 2
             column = group * 128 + step * 32 + word % 2 * 16 + lane % 4 * 4 + byte
             factor = SIGNED_FACTOR if signed else ZIGZAG_FACTOR
