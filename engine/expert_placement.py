@@ -5,21 +5,24 @@ from hashlib import blake2b
 from engine.settings import WorkerSettings
 from ep.group import EpGroup
 from ep.placement import Placement
+from kernels import w4a8_grouped_gemm_packing
 from model.config import ModelConfig
 
 
 def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGroup) -> Placement:
     """`starting_placement`, on all ranks of the group at once. ValueError also where ranks would
-    start with different ones: each would send tokens to experts that are elsewhere."""
+    start with different ones: each would send tokens to experts that are elsewhere; and where they
+    hold int4 experts in other layouts, which they exchange byte by byte when these move."""
     placement = starting_placement(settings, config, group.size)
-    digest = blake2b(placement.as_json().encode(), digest_size=8).digest()
+    told = f"{placement.as_json()} {w4a8_grouped_gemm_packing.LAYOUT_VERSION}"
+    digest = blake2b(told.encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "little", signed=True)
     for rank, (other,) in enumerate(group.exchange([own])):
         if other != own:
             raise ValueError(
                 f"rank {rank} of the group starts with another placement of experts than rank "
-                f"{group.rank}: the file of expert-placement, or else num-redundant-experts, must "
-                f"be the same on all nodes"
+                f"{group.rank}: the file of expert-placement, or else num-redundant-experts, and "
+                f"the version of epserve must be the same on all nodes"
             )
     return placement
 

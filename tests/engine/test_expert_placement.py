@@ -1,15 +1,17 @@
 """What a worker is told about where its experts are."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 import demo_model
-from engine.expert_placement import starting_placement
+from engine.expert_placement import agreed_placement, starting_placement
 from engine.settings import WorkerSettings
 from ep.placement import Placement
+from kernels import w4a8_grouped_gemm_packing
 from model.config import ModelConfig
 
 MODEL = Path(demo_model.__file__).parent / "checkpoint"
@@ -58,3 +60,33 @@ def test_settings_that_contradict_or_name_nothing(tmp_path: Path) -> None:
     file = shutil.copy(MODEL / "config.json", tmp_path)
     with pytest.raises(ValidationError, match="no num-redundant-experts"):
         started(2, expert_placement=file, num_redundant_experts=1)
+
+
+class PairOfRanks:
+    """Rank 1 of two, where rank 0 has told `other`; None: the same as this one."""
+
+    size, rank = 2, 1
+
+    def __init__(self, other: Sequence[int] | None = None) -> None:
+        self._other = other
+        self.told: Sequence[int] = ()
+
+    def exchange(self, facts: Sequence[int]) -> list[Sequence[int]]:
+        self.told = facts
+        return [facts if self._other is None else self._other, facts]
+
+
+def agreed(group: PairOfRanks, **settings: object) -> Placement:
+    values = WorkerSettings.model_validate({"model": MODEL, **settings})
+    return agreed_placement(values, ModelConfig.from_folder(MODEL), group)  # type: ignore[arg-type]
+
+
+def test_ranks_that_agree_and_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = PairOfRanks()
+    assert agreed(rank) == agreed(PairOfRanks(rank.told)) == Placement.trivial(3, 16, 2)
+    with pytest.raises(ValueError, match="rank 0 of the group starts with another placement"):
+        agreed(PairOfRanks(rank.told), num_redundant_experts=2)
+    # One whose int4 experts would mean something else here.
+    monkeypatch.setattr(w4a8_grouped_gemm_packing, "LAYOUT_VERSION", 1)
+    with pytest.raises(ValueError, match="the version of epserve must be the same"):
+        agreed(PairOfRanks(rank.told))
