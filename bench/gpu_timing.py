@@ -61,13 +61,11 @@ def rested(*compared: Replay) -> list[float]:
     return in_turns(*map(after_rest, compared))
 
 
-def sustained(
-    *compared: Replay, seconds: float = SUSTAINED_SECONDS, rounds: int = 2
-) -> list[float]:
+def sustained(*compared: Replay, seconds: float = SUSTAINED_SECONDS) -> list[float]:
     """Of each the median of what it takes at the end, once the device has found its clock: for so
-    many seconds nothing else runs, so many times in turns."""
+    many seconds nothing else runs, twice in turns."""
     found: list[list[float]] = [[] for _ in compared]
-    for _ in range(rounds):
+    for _ in range(2):
         for replay, times in zip(compared, found, strict=True):
             times += _settled(replay, seconds)
     return [statistics.median(times) for times in found]

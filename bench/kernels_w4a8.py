@@ -17,7 +17,7 @@ import argparse
 import importlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -250,21 +250,24 @@ def measure(
                 with launched(before):
                     peers["before"] = captured(call, calls)
             if deep_gemm and not case.is_gated:
-                theirs = _theirs(case, deep_gemm, weights.fp8(case), make)
+                library = _theirs(case, deep_gemm, weights.fp8(case), make)
                 layout = "masked" if case.capacity else "contiguous"
-                peers[f"DeepGEMM FP8 {layout}"] = captured(theirs, calls)
-            ways = {"time": in_turns}
-            if peers and case.is_bound_by_power:
-                ways |= _BY_OWN_POWER
-            for metric, way in ways.items():
-                value, *peer_values = way(own, *peers.values())
-                for peer, peer_value in zip(peers, peer_values, strict=True):
-                    yield run.record(
-                        case.name, metric, "us", value, peer=peer, peer_value=peer_value
-                    )
-                if metric == "time":
-                    floor = case.floor(rate)
-                    yield run.record(case.name, metric, "us", value, peer="floor", peer_value=floor)
+                peers[f"DeepGEMM FP8 {layout}"] = captured(library, calls)
+            value, *theirs = in_turns(own, *peers.values())
+            known = dict(zip(peers, theirs, strict=True)) | {"floor": case.floor(rate)}
+            yield from _records(run, case, "time", value, known)
+            if not (peers and case.is_bound_by_power):
+                continue
+            for metric, way in _BY_OWN_POWER.items():
+                value, *theirs = way(own, *peers.values())
+                yield from _records(run, case, metric, value, dict(zip(peers, theirs, strict=True)))
+
+
+def _records(
+    run: Run, case: Case, metric: str, value: float, peers: Mapping[str, float]
+) -> Iterator[Record]:
+    for peer, peer_value in peers.items():
+        yield run.record(case.name, metric, "us", value, peer=peer, peer_value=peer_value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
