@@ -16,12 +16,12 @@ import torch
 
 from bench.gpu_timing import microseconds
 from bench.kernel_case import LATENT, NOPE, ROPE, Tensors
-from kernels.block_dequantise import BLOCK, block_dequantise
-from kernels.head_linear import head_linear
-from kernels.mla_decode import mla_decode_paged, mla_decode_schedule
-from kernels.mla_prefill import mla_prefill_grouped
-from kernels.mla_prefill_plan import max_keys, plan_groups
-from kernels.paged_rows import split_rows
+from kernels.attention.mla_decode import mla_decode_paged, mla_decode_schedule
+from kernels.attention.mla_prefill import mla_prefill_grouped
+from kernels.attention.mla_prefill_plan import max_keys, plan_groups
+from kernels.attention.paged_rows import split_rows
+from kernels.gemm.block_dequantise import BLOCK, block_dequantise
+from kernels.gemm.head_linear import head_linear
 
 PREFIXES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Powers of two, to which the absorbed form fills up, and one more.

@@ -5,35 +5,41 @@ from functools import partial
 
 import torch
 
-from kernels import (
+from kernels.attention import (
     absorb_pieces_triton,
     absorb_query_triton,
     absorb_triton,
-    combine_triton,
-    fp8_gemm_triton,
-    fused_moe_triton,
-    gate_triton,
-    grouped_linear_triton,
-    head_linear_triton,
     merge_states_triton,
     mla_decode_triton,
     mla_prefill_triton,
-    pack_tokens_triton,
-    permute_masked_triton,
-    permute_triton,
+    rope_write_triton,
+)
+from kernels.attention.mla_decode_pieces import Pieces
+from kernels.attention.mla_prefill_plan import KeyGroup
+from kernels.build.fp8_scales import empty_scales
+from kernels.elementwise import (
+    combine_triton,
     quantise_triton,
     rescale_triton,
     rms_norm_triton,
-    rope_write_triton,
-    router_gemm_triton,
-    sample_triton,
     silu_mul_triton,
 )
-from kernels.combine import Combination
-from kernels.fp8_scales import empty_scales
-from kernels.fused_experts import FusedExperts
-from kernels.mla_decode_pieces import Pieces
-from kernels.mla_prefill_plan import KeyGroup
+from kernels.elementwise.combine import Combination
+from kernels.gemm import (
+    fp8_gemm_triton,
+    grouped_linear_triton,
+    head_linear_triton,
+    router_gemm_triton,
+)
+from kernels.moe import (
+    fused_moe_triton,
+    gate_triton,
+    pack_tokens_triton,
+    permute_masked_triton,
+    permute_triton,
+)
+from kernels.moe.fused_experts import FusedExperts
+from kernels.sampling import sample_triton
 
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
 VOCABULARY = 129_280

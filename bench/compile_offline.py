@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.triton_ahead import deferred_launches
+from kernels.ahead.triton_ahead import deferred_launches
 
 TARGET = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90

@@ -27,10 +27,10 @@ from bench.full_ranks import (
     rate,
 )
 from bench.records import Record, Run
-from engine.piece import Piece
-from engine.rank_model import RankModel
-from engine.runner import Runner
-from ep.group import EpGroup
+from engine.start.rank_model import RankModel
+from engine.step.piece import Piece
+from engine.step.runner import Runner
+from ep.group.group import EpGroup
 from model.batch import AttentionForm
 
 BENCH = "decode_full"

@@ -25,9 +25,9 @@ from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
 from bench.step_floor import StepFloor
 from bench.step_operations import decode_operations
-from engine.decode_graphs import DecodeGraphs
-from engine.graph_capture import CudaCapture, RepeatedCall
-from engine.piece import Piece
+from engine.step.decode_graphs import DecodeGraphs
+from engine.step.graph_capture import CudaCapture, RepeatedCall
+from engine.step.piece import Piece
 from model.batch import AttentionForm
 
 BENCH = "decode_rank"

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from bench.deepseek_v3_config import WeightFormat, write_config
-from engine.messages import Sampling
-from engine.piece import Piece
-from engine.sampler import SampleRow
-from ep.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
-from ep.expert_shard import ExpertShard
-from ep.local import LocalDispatcher
-from ep.local_aligned import LocalAlignedDispatcher
-from ep.local_masked import LocalMaskedDispatcher
-from ep.placement import Placement
+from engine.link.messages import Sampling
+from engine.sampling.sampler import SampleRow
+from engine.step.piece import Piece
+from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local import LocalDispatcher
+from ep.dispatch.local_aligned import LocalAlignedDispatcher
+from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3

@@ -20,13 +20,13 @@ from bench.ep_ranks import on_all_ranks
 from bench.ep_times import RAW, Times, records_of
 from bench.gpu_timing import microseconds
 from bench.records import RESULTS, Run, append
-from ep.deep_ep_buffer import DeepEpBuffer
-from ep.dispatch_needs import DispatchNeeds
-from ep.dispatcher import Payload
-from ep.dispatcher_choice import Choice, RankFacts, deep_ep_obstacle
-from ep.dispatchers import Dispatchers, make_dispatchers
-from ep.group import EpGroup
-from ep.rank_facts import own_facts
+from ep.dispatch.deep_ep_buffer import DeepEpBuffer
+from ep.dispatch.dispatch_needs import DispatchNeeds
+from ep.dispatch.dispatcher import Payload
+from ep.dispatch.dispatcher_choice import Choice, RankFacts, deep_ep_obstacle
+from ep.dispatch.dispatchers import Dispatchers, make_dispatchers
+from ep.dispatch.rank_facts import own_facts
+from ep.group.group import EpGroup
 
 BENCH = "ep"
 PAIRS = 20  # of a dispatch and a combine, in a row

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from ep.group import EpGroup
+from ep.group.group import EpGroup
 
 PATIENCE_SECONDS = 300.0
 Program = Callable[..., Any]

@@ -19,12 +19,12 @@ import torch.multiprocessing as multiprocessing
 
 from bench.records import RESULTS, Run, append
 from bench.summary import percentile
-from ep.expert_shard import ExpertShard, make_dispatcher
-from ep.expert_slots import ExpertSlots
-from ep.group import EpGroup
-from ep.migration import ExpertMigration
-from ep.migration_state import Outcome, Report
-from ep.placement import EMPTY, Placement
+from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
+from ep.group.group import EpGroup
+from ep.migration.migration import ExpertMigration
+from ep.migration.migration_state import Outcome, Report
+from ep.placement.expert_slots import ExpertSlots
+from ep.placement.placement import EMPTY, Placement
 
 BENCH = "expert_transfer"
 EXPERT_BYTES = 3 * 7168 * 2048  # gate, up and down in FP8

@@ -18,13 +18,13 @@ from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say, say_record
 from bench.records import RESULTS, Record, Run, append
 from bench.small_config import SMALL
-from engine.messages import Sampling
-from engine.piece import Piece
-from engine.rank_model import RankModel
-from engine.sampler import SampleRow
-from engine.settings import WorkerSettings
-from engine.start_clock import StartClock
-from ep.group import EpGroup
+from engine.link.messages import Sampling
+from engine.process.settings import WorkerSettings
+from engine.sampling.sampler import SampleRow
+from engine.start.rank_model import RankModel
+from engine.start.start_clock import StartClock
+from engine.step.piece import Piece
+from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
 

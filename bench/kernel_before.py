@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from kernels import w4a8_grouped_gemm_cuda as w4a8
-from kernels.cuda_kernel import CudaKernel
+from kernels.build.cuda_kernel import CudaKernel
+from kernels.moe import w4a8_grouped_gemm_cuda as w4a8
 
 _ROOT = Path(__file__).parents[1]
 

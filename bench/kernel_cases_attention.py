@@ -24,13 +24,13 @@ from bench.kernel_case import (
     Tensors,
     in_turn,
 )
-from kernels import mla_decode_cuda, mla_decode_triton, mla_prefill_cuda
-from kernels.absorb import absorb_values
-from kernels.absorb_query import absorb_query
-from kernels.head_linear import head_linear
-from kernels.mla_decode_pieces import TOKENS, Pieces
-from kernels.mla_prefill_plan import plan_groups
-from kernels.paged_rows import Row
+from kernels.attention import mla_decode_cuda, mla_decode_triton, mla_prefill_cuda
+from kernels.attention.absorb import absorb_values
+from kernels.attention.absorb_query import absorb_query
+from kernels.attention.mla_decode_pieces import TOKENS, Pieces
+from kernels.attention.mla_prefill_plan import plan_groups
+from kernels.attention.paged_rows import Row
+from kernels.gemm.head_linear import head_linear
 
 SCALE = 192**-0.5
 LAYERS = 8
@@ -170,7 +170,7 @@ def _triton_decode(operands: tuple[Tensor, ...]) -> Tensor:
 
 
 def _flash_mla(_: ModuleType, operands: tuple[Tensor, ...]) -> Call:
-    from kernels import mla_decode_flash
+    from kernels.attention import mla_decode_flash
 
     query, cache, table, lengths = operands
 

@@ -19,11 +19,11 @@ from bench.kernel_case import (
     Case,
     Tensors,
 )
-from kernels import quantise_triton
-from kernels.fp8_scales import empty_scales
-from kernels.pack_tokens import pack_tokens
-from kernels.rescale import rescale
-from kernels.silu_mul import silu_mul_masked, silu_mul_quantise_masked
+from kernels.build.fp8_scales import empty_scales
+from kernels.elementwise import quantise_triton
+from kernels.elementwise.rescale import rescale
+from kernels.elementwise.silu_mul import silu_mul_masked, silu_mul_quantise_masked
+from kernels.moe.pack_tokens import pack_tokens
 
 SENT = (1, 128)  # tokens of a rank
 MASKED = (8, 32, 128)  # rows of each expert

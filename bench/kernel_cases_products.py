@@ -21,13 +21,13 @@ from bench.kernel_case import (
     Tensors,
 )
 from bench.kernels_floor import FP8_FLOPS
-from kernels import fp8_gemm_triton
-from kernels.fp8_gemm import fp8_gemm, fp8_gemm_own
-from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
-from kernels.fp8_scales import empty_scales
-from kernels.fused_experts import FusedExperts
-from kernels.fused_moe import fused_moe
-from kernels.grouped_linear import grouped_linear_aligned, grouped_linear_masked
+from kernels.build.fp8_scales import empty_scales
+from kernels.gemm import fp8_gemm_triton
+from kernels.gemm.fp8_gemm import fp8_gemm, fp8_gemm_own
+from kernels.gemm.grouped_linear import grouped_linear_aligned, grouped_linear_masked
+from kernels.moe.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
+from kernels.moe.fused_experts import FusedExperts
+from kernels.moe.fused_moe import fused_moe
 
 DENSE = ((7168, 16384), (24576, 1536), (2112, 7168), (4096, 7168))
 DENSE_TOKENS = (16, 64, 128, 4096)

@@ -27,13 +27,11 @@ from bench.kernel_case import (
     Tensor,
     Tensors,
 )
-from kernels import gate_triton
-from kernels.combine import Combination, combine
-from kernels.merge_states import merge_states
-from kernels.permute import permute
-from kernels.permute_masked import permute_masked
-from kernels.quantise import quantise
-from kernels.rms_norm import (
+from kernels.attention.merge_states import merge_states
+from kernels.attention.rope_write import rope_write
+from kernels.elementwise.combine import Combination, combine
+from kernels.elementwise.quantise import quantise
+from kernels.elementwise.rms_norm import (
     add_rms_norm,
     add_rms_norm_all,
     add_rms_norm_both,
@@ -41,10 +39,12 @@ from kernels.rms_norm import (
     rms_norm,
     rms_norm_quantise,
 )
-from kernels.rope_write import rope_write
-from kernels.router_gemm import router_gemm
-from kernels.sample import sample, sample_reference
-from kernels.silu_mul import silu_mul, silu_mul_quantise
+from kernels.elementwise.silu_mul import silu_mul, silu_mul_quantise
+from kernels.gemm.router_gemm import router_gemm
+from kernels.moe import gate_triton
+from kernels.moe.permute import permute
+from kernels.moe.permute_masked import permute_masked
+from kernels.sampling.sample import sample, sample_reference
 
 TOKENS = (1, 128, 4096)
 DECODED = 128  # rows of a step of decoding at most

@@ -10,20 +10,14 @@ import torch
 from bench.gpu_timing import Call
 from bench.kernel_case import EXPERTS, HEADS, HIDDEN, LATENT, NOPE, ROPE, WIDTH, Tensors
 from bench.kernel_cases_products import DENSE
-from kernels import (
-    fp8_gemm_triton,
-    merge_states_triton,
-    mla_decode_triton,
-    mla_prefill_triton,
-    quantise_triton,
-    router_gemm_triton,
-    silu_mul_triton,
-)
-from kernels.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
-from kernels.fp8_gemm_blocks import candidates
-from kernels.fp8_scales import empty_scales
-from kernels.mla_prefill_plan import plan_groups
-from kernels.paged_rows import Row
+from kernels.attention import merge_states_triton, mla_decode_triton, mla_prefill_triton
+from kernels.attention.mla_prefill_plan import plan_groups
+from kernels.attention.paged_rows import Row
+from kernels.build.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
+from kernels.build.fp8_gemm_blocks import candidates
+from kernels.build.fp8_scales import empty_scales
+from kernels.elementwise import quantise_triton, silu_mul_triton
+from kernels.gemm import fp8_gemm_triton, router_gemm_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

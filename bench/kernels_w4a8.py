@@ -40,13 +40,13 @@ from bench.kernel_before import at_revision, launched
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, Record, Run, kept
-from kernels.cuda_kernel import CudaKernel
-from kernels.w4a8_grouped_gemm import (
+from kernels.build.cuda_kernel import CudaKernel
+from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_gated,
     w4a8_grouped_gemm_masked,
 )
-from kernels.w4a8_grouped_gemm_packing import GROUP, PackedWeights, pack_weights
+from kernels.moe.w4a8_grouped_gemm_packing import GROUP, PackedWeights, pack_weights
 from model.dummy_checkpoint import rounded_by_largest
 from model.quantize_int4 import SMALLEST, pack_nibbles
 

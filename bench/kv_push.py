@@ -34,13 +34,13 @@ from bench.rank_runs import say_record
 from bench.records import RESULTS, Record, Run, kept
 from bench.small_config import SMALL
 from core.clock import SystemClock
-from engine.kv_notice import decode_notices
-from engine.messages import Sampling
-from engine.pages import pages_of
-from engine.piece import Piece
-from engine.runner import Runner
-from engine.sampler import SampleRow
-from ep.group import EpGroup
+from engine.kv.pages import pages_of
+from engine.link.kv_notice import decode_notices
+from engine.link.messages import Sampling
+from engine.sampling.sampler import SampleRow
+from engine.step.piece import Piece
+from engine.step.runner import Runner
+from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from prefill_worker.push import PageRange, Pusher

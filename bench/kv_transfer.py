@@ -22,9 +22,9 @@ from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say_record
 from bench.records import RESULTS, Run, append
 from bench.used_pool import PAGE_TOKENS, used_pool
-from engine.messages import Run as PageRun
-from engine.pages import PagePool
-from ep.group import EpGroup
+from engine.kv.pages import PagePool
+from engine.link.messages import Run as PageRun
+from ep.group.group import EpGroup
 from transfer.api import AgentDescriptor, Copy, State
 from transfer.nixl_agent import NixlTransfer
 from transfer.ranges import merged_ranges

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from bench.stub_cluster import without_pauses
 from core.address import parse_address
-from gateway.http_protocol import HttpProtocol
-from gateway.reply import SSE_DONE, sse_event
-from gateway.reply_sender import STREAM_HEADERS
+from gateway.http.http_protocol import HttpProtocol
+from gateway.http.reply_sender import STREAM_HEADERS
+from gateway.replies.reply import SSE_DONE, sse_event
 
 TOKEN = sse_event(b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}')
 

@@ -22,9 +22,9 @@ from bench.full_ranks import (
     rate,
 )
 from bench.records import Record, Run
-from engine.rank_model import RankModel
-from engine.runner import Runner
-from ep.group import EpGroup
+from engine.start.rank_model import RankModel
+from engine.step.runner import Runner
+from ep.group.group import EpGroup
 from model.batch import AttentionForm
 
 BENCH = "prefill_full"

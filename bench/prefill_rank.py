@@ -18,10 +18,10 @@ from bench.emulated_rank import PAGE_TOKENS, EmulatedRank
 from bench.rank_runs import measure_all, parser_of
 from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
-from engine.piece import Piece
-from engine.prefill_graphs import PrefillGraphs, prefill_sizes
-from engine.rank_model import record_passes
-from engine.runner import Runner
+from engine.start.rank_model import record_passes
+from engine.step.piece import Piece
+from engine.step.prefill_graphs import PrefillGraphs, prefill_sizes
+from engine.step.runner import Runner
 from model.batch import AttentionForm
 
 BENCH = "prefill_rank"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from bench.deepseek_v3_config import WeightFormat
 from bench.kernels_floor import FP8_FLOPS
-from kernels.block_dequantise import BLOCK
-from kernels.w4a8_grouped_gemm_packing import BLOCK_ROWS, GROUP, READ_BYTES
+from kernels.gemm.block_dequantise import BLOCK
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_ROWS, GROUP, READ_BYTES
 from model.config import ModelConfig
 
 BF16, FP8, FLOAT32 = 2, 1, 4  # bytes

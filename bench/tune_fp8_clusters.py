@@ -7,7 +7,7 @@ it there, behind `bench.tune_fp8_gemm`:
 A shape is compiled, measured and written before the next one begins: where a run ends too early,
 another one goes on with the others.
 
-Measures each cut of `kernels.fp8_gemm_clusters` for the dense projections of DeepSeek-V3 beside
+Measures each cut of `fp8_gemm_clusters` for the dense projections of DeepSeek-V3 beside
 DeepGEMM, where it is installed, and Triton's best cut, each call with weights that no cache holds.
 Prints the times; writes into kernels/tuned/DEVICE.json which of the three won, and the best cut
 where it beats Triton's.
@@ -38,11 +38,11 @@ from bench.tune_fp8_gemm import (
     weights_of,
 )
 from bench.tuning import Tuner, precompile
-from kernels import fp8_gemm_cuda
-from kernels.deep_gemm_ahead import Product, compile_ahead
-from kernels.fp8_gemm_blocks import DENSE, Fp8Blocks, Fp8Choice, default_fp8_blocks, shape_key
-from kernels.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks, candidates
-from kernels.tuned import fp8_table, table_path, write_section
+from kernels.ahead.deep_gemm_ahead import Product, compile_ahead
+from kernels.build.fp8_gemm_blocks import DENSE, Fp8Blocks, Fp8Choice, default_fp8_blocks, shape_key
+from kernels.build.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks, candidates
+from kernels.build.tuned import fp8_table, table_path, write_section
+from kernels.gemm import fp8_gemm_cuda
 
 ROWS = (1, *HEIGHTS)
 SECONDS = 8.0  # that a shape's cuts are measured for

@@ -1,7 +1,7 @@
 """Finds how to cut Triton's FP8 products on this GPU: `python -m bench.tune_fp8_gemm [--quick]`.
 
 For the projections of DeepSeek-V3 and several numbers of tokens, each cut of
-`kernels.fp8_gemm_blocks` is measured, each call with weights that no cache holds. Prints the best
+`fp8_gemm_blocks` is measured, each call with weights that no cache holds. Prints the best
 beside the default and, where it is installed, DeepGEMM; writes kernels/tuned/DEVICE.json shape by
 shape: which of the two won, and Triton's best cut. --quick ends within two minutes.
 """
@@ -20,10 +20,10 @@ import torch
 from bench.compile_offline import compile_into_cache
 from bench.gpu_timing import Call, microseconds
 from bench.tuning import Tuner, fp8, precompile
-from kernels import fp8_gemm_triton
-from kernels.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
-from kernels.fp8_scales import empty_scales
-from kernels.tuned import table_path, write_section
+from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
+from kernels.build.fp8_scales import empty_scales
+from kernels.build.tuned import table_path, write_section
+from kernels.gemm import fp8_gemm_triton
 
 NUM_EXPERTS = 32
 # (layout, N, K) of DeepSeek-V3, those of most time first.

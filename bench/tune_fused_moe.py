@@ -1,4 +1,4 @@
-"""Finds block sizes of `kernels.fused_moe` on this GPU: `python -m bench.tune_fused_moe [--quick]`.
+"""Finds block sizes of `fused_moe` on this GPU: `python -m bench.tune_fused_moe [--quick]`.
 
 For the experts of a DeepSeek-V3 rank (32, or --experts) in BF16 and FP8, and rows an expert from 1
 to 1024, each way to cut both products is measured; the rows are aligned once for both, so the best
@@ -18,10 +18,12 @@ import torch
 from bench.compile_offline import MAX_SHARED_BYTES, compile_into_cache
 from bench.gpu_timing import Call
 from bench.tuning import Tuner, fp8, precompile
-from kernels import fp8_gemm_blocks, fp8_gemm_triton, fused_moe_triton
-from kernels.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
-from kernels.fp8_scales import empty_scales
-from kernels.tuned import Blocks, default_blocks, shape_key, table_path, write_section
+from kernels.build import fp8_gemm_blocks
+from kernels.build.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
+from kernels.build.fp8_scales import empty_scales
+from kernels.build.tuned import Blocks, default_blocks, shape_key, table_path, write_section
+from kernels.gemm import fp8_gemm_triton
+from kernels.moe import fused_moe_triton
 
 Cut: TypeAlias = Blocks | Fp8Blocks
 
@@ -129,7 +131,7 @@ def compile_one(job: tuple[Product, Cut]) -> None:
 def tune(
     tuner: Tuner[Cut], dtype: torch.dtype, num_experts: int, all_rows: Sequence[int], quick: bool
 ) -> dict[str, dict[str, dict[str, int | str]]]:
-    """Cuts by shape and rows, as `kernels.tuned` reads them."""
+    """Cuts by shape and rows, as `kernels.build.tuned` reads them."""
     table: dict[str, dict[str, dict[str, int | str]]] = {}
     both = products(dtype, num_experts)
     tokens = [max(1, rows * num_experts // CHOICES) for rows in all_rows]

@@ -7,7 +7,7 @@ runs = pool.allocate("a prompt", 64)
 import random
 from typing import Literal
 
-from engine.pages import PagePool
+from engine.kv.pages import PagePool
 
 PAGE_TOKENS = 64
 # An hour of three requests a second.

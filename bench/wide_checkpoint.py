@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from kernels.block_dequantise import BLOCK
+from kernels.gemm.block_dequantise import BLOCK
 from model.checkpoint import SINGLE, Checkpoint
 from model.config import ModelConfig
 from model.tensor_names import SCALE_SUFFIX, main_tensors

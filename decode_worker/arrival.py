@@ -1,6 +1,6 @@
 """Proof that an attempt's KV is complete: which page of which layer has landed."""
 
-from engine.kv_notice import KvNotice
+from engine.link.kv_notice import KvNotice
 
 
 class Arrival:

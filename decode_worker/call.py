@@ -6,9 +6,9 @@ from collections import deque
 from core.errors import EpserveError
 from core.log import REQUEST_ID
 from decode_worker.call_spans import CallSpans
-from engine.messages import Produced, Submit
-from engine.request_records import LegRecord
-from engine.wire import token_message
+from engine.link.messages import Produced, Submit
+from engine.server.request_records import LegRecord
+from engine.server.wire import token_message
 from proto import generate_pb2, router_pb2
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 
 from core import tracing
 from core.trace_context import TRACE, TraceContext
-from engine.request_records import LegRecord
+from engine.server.request_records import LegRecord
 
 
 class Stage(Enum):

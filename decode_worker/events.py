@@ -1,15 +1,15 @@
 """What happens to a decode rank: the events of `decode_worker.state`, and fixed facts.
 
-Events from the front are messages of `engine.messages`, those from the transfer KV notices;
+Events from the front are messages of `engine.link.messages`, those from the transfer KV notices;
 the rest are the rank's own and are here.
 """
 
 from dataclasses import dataclass
 
 from core.errors import EpserveError
-from engine.history import Match
-from engine.kv_notice import KvNotice
-from engine.messages import Abort, Failed, Prefilled, PrefillStopped, Submit, TokenOut
+from engine.link.kv_notice import KvNotice
+from engine.link.messages import Abort, Failed, Prefilled, PrefillStopped, Submit, TokenOut
+from engine.sampling.history import Match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ Event = (
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since start; meanings as in `engine.messages.RankStats`."""
+    """Counters since start; meanings as in `engine.link.messages.RankStats`."""
 
     tokens_transferred: int = 0
     tokens_generated: int = 0

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from decode_worker.request import Request
-from engine.messages import TokenOut
-from engine.pending_step import PendingStep, PendingToken
-from engine.piece import UNKNOWN, Piece
-from engine.sampler import SampleRow
-from engine.sequence_end import suppressed_token_ids
+from engine.link.messages import TokenOut
+from engine.sampling.sampler import SampleRow
+from engine.sampling.sequence_end import suppressed_token_ids
+from engine.step.pending_step import PendingStep, PendingToken
+from engine.step.piece import UNKNOWN, Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

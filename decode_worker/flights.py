@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from decode_worker.request import Attempt
-from engine.pages import PagePool
+from engine.kv.pages import PagePool
 
 
 class Flights:

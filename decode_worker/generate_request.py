@@ -2,8 +2,8 @@
 
 from core.errors import ContextLengthExceeded, InvalidRequest
 from decode_worker.plan import pages_for
-from engine.messages import Ready, Sampling, Submit
-from engine.wire import check_sampled_ids, check_token_ids, sampling_of
+from engine.link.messages import Ready, Sampling, Submit
+from engine.server.wire import check_sampled_ids, check_token_ids, sampling_of
 from proto import generate_pb2
 
 MAX_STOP_TOKEN_IDS = 256

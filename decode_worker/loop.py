@@ -37,17 +37,17 @@ from decode_worker.plan import Plan, plan
 from decode_worker.rank_stats import StepLog, rank_stats
 from decode_worker.request import Request
 from decode_worker.state import RankState
-from engine.grammars import GRAMMAR_POLL_SECONDS, Grammars
-from engine.kv_notice import decode_notices
-from engine.messages import (
+from engine.experts.rank_experts import RankExperts
+from engine.grammar.grammars import GRAMMAR_POLL_SECONDS, Grammars
+from engine.link.kv_notice import decode_notices
+from engine.link.messages import (
     ExpertOrder,
     FrontMessage,
     RankMessage,
     Shutdown,
     Submit,
 )
-from engine.rank import RankContext
-from engine.rank_experts import RankExperts
+from engine.start.rank import RankContext
 
 log = get_logger("decode_worker.loop")
 

@@ -29,7 +29,7 @@ from decode_worker.call_spans import Stage
 from decode_worker.prefill_message import prefill_request, prefilled_of
 from decode_worker.prefill_peer import PrefillPeer, PrefillPeers
 from decode_worker.quarantine import QuarantineKeeper
-from engine.messages import (
+from engine.link.messages import (
     Failed,
     FrontMessage,
     PrefillStopped,

@@ -1,8 +1,8 @@
 """Prefill calls in protobuf, from and to messages of the rank."""
 
 from decode_worker.call import Call
-from engine.messages import Prefilled, Reserved
-from engine.wire import sampling_message, sink_message, token_of
+from engine.link.messages import Prefilled, Reserved
+from engine.server.wire import sampling_message, sink_message, token_of
 from proto import generate_pb2
 
 

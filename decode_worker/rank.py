@@ -1,7 +1,7 @@
 """One rank process of a decode worker; started by its front, never by hand."""
 
 from decode_worker.loop import DecodeLoop
-from engine.rank import RankContext, run_rank
+from engine.start.rank import RankContext, run_rank
 
 
 def _loop(context: RankContext) -> None:

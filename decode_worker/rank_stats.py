@@ -5,7 +5,7 @@ from typing import NamedTuple
 from decode_worker.flight import Flight
 from decode_worker.request import Phase
 from decode_worker.state import RankState
-from engine.messages import RankStats
+from engine.link.messages import RankStats
 
 
 class StepRecord(NamedTuple):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from decode_worker.arrival import Arrival
-from engine.history import History
-from engine.messages import Prefilled, Sampling
+from engine.link.messages import Prefilled, Sampling
+from engine.sampling.history import History
 
 
 class Phase(Enum):

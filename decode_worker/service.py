@@ -27,8 +27,7 @@ from decode_worker.generate_request import submit_of
 from decode_worker.pick import RankRoom, pick_rank
 from decode_worker.prefill_legs import PrefillLegs, draining_error, lost_error
 from decode_worker.prefill_peer import PrefillPeer
-from engine.front import WorkerFront
-from engine.messages import (
+from engine.link.messages import (
     Abort,
     Ended,
     Failed,
@@ -38,9 +37,10 @@ from engine.messages import (
     RankMessage,
     Reserved,
 )
-from engine.request_records import RequestRecords
-from engine.worker_metrics import WorkerMetrics
-from engine.worker_service import Load
+from engine.process.front import WorkerFront
+from engine.server.request_records import RequestRecords
+from engine.server.worker_metrics import WorkerMetrics
+from engine.server.worker_service import Load
 from proto import generate_pb2, generate_pb2_grpc, router_pb2
 from rpc.client import remaining_seconds
 
@@ -50,7 +50,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DecodeService(generate_pb2_grpc.DecodeServicer):
-    """Implements `engine.worker_service.WorkerService` as well."""
+    """Implements `engine.server.worker_service.WorkerService` as well."""
 
     def __init__(
         self, front: WorkerFront, metrics: WorkerMetrics, clock: Clock | None = None
@@ -285,7 +285,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     # ---- WorkerService
 
     def load(self, rank: int) -> Load:
-        """See `engine.worker_service.WorkerService`, as for the rest."""
+        """See `engine.server.worker_service.WorkerService`, as for the rest."""
         num_open = sum(call.rank == rank for call in self._calls.values())
         return Load(num_open=num_open, num_waiting_tokens=0)
 

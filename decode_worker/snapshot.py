@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from decode_worker.events import RankFacts
 from decode_worker.plan import RequestView, Snapshot
 from decode_worker.request import Request
-from engine.pages import PagePool
-from engine.sequence_end import is_full
+from engine.kv.pages import PagePool
+from engine.sampling.sequence_end import is_full
 
 
 def snapshot_of(

@@ -44,9 +44,9 @@ from decode_worker.flights import Flights
 from decode_worker.plan import Snapshot, pages_for
 from decode_worker.request import Attempt, Phase, Request
 from decode_worker.snapshot import snapshot_of
-from engine.history import history_of
-from engine.kv_notice import KvNotice
-from engine.messages import (
+from engine.kv.pages import PagePool, pages_of
+from engine.link.kv_notice import KvNotice
+from engine.link.messages import (
     Abort,
     Ended,
     Failed,
@@ -61,8 +61,8 @@ from engine.messages import (
     Submit,
     TokenOut,
 )
-from engine.pages import PagePool, pages_of
-from engine.sequence_end import finish_after
+from engine.sampling.history import history_of
+from engine.sampling.sequence_end import finish_after
 
 
 class RankState:

@@ -5,8 +5,8 @@ import sys
 import core.first_process  # noqa: F401 - in front of all that takes its time
 import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
 from core.log import configure
+from gateway.base.settings import GatewaySettings
 from gateway.server import make_certificate, make_keys, run
-from gateway.settings import GatewaySettings
 from gateway.workers import run_workers
 
 

@@ -9,9 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from gateway.chat_request import ChatRequest
-from gateway.completion_request import CompletionRequest
-from gateway.reply_models import (
+from gateway.replies.reply_models import (
     ChatCompletion,
     Completion,
     DetokenizeReply,
@@ -22,7 +20,9 @@ from gateway.reply_models import (
     TokenizeReply,
     VersionReply,
 )
-from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
+from gateway.requests.chat_request import ChatRequest
+from gateway.requests.completion_request import CompletionRequest
+from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 
 JSON = "application/json"
 # What any request may meet: a wrong key, and what should not happen.

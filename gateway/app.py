@@ -13,13 +13,13 @@ from starlette.types import ASGIApp
 from core.errors import EpserveError, ModelNotFound, Unavailable
 from core.version import software_version
 from gateway.api_document import describe
-from gateway.api_keys import ApiKeys
-from gateway.body_limit import BodyLimit
-from gateway.direct_routes import DirectRoutes
+from gateway.base.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.frontend import Frontend
-from gateway.key_guard import KeyGuard
-from gateway.openai_error import error_response, on_epserve_error, on_http_exception
-from gateway.request_scope import RequestScope
+from gateway.http.body_limit import BodyLimit
+from gateway.http.direct_routes import DirectRoutes
+from gateway.http.request_scope import RequestScope
+from gateway.limits.api_keys import ApiKeys
+from gateway.limits.key_guard import KeyGuard
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"

@@ -13,33 +13,33 @@ from fastapi import Request, Response
 from core import tracing
 from core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from core.log import get_logger
-from gateway.announcer import Announcer
-from gateway.api_keys import Client
-from gateway.chat_prompt import make_chat_prompt
-from gateway.chat_reply import ChatReply
-from gateway.chat_request import ChatRequest
-from gateway.client import Cluster
-from gateway.completion_reply import CompletionReply
-from gateway.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from gateway.base.settings import GatewaySettings
+from gateway.cluster.client import Cluster
+from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
+from gateway.cluster.run import Run
 from gateway.generation_response import GenerationResponse, Serving
-from gateway.grammar_compiler import GrammarCompiler
-from gateway.grammar_request import (
+from gateway.grammar.grammar_compiler import GrammarCompiler
+from gateway.grammar.grammar_request import (
     constraint_grammar,
     constraint_or_tool_grammar,
     tool_grammar,
 )
-from gateway.job import ChatForm, Job, Prompt, make_prompt
-from gateway.key_guard import CLIENT
-from gateway.prompt_echo import PromptEcho
-from gateway.request_body import read_body
-from gateway.request_trace import describe_job
-from gateway.run import Run
-from gateway.sampling_fields import SamplingFields
-from gateway.served_model import ServedModel
-from gateway.settings import GatewaySettings
-from gateway.tokenize_reply import detokenize_reply, tokenize_reply
-from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
-from gateway.tool_fields import ToolUse
+from gateway.http.request_trace import describe_job
+from gateway.limits.api_keys import Client
+from gateway.limits.key_guard import CLIENT
+from gateway.prompt.chat_prompt import make_chat_prompt
+from gateway.prompt.prompt_echo import PromptEcho
+from gateway.prompt.served_model import ServedModel
+from gateway.replies.chat_reply import ChatReply
+from gateway.replies.completion_reply import CompletionReply
+from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
+from gateway.requests.chat_request import ChatRequest
+from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from gateway.requests.request_body import read_body
+from gateway.requests.sampling_fields import SamplingFields
+from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
+from gateway.requests.tool_fields import ToolUse
+from gateway.router_heartbeat import Announcer
 from proto.generate_pb2 import SamplingParams
 
 log = get_logger("gateway.frontend")

@@ -16,21 +16,21 @@ from starlette.types import Receive, Scope, Send
 from core.clock import Clock
 from core.errors import EpserveError, InternalError
 from core.log import get_logger
-from gateway.admission import Admission
-from gateway.api_keys import Client
-from gateway.attendance import Attendance, Bounds
-from gateway.http_protocol import CONNECTION
-from gateway.job import Job
-from gateway.key_guard import CLIENT
-from gateway.metrics import GatewayMetrics
-from gateway.openai_error import error_body
-from gateway.piece import Piece, join_pieces
-from gateway.rate_limit import RateLimiter
-from gateway.reply import SSE_DONE, Reply, sse_event
-from gateway.reply_sender import ReplySender
-from gateway.request_trace import describe_end
-from gateway.run import Run
-from gateway.token_meter import TokenMeter
+from gateway.base.metrics import GatewayMetrics
+from gateway.base.openai_error import error_body
+from gateway.cluster.job import Job
+from gateway.cluster.run import Run
+from gateway.http.http_protocol import CONNECTION
+from gateway.http.reply_sender import ReplySender
+from gateway.http.request_trace import describe_end
+from gateway.http.response_guard import Attendance, Bounds
+from gateway.limits.admission import Admission
+from gateway.limits.api_keys import Client
+from gateway.limits.key_guard import CLIENT
+from gateway.limits.rate_limit import RateLimiter
+from gateway.limits.token_meter import TokenMeter
+from gateway.output.piece import Piece, join_pieces
+from gateway.replies.reply import SSE_DONE, Reply, sse_event
 
 log = get_logger("gateway.generation")
 

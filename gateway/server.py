@@ -18,25 +18,25 @@ from core.log import get_logger
 from core.metrics import serve as serve_metrics
 from core.process import Identity
 from core.signals import stop_event
-from gateway.admission import Admission
-from gateway.announcer import Announcer
-from gateway.api_keys import ApiKeys
 from gateway.app import create_app
-from gateway.bucket_memory import BucketMemory
-from gateway.certificate import Certificate
-from gateway.channels import ChannelPool
-from gateway.client import Cluster
+from gateway.base.metrics import GatewayMetrics
+from gateway.base.settings import GatewaySettings
+from gateway.cluster.channels import ChannelPool
+from gateway.cluster.client import Cluster
+from gateway.cluster.failover_policy import SearchBounds
+from gateway.cluster.routers import Routers
 from gateway.frontend import Frontend
 from gateway.generation_response import Serving
-from gateway.grammar_compiler import GrammarCompiler
-from gateway.http_protocol import HttpProtocol
-from gateway.listener import listen_on
-from gateway.metrics import GatewayMetrics
-from gateway.rate_limit import Limits, RateLimiter
-from gateway.routers import Routers
-from gateway.search import SearchBounds
-from gateway.served_model import ServedModel
-from gateway.settings import GatewaySettings
+from gateway.grammar.grammar_compiler import GrammarCompiler
+from gateway.http.certificate import Certificate
+from gateway.http.http_protocol import HttpProtocol
+from gateway.http.listener import listen_on
+from gateway.limits.admission import Admission
+from gateway.limits.api_keys import ApiKeys
+from gateway.limits.bucket_memory import BucketMemory
+from gateway.limits.rate_limit import Limits, RateLimiter
+from gateway.prompt.served_model import ServedModel
+from gateway.router_heartbeat import Announcer
 
 log = get_logger("gateway.server")
 

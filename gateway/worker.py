@@ -6,8 +6,8 @@ import sys
 import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
 from core.log import configure
 from core.process import die_with_parent
+from gateway.base.settings import GatewaySettings
 from gateway.server import run
-from gateway.settings import GatewaySettings
 
 # Exit status of one that cannot start, now or later; an exception that nobody has thought of ends
 # it with 1.

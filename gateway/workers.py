@@ -20,9 +20,9 @@ from core.address import Address, parse_address
 from core.log import get_logger
 from core.metrics import serve as serve_metrics
 from core.signals import stop_event
-from gateway.listener import listen_on
-from gateway.metrics import SHARED_FOLDER_VARIABLE
-from gateway.settings import GatewaySettings
+from gateway.base.metrics import SHARED_FOLDER_VARIABLE
+from gateway.base.settings import GatewaySettings
+from gateway.http.listener import listen_on
 from gateway.worker import CANNOT_START
 
 log = get_logger("gateway.workers")

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.absorb import absorb_values
-from kernels.absorb_query import absorb_query
-from kernels.head_linear import head_linear
-from kernels.mla_decode import mla_decode, mla_decode_paged, mla_decode_pieces
-from kernels.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
-from kernels.paged_rows import RowGroup
-from kernels.rope_write import rope_write
+from kernels.attention.absorb import absorb_values
+from kernels.attention.absorb_query import absorb_query
+from kernels.attention.mla_decode import mla_decode, mla_decode_paged, mla_decode_pieces
+from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
+from kernels.attention.paged_rows import RowGroup
+from kernels.attention.rope_write import rope_write
+from kernels.gemm.head_linear import head_linear
 from model.attention_plan import AttentionPlan, PagedRows
 from model.config import ModelConfig
 from model.decode_plan import DecodePlan

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.mla_decode import mla_decode_schedule
-from kernels.mla_decode_pieces import MAX_QUERIES
-from kernels.mla_prefill_plan import KeyGroup, max_keys, plan_groups
-from kernels.paged_rows import Row, RowGroup, group_rows, split_rows
-from kernels.paths import path_of
-from kernels.upload import upload_all
+from kernels.attention.mla_decode import mla_decode_schedule
+from kernels.attention.mla_decode_pieces import MAX_QUERIES
+from kernels.attention.mla_prefill_plan import KeyGroup, max_keys, plan_groups
+from kernels.attention.paged_rows import Row, RowGroup, group_rows, split_rows
+from kernels.build.paths import path_of
+from kernels.build.upload import upload_all
 from model.attention_form import attention_form
 from model.batch import AttentionForm, ForwardBatch
 from model.config import ModelConfig
@@ -23,7 +23,7 @@ WANTED_SHARE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedRows:
-    """What `kernels.mla_decode.mla_decode_paged` needs of b rows with Q queries each, a power of
+    """What `mla_decode.mla_decode_paged` needs of b rows with Q queries each, a power of
     two: a row's new tokens, behind as many others as it takes to fill up.
 
     block_table  [b, P] int32

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.mla_decode import mla_decode_schedule
+from kernels.attention.mla_decode import mla_decode_schedule
 from model.decode_batch import DecodeBatch
 
 
@@ -14,7 +14,7 @@ class DecodePlan:
     rotation     [B, R / 2] complex64, of each row's position
     slots, kv_lengths, block_table  of the batch
     is_row       [B] bool, false for padding
-    schedule     of `kernels.mla_decode`
+    schedule     of `kernels.attention.mla_decode`
     """
 
     rotation: torch.Tensor

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from ep.expert_shard import ExpertShard
-from kernels.combine import Update, combined
-from kernels.linear import favoured_layout
-from kernels.rms_norm import rms_norm
+from ep.dispatch.expert_shard import ExpertShard
+from kernels.elementwise.combine import Update, combined
+from kernels.elementwise.rms_norm import rms_norm
+from kernels.gemm.linear import favoured_layout
 from model.attention_plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.checkpoint import Checkpoint

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.block_dequantise import BLOCK
+from kernels.gemm.block_dequantise import BLOCK
 from model.checkpoint import FP8_TYPE, Checkpoint, Stored
 from model.config import Fields, ModelConfig
 from model.quantize_int4 import LARGEST, pack_nibbles

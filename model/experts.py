@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from kernels.aligned_rows import ALIGNMENT
-from kernels.fused_experts import FusedExperts
-from kernels.fused_moe import fused_moe
-from kernels.grouped_linear import (
+from ep.dispatch.dispatcher import DispatchedAligned, DispatchedMasked, Payload
+from kernels.build.aligned_rows import ALIGNMENT
+from kernels.elementwise.silu_mul import silu_mul, silu_mul_masked
+from kernels.gemm.grouped_linear import (
     grouped_linear,
     grouped_linear_aligned,
     grouped_linear_masked,
 )
-from kernels.linear import favoured_layout, linear
-from kernels.silu_mul import silu_mul, silu_mul_masked
+from kernels.gemm.linear import favoured_layout, linear
+from kernels.moe.fused_experts import FusedExperts
+from kernels.moe.fused_moe import fused_moe
 from model.config import ModelConfig
 from model.fp8_experts import Fp8Experts, stay_fp8
 from model.int4_experts import Int4Experts, are_int4

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import torch
 
 from core.errors import CheckpointError
-from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload
-from kernels.aligned_rows import ALIGNMENT
-from kernels.block_dequantise import BLOCK
-from kernels.fp8_gemm import fp8_gemm
-from kernels.fp8_grouped_gemm import (
+from ep.dispatch.dispatcher import DispatchedAligned, DispatchedMasked, Payload
+from kernels.build.aligned_rows import ALIGNMENT
+from kernels.elementwise.quantise import quantise
+from kernels.elementwise.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
+from kernels.gemm.block_dequantise import BLOCK
+from kernels.gemm.fp8_gemm import fp8_gemm
+from kernels.moe.fp8_grouped_gemm import (
     fp8_grouped_gemm_contiguous,
     fp8_grouped_gemm_masked,
 )
-from kernels.fused_experts import FusedExperts
-from kernels.fused_moe import fused_moe
-from kernels.permute import permute
-from kernels.quantise import quantise
-from kernels.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
+from kernels.moe.fused_experts import FusedExperts
+from kernels.moe.fused_moe import fused_moe
+from kernels.moe.permute import permute
 from model.config import ModelConfig
 from model.slot_loading import fill_slots, num_slots
 from model.weights import Weights

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 
 from core.errors import CheckpointError
-from ep.dispatcher import DispatchedAligned, DispatchedMasked, Payload, Rows
-from ep.masked_rows import as_payload
-from kernels.rescale import rescale
-from kernels.silu_mul import silu_mul_quantise
-from kernels.w4a8_grouped_gemm import (
+from ep.dispatch.dispatcher import DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.dispatch.masked_rows import as_payload
+from kernels.elementwise.rescale import rescale
+from kernels.elementwise.silu_mul import silu_mul_quantise
+from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_gated,
     w4a8_grouped_gemm_masked,
 )
-from kernels.w4a8_grouped_gemm_packing import (
+from kernels.moe.w4a8_grouped_gemm_packing import (
     BLOCK_BYTES,
     BLOCK_ROWS,
     GROUP,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.expert_shard import ExpertShard
-from kernels.combine import Update
+from ep.dispatch.expert_shard import ExpertShard
+from kernels.elementwise.combine import Update
 from model.attention import Attention
 from model.attention_plan import AttentionPlan
 from model.config import ModelConfig

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.silu_mul import silu_mul, silu_mul_quantise
+from kernels.elementwise.silu_mul import silu_mul, silu_mul_quantise
 from model.projection import Activations, Projection
 from model.weights import Weights
 

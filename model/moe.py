@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from ep.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload, Rows
-from ep.expert_shard import ExpertShard
-from ep.local_aligned import LocalAlignedDispatcher
-from ep.local_masked import LocalMaskedDispatcher
-from ep.placement_maps import LayerMaps
-from ep.split_dispatch import in_sub_steps
-from kernels.combine import Update, combined
-from kernels.gate import route
-from kernels.rms_norm import add_rms_norm, add_rms_norm_all, add_rms_norm_both
+from ep.dispatch.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload, Rows
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local_aligned import LocalAlignedDispatcher
+from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.dispatch.split_dispatch import in_sub_steps
+from ep.placement.placement_maps import LayerMaps
+from kernels.elementwise.combine import Update, combined
+from kernels.elementwise.rms_norm import add_rms_norm, add_rms_norm_all, add_rms_norm_both
+from kernels.moe.gate import route
 from model.config import ModelConfig
 from model.experts import Experts, load_experts
 from model.int4_experts import Int4Experts

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from ep.expert_shard import ExpertShard
-from kernels.combine import combined
-from kernels.rms_norm import rms_norm
+from ep.dispatch.expert_shard import ExpertShard
+from kernels.elementwise.combine import combined
+from kernels.elementwise.rms_norm import rms_norm
 from model.attention_plan import AttentionPlan
 from model.batch import ForwardBatch
 from model.checkpoint import Checkpoint

@@ -6,18 +6,18 @@ from typing import TypeAlias
 
 import torch
 
-from kernels.combine import Update
-from kernels.fp8_gemm import fp8_gemm
-from kernels.linear import linear
-from kernels.quantise import quantise
-from kernels.rms_norm import (
+from kernels.elementwise.combine import Update
+from kernels.elementwise.quantise import quantise
+from kernels.elementwise.rms_norm import (
     add_rms_norm,
     add_rms_norm_quantise,
     rms_norm,
     rms_norm_quantise,
 )
+from kernels.gemm.fp8_gemm import fp8_gemm
+from kernels.gemm.linear import linear
 
-# As `kernels.quantise` gives them: values [T, K] float8_e4m3fn, scales [T, K / 128] float32.
+# As `quantise` gives them: values [T, K] float8_e4m3fn, scales [T, K / 128] float32.
 Quantised: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Activations: TypeAlias = torch.Tensor | Quantised
 
@@ -26,7 +26,7 @@ Activations: TypeAlias = torch.Tensor | Quantised
 class Projection:
     """out[t] = x[t] @ weight^T + bias, in `dtype`.
 
-    weight  [N, K] `dtype`, laid out for `kernels.linear`; or float8_e4m3fn, contiguous
+    weight  [N, K] `dtype`, laid out for `kernels.gemm.linear`; or float8_e4m3fn, contiguous
     scale   None; or [ceil(N / 128), K / 128] float32, what 128 x 128 FP8 values are multiplied by
     bias    [N] `dtype` or None
 

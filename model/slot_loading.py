@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ep.placement import EMPTY
+from ep.placement.placement import EMPTY
 from model.config import ModelConfig
 
 

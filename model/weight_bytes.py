@@ -13,8 +13,8 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from core.memory_term import MemoryTerm
-from kernels.block_dequantise import BLOCK
-from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, GROUP
+from kernels.gemm.block_dequantise import BLOCK
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, GROUP
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from model.experts import are_int4

@@ -5,8 +5,8 @@ from typing import Literal
 
 import torch
 
-from kernels.block_dequantise import BLOCK
-from kernels.linear import favoured_layout
+from kernels.gemm.block_dequantise import BLOCK
+from kernels.gemm.linear import favoured_layout
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.projection import Projection

@@ -3,8 +3,8 @@
 import sys
 
 import core.first_process  # noqa: F401 - in front of all that takes its time
-from engine.settings import WorkerSettings
-from engine.worker_server import RoleService, run_worker
+from engine.process.settings import WorkerSettings
+from engine.server.worker_server import RoleService, run_worker
 from prefill_worker.service import PrefillService
 from proto import generate_pb2, generate_pb2_grpc
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.messages import Failed, Submit
+from engine.link.messages import Failed, Submit
 
 
 class Phase(Enum):

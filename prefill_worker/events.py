@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.messages import Failed, Prefilled, Stopped, Submit, TokenOut
+from engine.link.messages import Failed, Prefilled, Stopped, Submit, TokenOut
 
 # ---- events
 

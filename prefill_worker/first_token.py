@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import EpserveError, InvalidRequest
-from engine.grammars import Grammars
-from engine.history import History, history_of
-from engine.messages import Submit, TokenOut
-from engine.prompt_scores import PromptScores
-from engine.rank import RankContext
-from engine.sampler import SampleRow
-from engine.sequence_end import suppressed_token_ids
+from engine.grammar.grammars import Grammars
+from engine.link.messages import Submit, TokenOut
+from engine.sampling.history import History, history_of
+from engine.sampling.prompt_scores import PromptScores
+from engine.sampling.sampler import SampleRow
+from engine.sampling.sequence_end import suppressed_token_ids
+from engine.start.rank import RankContext
 from prefill_worker.plan import Chunk
 
 

@@ -8,9 +8,9 @@ Torch-free.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.messages import RankStats
-from engine.pages import PagePool
-from engine.prefix_tree import Lease, PrefixTree
+from engine.kv.pages import PagePool
+from engine.kv.prefix_tree import Lease, PrefixTree
+from engine.link.messages import RankStats
 
 
 @dataclass(slots=True)

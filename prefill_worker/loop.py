@@ -15,8 +15,9 @@ import msgspec
 from core.clock import Clock, SystemClock
 from core.errors import EpserveError, InvalidRequest
 from core.log import get_logger
-from engine.grammars import GRAMMAR_POLL_SECONDS
-from engine.messages import (
+from engine.experts.rank_experts import RankExperts
+from engine.grammar.grammars import GRAMMAR_POLL_SECONDS
+from engine.link.messages import (
     Abort,
     Failed,
     MoveExperts,
@@ -26,9 +27,8 @@ from engine.messages import (
     Shutdown,
     Submit,
 )
-from engine.piece import Piece
-from engine.rank import RankContext
-from engine.rank_experts import RankExperts
+from engine.start.rank import RankContext
+from engine.step.piece import Piece
 from prefill_worker.attempt import Attempt, Phase
 from prefill_worker.events import (
     AbortAsked,

@@ -19,7 +19,7 @@ import torch
 
 from core.clock import Clock
 from core.errors import TransferError
-from engine.kv_notice import KvNotice, encode_notices
+from engine.link.kv_notice import KvNotice, encode_notices
 from prefill_worker.events import PushBegan, PushEnded, PushFailed, PushWithdrawn
 from prefill_worker.sink import KvGeometry, SinkPages
 from transfer.api import AgentDescriptor, Copy, State, Transfer, TransferId

@@ -1,6 +1,6 @@
 """One prefill rank: `python -m prefill_worker.rank`, started by the worker's front."""
 
-from engine.rank import RankContext, run_rank
+from engine.start.rank import RankContext, run_rank
 from prefill_worker.loop import PrefillLoop
 
 

@@ -23,10 +23,10 @@ from core.errors import (
     Unavailable,
 )
 from core.log import get_logger
-from engine.front import WorkerFront
-from engine.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
-from engine.request_records import LegRecord, RequestRecords
-from engine.wire import (
+from engine.link.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
+from engine.process.front import WorkerFront
+from engine.server.request_records import LegRecord, RequestRecords
+from engine.server.wire import (
     check_sampled_ids,
     check_token_ids,
     prompt_messages,
@@ -34,8 +34,8 @@ from engine.wire import (
     sink_of,
     token_message,
 )
-from engine.worker_metrics import WorkerMetrics
-from engine.worker_service import Load
+from engine.server.worker_metrics import WorkerMetrics
+from engine.server.worker_service import Load
 from prefill_worker.rank_choice import RankChoice
 from prefill_worker.stage_spans import record_stages
 from proto import generate_pb2, generate_pb2_grpc
@@ -68,7 +68,7 @@ class _Stop:
 
 
 class PrefillService(generate_pb2_grpc.PrefillServicer):
-    """Implements `engine.worker_service.WorkerService`."""
+    """Implements `engine.server.worker_service.WorkerService`."""
 
     def __init__(self, front: WorkerFront, metrics: WorkerMetrics) -> None:
         settings = front.settings

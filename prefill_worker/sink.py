@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import msgspec
 
 from core.errors import InvalidRequest, Mismatch
-from engine.messages import Sink
-from engine.pages import pages_of
+from engine.kv.pages import pages_of
+from engine.link.messages import Sink
 from transfer.api import AgentDescriptor
 
 

@@ -4,8 +4,8 @@ import time
 
 from core import tracing
 from core.trace_context import TRACE
-from engine.messages import Prefilled
-from engine.request_records import LegRecord
+from engine.link.messages import Prefilled
+from engine.server.request_records import LegRecord
 
 
 def record_stages(prefilled: Prefilled, leg: LegRecord) -> None:

@@ -15,7 +15,7 @@ leave when it is over, so that both mean: no write of this attempt is in flight 
 from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
-from engine.messages import Failed, Prefilled, Stopped, Submit
+from engine.link.messages import Failed, Prefilled, Stopped, Submit
 from prefill_worker.attempt import Attempt, Peer, Phase
 from prefill_worker.events import (
     AbortAsked,

@@ -18,8 +18,8 @@ from pydantic.fields import FieldInfo  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 
 from core.settings import ProcessSettings  # noqa: E402
-from engine.settings import WorkerSettings  # noqa: E402
-from gateway.settings import GatewaySettings  # noqa: E402
+from engine.process.settings import WorkerSettings  # noqa: E402
+from gateway.base.settings import GatewaySettings  # noqa: E402
 from router.settings import RouterSettings  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"

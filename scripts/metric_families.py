@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prometheus_client import CollectorRegistry, Metric  # noqa: E402 - needs the path above
 
 from core.metrics import ProcessRegistry  # noqa: E402
-from engine.expert_metrics import ExpertMetrics  # noqa: E402
-from engine.messages import RankStats, Ready  # noqa: E402
-from engine.worker_metrics import WorkerMetrics  # noqa: E402
-from gateway.metrics import GatewayMetrics  # noqa: E402
+from engine.experts.expert_metrics import ExpertMetrics  # noqa: E402
+from engine.link.messages import RankStats, Ready  # noqa: E402
+from engine.server.worker_metrics import WorkerMetrics  # noqa: E402
+from gateway.base.metrics import GatewayMetrics  # noqa: E402
 from router.metrics import RouterMetrics  # noqa: E402
 
 PROCESSES = ("gateway", "router", "prefill", "decode")

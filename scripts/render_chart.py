@@ -17,8 +17,8 @@ import helm_python  # noqa: E402 - needs the path above
 import yaml  # noqa: E402
 
 from core.settings import ProcessSettings  # noqa: E402
-from engine.settings import WorkerSettings  # noqa: E402
-from gateway.settings import GatewaySettings  # noqa: E402
+from engine.process.settings import WorkerSettings  # noqa: E402
+from gateway.base.settings import GatewaySettings  # noqa: E402
 from router.settings import RouterSettings  # noqa: E402
 
 CHART = ROOT / "deploy" / "helm" / "epserve"

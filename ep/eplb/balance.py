@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Load, Slots, balancedness
-from ep.eplb.descent import Rules, descend
+from ep.eplb.local_search import Rules, descend
 
 Floats = npt.NDArray[np.floating[Any]]
 

@@ -10,7 +10,7 @@ equally. Balancedness of a layer is mean over max of its ranks' loads, 1 without
 import numpy as np
 import numpy.typing as npt
 
-from ep.placement import EMPTY, Placement
+from ep.placement.placement import EMPTY, Placement
 
 Slots = npt.NDArray[np.int64]
 Load = npt.NDArray[np.float64]

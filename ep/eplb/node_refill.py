@@ -8,10 +8,10 @@ import numpy as np
 
 from ep.eplb.balance import fill_nodes
 from ep.eplb.balancedness import Load, Slots, balancedness_of, rank_loads
-from ep.eplb.descent import Stage
-from ep.eplb.rank_books import RankBooks, Rows
+from ep.eplb.local_search import Stage
+from ep.eplb.rank_loads import RankBooks, Rows
 from ep.eplb.rank_names import keep_ranks, new_by_rank
-from ep.eplb.trade import best_trade
+from ep.eplb.swap import best_trade
 
 MAX_GROUP_TRADES = 2
 

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Slots
-from ep.placement import EMPTY
+from ep.placement.placement import EMPTY
 
 
 def num_new(old: Slots, new: Slots) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Load
-from ep.eplb.rank_books import RankBooks, Rows, pick
+from ep.eplb.rank_loads import RankBooks, Rows, pick
 
 # So many of the heaviest rank's experts are tried, each in so many of the slots that can best be
 # spared.

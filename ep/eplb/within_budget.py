@@ -1,7 +1,7 @@
 """The best placement that can be had for a number of moves; a move is a copy of an expert on a rank
 that held none.
 
-Each layer goes down its own path from today's placement (`ep.eplb.descent`); what the published
+Each layer goes down its own path from today's placement (`local_search`); what the published
 algorithm would do, with its ranks renamed to keep as much as possible, is one more candidate.
 How far each layer goes is decided by what balancedness it gains for each of its moves, so that
 moves go where they are worth most.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ep.eplb.balance import balance, is_hierarchical, spread_out
 from ep.eplb.balancedness import Load, Slots, balancedness, balancedness_of, rank_loads
-from ep.eplb.descent import Rules, Stage, descend
+from ep.eplb.local_search import Rules, Stage, descend
 from ep.eplb.node_refill import groups_of_nodes, refill
 from ep.eplb.rank_names import keep_ranks, num_new
 

@@ -14,7 +14,7 @@ from bench.records import Run, read
 from bench.wide_checkpoint import write_wide
 from demo_model.evaluate import Score
 from demo_model.settings import CHECKPOINT_PATH
-from ep.deep_ep_limits import LOW_LATENCY_HIDDEN
+from ep.dispatch.deep_ep_limits import LOW_LATENCY_HIDDEN
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

@@ -11,7 +11,7 @@ from bench.full_ranks import Asked, Times, slowest
 from bench.kv_transfer import Size, copies_of, pages_of_prompt
 from bench.records import Run, read
 from bench.used_pool import used_pool
-from engine.pages import pages_of
+from engine.kv.pages import pages_of
 from model.batch import AttentionForm
 
 FLAGS = ["--small", "--layers", "2", "--steps", "1", "--record", "--context", "70"]

@@ -8,8 +8,8 @@ import torch
 
 from bench import kernels_w4a8
 from bench.kernel_before import at_revision, launched
-from kernels import w4a8_grouped_gemm_cuda as w4a8
-from kernels.cuda_kernel import CudaKernel
+from kernels.build.cuda_kernel import CudaKernel
+from kernels.moe import w4a8_grouped_gemm_cuda as w4a8
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from bench.kernel_case import Case, Tensors, in_turn
 from bench.kernels import Measured, cases
 from bench.kernels_floor import FP8_FLOPS
 from bench.records import Run
-from kernels.paths import OPERATIONS
+from kernels.build.paths import OPERATIONS
 from tests.kernels.triton_device import INTERPRETED
 
 RUN = Run(date="2026-01-01T00:00:00+00:00", commit="abc", gpu="1 x NVIDIA H200", bench="fp8_gemm")

@@ -16,7 +16,7 @@ from bench.step_floor import StepFloor
 from bench.step_kernels import OTHER, PURPOSE_OF_OPERATION, operations_of, purpose_of
 from bench.step_operations import BF16_FLOPS, Operation, decode_operations
 from bench.step_refloor import main as refloor
-from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, READ_BYTES
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, READ_BYTES
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.dummy_checkpoint import DummyCheckpoint

@@ -10,10 +10,10 @@ from bench import tune_fp8_clusters, tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
 from bench.tune_fp8_clusters import choice_of, rows_of, shapes_of
 from bench.tune_fused_moe import best_pair, candidates
-from kernels import fp8_gemm_choice
-from kernels.fp8_gemm_blocks import Fp8Blocks, Fp8Choice, default_fp8_blocks
-from kernels.fp8_gemm_clusters import ClusterBlocks
-from kernels.tuned import Blocks, default_blocks, read_table, write_section
+from kernels.build.fp8_gemm_blocks import Fp8Blocks, Fp8Choice, default_fp8_blocks
+from kernels.build.fp8_gemm_clusters import ClusterBlocks
+from kernels.build.tuned import Blocks, default_blocks, read_table, write_section
+from kernels.gemm import fp8_gemm_choice
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -62,7 +62,7 @@ def test_sections_are_kept_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kernels import tuned
+    from kernels.build import tuned
 
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
@@ -86,7 +86,7 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_clusters_have_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kernels import tuned
+    from kernels.build import tuned
 
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")

@@ -15,8 +15,8 @@ from bench.worker_metrics import (
     waiting_share,
 )
 from core.metrics import ProcessRegistry, serve
-from engine.messages import RankStats, Ready
-from engine.worker_metrics import WorkerMetrics
+from engine.link.messages import RankStats, Ready
+from engine.server.worker_metrics import WorkerMetrics
 from proto.router_pb2 import GetProcessConfigResponse, ProcessConfig
 from proto.worker_pb2 import ROLE_DECODE, ROLE_GATEWAY, ROLE_PREFILL, ROLE_ROUTER, ProcessIdentity
 from tests.ctl.admin_server import ScriptedAdmin, admin_server

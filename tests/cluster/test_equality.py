@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from ep.placement import EMPTY, Placement
+from ep.placement.placement import EMPTY, Placement
 from tests.cluster.harness import DEMO_MODEL, Cluster
 from tests.cluster.reference import greedy
 

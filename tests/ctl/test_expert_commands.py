@@ -18,7 +18,7 @@ from ctl.expert_options import parse_layers
 from ctl.heat_map import shares, text_map
 from ctl.main import app
 from ctl.tables import format_bytes
-from ep.placement import Placement
+from ep.placement.placement import Placement
 from proto import experts_pb2
 from tests.router.fake_node import LOAD, PLAN, FakeNode
 from tests.router.running_router import RunningRouter

@@ -2,9 +2,9 @@
 
 from decode_worker.events import Event, Landed, Launched, RankFacts
 from decode_worker.state import RankState
-from engine.kv_notice import KvNotice
-from engine.messages import Prefilled, Sampling, Submit, TokenOut
-from engine.pages import PagePool
+from engine.kv.pages import PagePool
+from engine.link.kv_notice import KvNotice
+from engine.link.messages import Prefilled, Sampling, Submit, TokenOut
 
 FACTS = RankFacts(
     num_layers=2,

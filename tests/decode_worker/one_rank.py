@@ -15,12 +15,12 @@ import zmq
 from transformers import DeepseekV3ForCausalLM
 
 from decode_worker.loop import DecodeLoop
-from engine.grammar_match import GrammarCompiler
-from engine.history import history_of
-from engine.kv_memory import KvPlan
-from engine.kv_notice import KvNotice, encode_notices
-from engine.link import RankLink
-from engine.messages import (
+from engine.grammar.grammar_match import GrammarCompiler
+from engine.kv.kv_memory import KvPlan
+from engine.kv.pages import PagePool, pages_of
+from engine.link.kv_notice import KvNotice, encode_notices
+from engine.link.link import RankLink
+from engine.link.messages import (
     Abort,
     ExpertReport,
     ExpertsMoved,
@@ -41,14 +41,14 @@ from engine.messages import (
     Shutdown,
     Submit,
 )
-from engine.pages import PagePool, pages_of
-from engine.rank import RankContext
-from engine.rank_start import RankStart
-from engine.runner import Piece, Runner
-from engine.sampler import SampleRow
-from engine.sequence_end import suppressed_token_ids
-from engine.settings import WorkerSettings
-from ep.group import EpGroup
+from engine.process.rank_start import RankStart
+from engine.process.settings import WorkerSettings
+from engine.sampling.history import history_of
+from engine.sampling.sampler import SampleRow
+from engine.sampling.sequence_end import suppressed_token_ids
+from engine.start.rank import RankContext
+from engine.step.runner import Piece, Runner
+from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3

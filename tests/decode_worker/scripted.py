@@ -17,12 +17,12 @@ from decode_worker.events import Admit, Grow, Landed, Launched, Preempt, RankFac
 from decode_worker.plan import plan
 from decode_worker.service import DecodeService
 from decode_worker.state import RankState
-from engine.front import WorkerFront
-from engine.kv_notice import KvNotice
-from engine.messages import FrontMessage, RankMessage, RankStats, Ready, TokenOut
-from engine.pages import PagePool
-from engine.settings import WorkerSettings
-from engine.worker_metrics import WorkerMetrics
+from engine.kv.pages import PagePool
+from engine.link.kv_notice import KvNotice
+from engine.link.messages import FrontMessage, RankMessage, RankStats, Ready, TokenOut
+from engine.process.front import WorkerFront
+from engine.process.settings import WorkerSettings
+from engine.server.worker_metrics import WorkerMetrics
 from proto import generate_pb2, generate_pb2_grpc, router_pb2
 from rpc.client import channel, to_error
 from rpc.server import RpcServer
@@ -95,7 +95,7 @@ class ScriptedRank:
 
 
 class ScriptedFront:
-    """As much of `engine.front.WorkerFront` as a service uses."""
+    """As much of `engine.process.front.WorkerFront` as a service uses."""
 
     def __init__(self, folder: Path, num_ranks: int = 1, **values: object) -> None:
         (folder / "config.json").write_text("{}")

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from decode_worker.arrival import Arrival
-from engine.kv_notice import KvNotice
+from engine.link.kv_notice import KvNotice
 
 
 def notice(layer: int, num_layers: int, page: int, num_pages: int) -> KvNotice:

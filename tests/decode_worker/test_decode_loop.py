@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.messages import Failed, Finish, Produced
+from engine.link.messages import Failed, Finish, Produced
 from tests.decode_worker.one_rank import OneRank, one_rank, reference_tokens
 from tests.tiny_checkpoint import make_tiny_checkpoint
 from transfer.memory import MemoryTransfer

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.front import WorkerFront
-from engine.messages import (
+from engine.link.messages import (
     Finish,
     PrefillStopped,
     Produced,
@@ -20,7 +19,8 @@ from engine.messages import (
     Sampling,
     Submit,
 )
-from engine.settings import WorkerSettings
+from engine.process.front import WorkerFront
+from engine.process.settings import WorkerSettings
 from tests.decode_worker.one_rank import PAGE_TOKENS, FakePrefill, reference_tokens
 from tests.tiny_checkpoint import make_tiny_checkpoint
 from transfer.nixl_agent import NixlTransfer

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from core.errors import Draining, EpserveError, Unavailable
-from engine.drain import Drain
+from engine.server.drain import Drain
 from proto import router_pb2
 from rpc.client import to_error
 from tests.decode_worker.scripted import Cluster, cluster, collect, failure, ids, until

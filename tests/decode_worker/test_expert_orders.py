@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import ExpertReport, ExpertsMoved, MoveExperts, ReportExperts
-from engine.rank_experts import CheckpointExperts
-from ep.expert_slots import ExpertSlots
+from engine.experts.rank_experts import CheckpointExperts
+from engine.link.messages import ExpertReport, ExpertsMoved, MoveExperts, ReportExperts
+from ep.placement.expert_slots import ExpertSlots
 from model.config import ModelConfig
 from tests.decode_worker.one_rank import OneRank, load_model, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.messages import Failed, Finish, Grammar, Produced
-from engine.token_bytes import token_bytes
+from engine.grammar.token_bytes import token_bytes
+from engine.link.messages import Failed, Finish, Grammar, Produced
 from tests.decode_worker.one_rank import Answer, OneRank, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from decode_worker.rank_stats import StepLog
-from engine.messages import Finish, Grammar, Produced, Reserved, TokenOut
-from engine.pending_step import PendingStep
-from engine.piece import Piece
-from engine.runner import Runner
+from engine.link.messages import Finish, Grammar, Produced, Reserved, TokenOut
+from engine.step.pending_step import PendingStep
+from engine.step.piece import Piece
+from engine.step.runner import Runner
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 from tests.decode_worker.one_rank import OneRank, one_rank

@@ -6,7 +6,7 @@ from decode_worker.events import Admit, Event, Grow, Preempt
 from decode_worker.plan import Plan, plan
 from decode_worker.request import Phase
 from decode_worker.state import RankState
-from engine.messages import Reserved
+from engine.link.messages import Reserved
 from tests.decode_worker.books import all_kv, make_state, prefilled, stepped, submit
 
 

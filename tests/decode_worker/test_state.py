@@ -5,8 +5,9 @@ import pytest
 from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
 from decode_worker.request import Phase
 from decode_worker.state import RankState
-from engine.kv_notice import KvNotice
-from engine.messages import (
+from engine.kv.pages import pages_of
+from engine.link.kv_notice import KvNotice
+from engine.link.messages import (
     Abort,
     Ended,
     Failed,
@@ -18,7 +19,6 @@ from engine.messages import (
     Reserved,
     TokenOut,
 )
-from engine.pages import pages_of
 from tests.decode_worker.books import EOS, OTHER, all_kv, make_state, prefilled, stepped, submit
 
 FIRST, SECOND = "e-0-1", "e-0-2"

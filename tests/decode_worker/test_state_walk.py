@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
 from decode_worker.plan import plan
-from engine.kv_notice import KvNotice
-from engine.messages import (
+from engine.kv.pages import pages_of
+from engine.link.kv_notice import KvNotice
+from engine.link.messages import (
     Abort,
     Ended,
     Failed,
@@ -21,7 +22,6 @@ from engine.messages import (
     Reserved,
     TokenOut,
 )
-from engine.pages import pages_of
 from tests.decode_worker.books import EOS, FACTS, all_kv, make_state, prefilled, submit
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from decode_worker.flight import Flight
 from decode_worker.rank_stats import StepLog, StepRecord, rank_stats
-from engine.pending_step import PendingStep
-from engine.step_mark import StepMark
+from engine.step.pending_step import PendingStep
+from engine.step.step_mark import StepMark
 from tests.decode_worker.books import make_state
 
 

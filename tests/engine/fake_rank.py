@@ -13,8 +13,8 @@ import sys
 import time
 
 from core.process import die_with_parent
-from engine.link import RankLink
-from engine.messages import (
+from engine.link.link import RankLink
+from engine.link.messages import (
     Abort,
     Ended,
     Failed,
@@ -26,7 +26,7 @@ from engine.messages import (
     Submit,
     TokenOut,
 )
-from engine.rank_start import RankStart
+from engine.process.rank_start import RankStart
 
 
 def main(behaviour: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ep.group import EpGroup
+from ep.group.group import EpGroup
 from tests.ep.rank_pool import free_port
 
 PATIENCE_SECONDS = 120.0

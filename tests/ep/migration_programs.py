@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch
 
 from core.errors import TransferError
-from ep import migration as migration_module
-from ep.expert_shard import ExpertShard, make_dispatcher
-from ep.expert_slots import ExpertSlots
-from ep.group import EpGroup
-from ep.migration import Ended, ExpertMigration
-from ep.migration_staging import Carrier
-from ep.migration_state import Report
-from ep.placement import EMPTY, Placement
+from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
+from ep.group.group import EpGroup
+from ep.migration import migration as migration_module
+from ep.migration.migration import Ended, ExpertMigration
+from ep.migration.migration_staging import Carrier
+from ep.migration.migration_state import Report
+from ep.placement.expert_slots import ExpertSlots
+from ep.placement.placement import EMPTY, Placement
 
 NUM_LAYERS, NUM_EXPERTS = 4, 10
 PATIENCE_SECONDS = 40

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from ep.group import EpGroup
+from ep.group.group import EpGroup
 from tests.free_ports import free_port
 
 IMPORT_SECONDS = 100.0  # torch, four times at once, on a machine that may be busy

@@ -10,10 +10,10 @@ import torch
 import zmq
 
 from core.errors import Unavailable
-from ep.collective import CollectiveDispatcher
-from ep.expert_shard import ExpertShard
-from ep.group import EpGroup
-from ep.placement import Placement
+from ep.dispatch.collective import CollectiveDispatcher
+from ep.dispatch.expert_shard import ExpertShard
+from ep.group.group import EpGroup
+from ep.placement.placement import Placement
 from tests.ep.routing import Routing, dense_sum, expert, route
 
 

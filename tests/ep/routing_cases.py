@@ -7,13 +7,13 @@ from functools import cache
 
 import torch
 
-from ep.dispatcher import (
+from ep.dispatch.dispatcher import (
     AlignedDispatcher,
     Dispatcher,
     MaskedDispatcher,
     Payload,
 )
-from ep.local_masked import LocalMaskedDispatcher
+from ep.dispatch.local_masked import LocalMaskedDispatcher
 
 # Relative, by norm, of what FP8 payload does to hidden states: half a step of e4m3 at most.
 FP8_BOUND = 2**-4

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ep.collectives import MeshCollectives
-from ep.group import EpGroup
-from ep.mesh import SocketMesh
+from ep.group.collectives import MeshCollectives
+from ep.group.group import EpGroup
+from ep.group.mesh import SocketMesh
 
 PATIENCE_SECONDS = 60.0
 

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.listener import listen_on
-from gateway.served_model import ServedModel
+from gateway.base.settings import GatewaySettings
+from gateway.http.listener import listen_on
+from gateway.output.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from gateway.prompt.served_model import ServedModel
 from gateway.server import serve
-from gateway.settings import GatewaySettings
-from gateway.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from proto.generate_pb2 import GenerateRequest
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID, make_model_folder, make_tokenizer

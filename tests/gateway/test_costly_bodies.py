@@ -8,11 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from core.errors import InvalidRequest
-from gateway.chat_request import MAX_MESSAGES, ChatRequest
-from gateway.completion_request import CompletionRequest
-from gateway.json_schema_check import check_schema
-from gateway.request_body import RequestModel
-from gateway.tokenize_request import DetokenizeRequest, TokenizeRequest
+from gateway.grammar.json_schema_check import check_schema
+from gateway.requests.chat_request import MAX_MESSAGES, ChatRequest
+from gateway.requests.completion_request import CompletionRequest
+from gateway.requests.request_body import RequestModel
+from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tests.gateway.conftest import MODEL, Gateway
 from tests.gateway.model_folder import MAX_POSITION
 

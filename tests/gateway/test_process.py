@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.settings import GatewaySettings
+from gateway.base.settings import GatewaySettings
 from tests.free_ports import free_port
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
 from tests.gateway.fake_cluster import FakeCluster

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from core.address import Address
-from gateway.settings import GatewaySettings
+from gateway.base.settings import GatewaySettings
 from gateway.worker import CANNOT_START
 from gateway.workers import _Workers
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of

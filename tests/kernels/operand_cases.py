@@ -7,48 +7,48 @@ from typing import Any
 
 import torch
 
-from kernels.absorb import absorb_values
-from kernels.absorb_query import absorb_query
-from kernels.block_dequantise import block_dequantise
-from kernels.choose_replica import choose_replica
-from kernels.combine import Combination, combine
-from kernels.count_experts import count_experts
-from kernels.fp8_gemm import fp8_gemm
-from kernels.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
-from kernels.fused_experts import FusedExperts
-from kernels.fused_moe import fused_moe
-from kernels.gate import gate, route
-from kernels.grouped_linear import (
-    grouped_linear,
-    grouped_linear_aligned,
-    grouped_linear_masked,
-)
-from kernels.head_linear import head_linear
-from kernels.linear import linear
-from kernels.merge_states import merge_states
-from kernels.mla_decode import mla_decode_paged
-from kernels.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
-from kernels.mla_prefill_plan import plan_groups
-from kernels.pack_tokens import pack_tokens
-from kernels.paged_rows import split_rows
-from kernels.permute import permute
-from kernels.permute_masked import permute_masked
-from kernels.quantise import quantise
-from kernels.rescale import rescale
-from kernels.rms_norm import add_rms_norm, add_rms_norm_all, rms_norm
-from kernels.rope import rope
-from kernels.rope_write import rope_write
-from kernels.router_gemm import router_gemm
-from kernels.sample import sample
-from kernels.silu_mul import (
+from kernels.attention.absorb import absorb_values
+from kernels.attention.absorb_query import absorb_query
+from kernels.attention.merge_states import merge_states
+from kernels.attention.mla_decode import mla_decode_paged
+from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
+from kernels.attention.mla_prefill_plan import plan_groups
+from kernels.attention.paged_rows import split_rows
+from kernels.attention.rope import rope
+from kernels.attention.rope_write import rope_write
+from kernels.attention.write_latent import write_latent
+from kernels.elementwise.combine import Combination, combine
+from kernels.elementwise.quantise import quantise
+from kernels.elementwise.rescale import rescale
+from kernels.elementwise.rms_norm import add_rms_norm, add_rms_norm_all, rms_norm
+from kernels.elementwise.silu_mul import (
     silu_mul,
     silu_mul_masked,
     silu_mul_quantise,
     silu_mul_quantise_masked,
 )
-from kernels.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
-from kernels.w4a8_grouped_gemm_packing import BLOCK_BYTES, PackedWeights
-from kernels.write_latent import write_latent
+from kernels.gemm.block_dequantise import block_dequantise
+from kernels.gemm.fp8_gemm import fp8_gemm
+from kernels.gemm.grouped_linear import (
+    grouped_linear,
+    grouped_linear_aligned,
+    grouped_linear_masked,
+)
+from kernels.gemm.head_linear import head_linear
+from kernels.gemm.linear import linear
+from kernels.gemm.router_gemm import router_gemm
+from kernels.moe.choose_replica import choose_replica
+from kernels.moe.count_experts import count_experts
+from kernels.moe.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
+from kernels.moe.fused_experts import FusedExperts
+from kernels.moe.fused_moe import fused_moe
+from kernels.moe.gate import gate, route
+from kernels.moe.pack_tokens import pack_tokens
+from kernels.moe.permute import permute
+from kernels.moe.permute_masked import permute_masked
+from kernels.moe.w4a8_grouped_gemm import w4a8_grouped_gemm_contiguous, w4a8_grouped_gemm_masked
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, PackedWeights
+from kernels.sampling.sample import sample
 
 TOKENS, EXPERTS, CHOICES, HEADS = 6, 4, 2, 3
 NOPE, ROPE, VALUE, LATENT = 6, 4, 5, 8

@@ -7,27 +7,21 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kernels import (
-    absorb_query_triton,
-    combine_triton,
-    fp8_gemm_triton,
-    fused_moe_triton,
-    gate_triton,
-    permute_masked_triton,
-    permute_triton,
-    rope_write_triton,
-)
-from kernels.aligned_rows import Permuted, empty_permuted
-from kernels.combine import Combination, combine_reference
-from kernels.fp8_gemm import fp8_gemm_reference
-from kernels.fused_experts import FusedExperts
-from kernels.fused_moe import fused_moe_reference
-from kernels.grouped_linear import grouped_linear_aligned_reference
-from kernels.grouped_linear_triton import aligned
-from kernels.permute import permute_reference
-from kernels.permute_masked import permute_masked_reference
-from kernels.quantise import quantise_reference
-from kernels.rope_write import rope_write_reference
+from kernels.attention import absorb_query_triton, rope_write_triton
+from kernels.attention.rope_write import rope_write_reference
+from kernels.build.aligned_rows import Permuted, empty_permuted
+from kernels.elementwise import combine_triton
+from kernels.elementwise.combine import Combination, combine_reference
+from kernels.elementwise.quantise import quantise_reference
+from kernels.gemm import fp8_gemm_triton
+from kernels.gemm.fp8_gemm import fp8_gemm_reference
+from kernels.gemm.grouped_linear import grouped_linear_aligned_reference
+from kernels.gemm.grouped_linear_triton import aligned
+from kernels.moe import fused_moe_triton, gate_triton, permute_masked_triton, permute_triton
+from kernels.moe.fused_experts import FusedExperts
+from kernels.moe.fused_moe import fused_moe_reference
+from kernels.moe.permute import permute_reference
+from kernels.moe.permute_masked import permute_masked_reference
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES
 

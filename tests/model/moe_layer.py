@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from ep.expert_shard import ExpertShard
+from ep.dispatch.expert_shard import ExpertShard
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.moe import Moe

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from ep.expert_shard import ExpertShard, make_dispatcher
-from ep.group import EpGroup
-from ep.placement import Placement
+from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
+from ep.group.group import EpGroup
+from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from tests.model.driver import PagedRunner, load_all
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from kernels.block_dequantise import BLOCK
+from kernels.gemm.block_dequantise import BLOCK
 from model.config import ModelConfig
 from model.tensor_names import SCALE_SUFFIX, main_tensors
 

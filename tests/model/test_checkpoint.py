@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import CheckpointError
-from ep.expert_shard import ExpertShard
-from ep.local import LocalDispatcher
-from ep.placement import EMPTY, Placement
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local import LocalDispatcher
+from ep.placement.placement import EMPTY, Placement
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

@@ -10,9 +10,9 @@ import torch
 
 from bench.deepseek_v3_config import WeightFormat, write_config
 from bench.small_config import SMALL
-from engine.decode_graphs import DecodeGraphs
-from engine.graph_capture import CudaCapture, RepeatedCall
-from engine.piece import Piece
+from engine.step.decode_graphs import DecodeGraphs
+from engine.step.graph_capture import CudaCapture, RepeatedCall
+from engine.step.piece import Piece
 from model.deepseek import DeepseekV3
 from model.dummy_checkpoint import DummyCheckpoint
 from tests.model.decode_rows import norm_error

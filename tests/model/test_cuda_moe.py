@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.expert_shard import ExpertShard
-from ep.local import LocalDispatcher
-from ep.local_aligned import LocalAlignedDispatcher
-from ep.local_masked import LocalMaskedDispatcher
-from ep.placement import Placement
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local import LocalDispatcher
+from ep.dispatch.local_aligned import LocalAlignedDispatcher
+from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.placement.placement import Placement
 from model.moe import Moe
 from tests.model.decode_rows import norm_error
 from tests.model.moe_layer import FORMATS, HIDDEN, load_moe, make_folders, padded

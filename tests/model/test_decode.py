@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import paths
+from kernels.build import paths
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
 from tests.kernels.triton_device import INTERPRETED

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.expert_shard import ExpertShard
-from ep.local_masked import LocalMaskedDispatcher
-from ep.placement import EMPTY, Placement
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.placement.placement import EMPTY, Placement
 from model.batch import AttentionForm
 from model.moe import Moe
 from tests.model.driver import PagedRunner, load_all

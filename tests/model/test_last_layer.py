@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.expert_shard import ExpertShard
-from ep.placement import Placement
+from ep.dispatch.expert_shard import ExpertShard
+from ep.placement.placement import Placement
 from model import attention_plan
 from model.attention_plan import AttentionPlan, wanted_rows
 from model.batch import AttentionForm, ForwardBatch

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.collective_aligned import CollectiveAlignedDispatcher
-from ep.collective_masked import CollectiveMaskedDispatcher
-from ep.dispatcher import Payload
-from ep.expert_shard import ExpertShard, make_dispatcher
-from ep.expert_slots import ExpertSlots
-from ep.group import EpGroup
-from ep.local import LocalDispatcher
-from ep.local_aligned import LocalAlignedDispatcher
-from ep.local_masked import LocalMaskedDispatcher
-from ep.placement import EMPTY, Placement
-from kernels import paths
+from ep.dispatch.collective_aligned import CollectiveAlignedDispatcher
+from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
+from ep.dispatch.dispatcher import Payload
+from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
+from ep.dispatch.local import LocalDispatcher
+from ep.dispatch.local_aligned import LocalAlignedDispatcher
+from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.group.group import EpGroup
+from ep.placement.expert_slots import ExpertSlots
+from ep.placement.placement import EMPTY, Placement
+from kernels.build import paths
 from model.fp8_experts import Fp8Experts
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 from tests.kernels.triton_device import INTERPRETED

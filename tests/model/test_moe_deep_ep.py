@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep import deep_ep_limits
-from ep.dispatch_needs import DispatchNeeds
-from ep.dispatcher_choice import Choice
-from ep.dispatchers import with_deep_ep
-from ep.expert_shard import ExpertShard
-from ep.group import EpGroup
-from ep.placement import Placement
-from kernels.combine import combined
-from kernels.quantise import quantise
+from ep.dispatch import deep_ep_limits
+from ep.dispatch.dispatch_needs import DispatchNeeds
+from ep.dispatch.dispatcher_choice import Choice
+from ep.dispatch.dispatchers import with_deep_ep
+from ep.dispatch.expert_shard import ExpertShard
+from ep.group.group import EpGroup
+from ep.placement.placement import Placement
+from kernels.elementwise.combine import combined
+from kernels.elementwise.quantise import quantise
 from model.moe import NormedRows
 from tests.ep import fake_deep_ep_low_latency
 from tests.ep.fake_deep_ep import fake_deep_ep

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import demo_model
-from ep.placement import EMPTY, Placement
+from ep.placement.placement import EMPTY, Placement
 from model.config import ModelConfig
 from tests.ep.rank_pool import RankPool
 from tests.model import parallel_programs

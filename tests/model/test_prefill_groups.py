@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import mla_decode_triton, paths
+from kernels.attention import mla_decode_triton
+from kernels.build import paths
 from model import attention_form, attention_plan
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3

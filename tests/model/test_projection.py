@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.block_dequantise import block_dequantise
-from kernels.quantise import quantise
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.elementwise.quantise import quantise
+from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
+from kernels.gemm.block_dequantise import block_dequantise
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.deepseek import DeepseekV3

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from core.errors import CheckpointError
-from engine.fingerprint import kv_fingerprint
-from engine.rank_experts import CheckpointExperts
-from ep.expert_slots import ExpertSlots
-from ep.placement import EMPTY
+from engine.experts.rank_experts import CheckpointExperts
+from engine.process.fingerprint import kv_fingerprint
+from ep.placement.expert_slots import ExpertSlots
+from ep.placement.placement import EMPTY
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

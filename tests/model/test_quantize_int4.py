@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.w4a8_grouped_gemm_packing import (
+from kernels.moe.w4a8_grouped_gemm_packing import (
     PackedWeights,
     dequantise_weights,
     pack_weights,

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.expert_shard import ExpertShard
-from ep.local import LocalDispatcher
-from ep.local_aligned import LocalAlignedDispatcher
-from ep.local_masked import LocalMaskedDispatcher
-from ep.placement import Placement
-from kernels.combine import combined
-from kernels.rms_norm import add_rms_norm
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local import LocalDispatcher
+from ep.dispatch.local_aligned import LocalAlignedDispatcher
+from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.placement.placement import Placement
+from kernels.elementwise.combine import combined
+from kernels.elementwise.rms_norm import add_rms_norm
 from model.batch import AttentionForm
 from model.moe import Moe
 from tests.model.driver import PagedRunner, load_all

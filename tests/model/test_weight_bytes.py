@@ -8,9 +8,9 @@ import torch
 
 from bench.deepseek_v3_config import WeightFormat, write_config
 from core.memory_term import MemoryTerm
-from ep.expert_shard import ExpertShard
-from ep.local import LocalDispatcher
-from ep.placement import Placement
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.local import LocalDispatcher
+from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from engine.kernel_paths import kernel_paths
-from kernels import cuda_build, paths
+import kernels.attention
+import kernels.gemm
+from engine.start.kernel_paths import kernel_paths
+from kernels.build import cuda_build, paths
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
 from tests.kernels.triton_device import DEVICES
@@ -20,7 +21,10 @@ from tests.model.driver import PagedRunner, load_all
 from tests.model.random_folder import make_random_folder
 
 LIBRARIES = ("deep_gemm", "flash_mla")
-BEHIND_THEM = ("fp8_gemm_deep_gemm", "mla_decode_flash")
+BEHIND_THEM = (
+    (kernels.gemm, "fp8_gemm_deep_gemm"),
+    (kernels.attention, "mla_decode_flash"),
+)
 PAGE_TOKENS, SIZE, PAGES = 64, 6, 16
 # With sizes that every library and kernel of ours takes; then what an interpreter can do.
 PROMPTS = {
@@ -69,10 +73,11 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Change:
         monkeypatch.setattr(
             paths, "find_spec", lambda name: None if name in LIBRARIES else find(name)
         )
-        for name in BEHIND_THEM:
-            monkeypatch.delattr(kernels, name, raising=False)
-        for module in (*LIBRARIES, *(f"kernels.{name}" for name in BEHIND_THEM)):
-            monkeypatch.setitem(sys.modules, module, None)
+        for room, name in BEHIND_THEM:
+            monkeypatch.delattr(room, name, raising=False)
+            monkeypatch.setitem(sys.modules, f"{room.__name__}.{name}", None)
+        for library in LIBRARIES:
+            monkeypatch.setitem(sys.modules, library, None)
 
     return hide
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatcher import Dispatched
+from ep.dispatch.dispatcher import Dispatched
 
 
 class Meeting:

@@ -16,9 +16,10 @@ import msgspec
 import torch
 
 from core.clock import ManualClock
-from engine.kv_memory import KvPlan
-from engine.kv_notice import KvNotice, decode_notices
-from engine.messages import (
+from engine.kv.kv_memory import KvPlan
+from engine.kv.pages import PagePool, pages_of
+from engine.link.kv_notice import KvNotice, decode_notices
+from engine.link.messages import (
     FrontMessage,
     Prefilled,
     RankMessage,
@@ -29,10 +30,9 @@ from engine.messages import (
     Sink,
     Submit,
 )
-from engine.pages import PagePool, pages_of
-from engine.rank import RankContext
-from engine.runner import Runner, build_batch
-from engine.settings import WorkerSettings
+from engine.process.settings import WorkerSettings
+from engine.start.rank import RankContext
+from engine.step.runner import Runner, build_batch
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3

@@ -3,8 +3,17 @@
 import msgspec
 import pytest
 
-from engine.messages import Abort, Failed, Prefilled, RankMessage, Run, Sampling, Stopped, Submit
-from engine.sampler import SampleRow, sample
+from engine.link.messages import (
+    Abort,
+    Failed,
+    Prefilled,
+    RankMessage,
+    Run,
+    Sampling,
+    Stopped,
+    Submit,
+)
+from engine.sampling.sampler import SampleRow, sample
 from prefill_worker.loop import PLAN_WINDOW
 from tests.prefill_worker.one_rank import (
     PAGE,

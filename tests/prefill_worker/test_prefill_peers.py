@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.messages import Abort, Failed, Prefilled, Stopped
+from engine.link.messages import Abort, Failed, Prefilled, Stopped
 from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS
 from tests.prefill_worker.one_rank import (
     PAGE,

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.errors import Unavailable
-from engine.worker_metrics import WorkerMetrics
+from engine.server.worker_metrics import WorkerMetrics
 from prefill_worker.service import PrefillService
 from proto import generate_pb2
 

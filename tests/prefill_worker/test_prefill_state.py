@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.messages import Failed, Prefilled, Sampling, Sink, Stopped, Submit, TokenOut
+from engine.link.messages import Failed, Prefilled, Sampling, Sink, Stopped, Submit, TokenOut
 from prefill_worker.attempt import Phase
 from prefill_worker.events import (
     AbortAsked,

@@ -20,10 +20,10 @@ import torch
 
 from core.errors import Draining
 from core.process import new_epoch
-from engine.kv_notice import decode_notices
-from engine.messages import Run, Sampling, Sink
-from engine.pages import pages_of
-from engine.wire import sampling_message, sink_message
+from engine.kv.pages import pages_of
+from engine.link.kv_notice import decode_notices
+from engine.link.messages import Run, Sampling, Sink
+from engine.server.wire import sampling_message, sink_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel, to_error
 from tests.free_ports import free_port

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from engine import prompt_scores
-from engine.history import history_of
-from engine.messages import Failed, Grammar, Prefilled, Sampling, Submit
-from engine.sampler import SampleRow, sample
-from engine.token_bytes import token_bytes
+from engine.grammar.token_bytes import token_bytes
+from engine.link.messages import Failed, Grammar, Prefilled, Sampling, Submit
+from engine.sampling import prompt_scores
+from engine.sampling.history import history_of
+from engine.sampling.sampler import SampleRow, sample
 from tests.prefill_worker.one_rank import (
     PAGE,
     Model,

@@ -40,7 +40,7 @@ def test_enums_have_an_unspecified_zero_and_packages_a_version() -> None:
 
 
 def test_finish_reasons_equal_those_of_the_rank_messages() -> None:
-    from engine.messages import Finish
+    from engine.link.messages import Finish
     from proto.generate_pb2 import FinishReason
 
     names = {value: name.removeprefix("FINISH_REASON_") for name, value in FinishReason.items()}

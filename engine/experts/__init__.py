@@ -1,0 +1,1 @@
+"""Experts of a running worker: their load, rebalancing, the operators' orders."""

@@ -1,0 +1,1 @@
+"""Grammars while generating: which tokens may come next in each request."""

@@ -1,0 +1,101 @@
+"""What the next token of a sequence depends on besides its logits. Torch-free.
+
+It follows from the sampling parameters and the tokens so far alone, so that a request that
+begins anew on another worker, with the tokens it has, continues as if nothing had happened.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.link.messages import Sampling
+from engine.sampling.token_counts import TokenCounts
+
+
+class Match(Protocol):
+    """How far an output has come in its grammar."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the next token is constrained."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing can follow: the sequence is to end."""
+
+    def accept(self, token_id: int) -> bool:
+        """The next output token; False when the grammar does not allow it."""
+
+    def fill(self, matches: "Sequence[Match]", bits: Any) -> None:  # noqa: ANN401
+        """Tokens that may come next, of all `matches` at once, as int32 words of 32 bits:
+        `bits` is a [len(matches), ceil(V / 32)] torch tensor on the host."""
+
+
+class History:
+    """`match` is None without a grammar, and until the grammar is compiled (`attach`).
+
+    bias      token ids int32 and what is added to their logits, float32; None: nothing is
+    counts    for penalties; None without any
+    sampling  the request's own
+    """
+
+    def __init__(
+        self, sampling: Sampling, token_ids: Sequence[int], num_prompt_tokens: int
+    ) -> None:
+        self.sampling = sampling
+        self.bias = _bias(sampling)
+        self.counts = TokenCounts() if has_penalties(sampling) else None
+        self.match: Match | None = None
+        if self.counts is not None:
+            if sampling.repetition_penalty != 1:
+                self.counts.see(token_ids[:num_prompt_tokens])
+            for token_id in token_ids[num_prompt_tokens:]:
+                self.counts.add(token_id)
+
+    @property
+    def follows_tokens(self) -> bool:
+        """Whether the next token depends on which tokens are in front of it: a bias does not."""
+        return self.counts is not None or self.sampling.grammar is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """The output is all that the grammar asks for, and can only end."""
+        return self.match is not None and self.match.is_complete
+
+    def attach(self, match: Match, output_token_ids: Sequence[int]) -> None:
+        """Brings the grammar to where the output is. Raises ValueError if it cannot be there."""
+        for position, token_id in enumerate(output_token_ids):
+            if match.is_complete or not match.accept(token_id):
+                raise ValueError(
+                    f"output token {position} ({token_id}) does not follow the grammar"
+                )
+        self.match = match
+
+    def append(self, token_id: int) -> bool:
+        """The next output token; False when the grammar does not allow it."""
+        if self.counts is not None:
+            self.counts.add(token_id)
+        return self.match is None or self.match.accept(token_id)
+
+
+def history_of(
+    sampling: Sampling, token_ids: Sequence[int], num_prompt_tokens: int
+) -> History | None:
+    """None when the next token depends on logits and position only."""
+    if sampling.grammar is None and not sampling.logit_bias and not has_penalties(sampling):
+        return None
+    return History(sampling, token_ids, num_prompt_tokens)
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    return bool(
+        sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1
+    )
+
+
+def _bias(sampling: Sampling) -> tuple[np.ndarray, np.ndarray] | None:
+    if not sampling.logit_bias:
+        return None
+    token_ids, values = zip(*sampling.logit_bias, strict=True)
+    return np.array(token_ids, dtype=np.int32), np.array(values, dtype=np.float32)

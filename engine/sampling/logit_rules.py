@@ -1,0 +1,94 @@
+"""What a request's history does to its logits, in this order, all before temperature:
+
+    logit_bias           x += bias of the token
+    repetition_penalty   x = x / r where x > 0, else x * r, of tokens in prompt or output
+    frequency_penalty    x -= f * count in the output
+    presence_penalty     x -= p, of tokens in the output
+    grammar              x = -inf of tokens that cannot come next
+
+Bias and penalties touch only the tokens that have one: what the host sends is as long as the
+lists of these tokens, not as the vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.sampling.history import History, Match
+from kernels.build.upload import upload
+
+WORD_BITS = 32
+OF_OCTET = (1 << np.arange(8)).astype(np.uint8)
+
+
+def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> torch.Tensor:
+    """logits [S, V] float32, one history a row -> [S, V]; `logits` itself is left unchanged."""
+    present = [(row, history) for row, history in enumerate(histories) if history is not None]
+    if not present:
+        return logits
+    matches = [
+        (row, history.match)
+        for row, history in present
+        if history.match is not None and history.match.is_active
+    ]
+    # First of all: this is work of the host, while a GPU may still be computing the logits.
+    bits = _fill([match for _, match in matches], logits.shape[1])
+    logits = logits.clone()
+    _add_bias(logits, present)
+    _penalise(logits, present)
+    if matches:
+        _mask(logits, [row for row, _ in matches], bits)
+    return logits
+
+
+def _add_bias(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
+    biases = [(row, history.bias) for row, history in present if history.bias is not None]
+    if not biases:
+        return
+    device = logits.device
+    sizes = [len(token_ids) for _, (token_ids, _) in biases]
+    rows = upload(np.repeat([row for row, _ in biases], sizes), device)
+    tokens = upload(np.concatenate([token_ids for _, (token_ids, _) in biases]), device)
+    logits[rows, tokens] += upload(np.concatenate([values for _, (_, values) in biases]), device)
+
+
+def _penalise(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
+    counted = [(row, one.counts, one.sampling) for row, one in present if one.counts is not None]
+    sizes = [len(counts.token_ids) for _, counts, _ in counted]
+    if not sum(sizes):
+        return
+    device = logits.device
+    rows = upload(np.repeat([row for row, _, _ in counted], sizes), device)
+    tokens = upload(np.concatenate([counts.token_ids for _, counts, _ in counted]), device)
+    count = upload(np.concatenate([counts.output_counts for _, counts, _ in counted]), device)
+    knobs = [
+        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        for _, _, params in counted
+    ]
+    spread = np.repeat(np.array(knobs, dtype=np.float32).T, sizes, axis=1)
+    repetition, frequency, presence = upload(spread, device)
+    values = logits[rows, tokens]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= count * frequency
+    values -= (count > 0) * presence
+    logits[rows, tokens] = values
+
+
+def _fill(matches: list[Match], vocab_size: int) -> torch.Tensor:
+    """[M, ceil(V / 32)] int32 on the host: what may come next."""
+    bits = torch.empty(len(matches), -(-vocab_size // WORD_BITS), dtype=torch.int32)
+    if matches:
+        matches[0].fill(matches, bits)
+    return bits
+
+
+def _mask(logits: torch.Tensor, present: list[int], bits: torch.Tensor) -> None:
+    """A row that no token may follow stays as it is: its token is refused afterwards."""
+    device, vocab_size = logits.device, logits.shape[1]
+    octets = upload(bits.numpy().view(np.uint8), device)
+    of_octet = upload(OF_OCTET, device)
+    forbidden = ((octets.unsqueeze(2) & of_octet) == 0).flatten(1)[:, :vocab_size]
+    forbidden &= ~forbidden.all(dim=1, keepdim=True)
+    rows = upload(np.array(present), device)
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)

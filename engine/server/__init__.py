@@ -1,0 +1,1 @@
+"""A worker's gRPC front: services, status, metrics, draining."""

@@ -1,0 +1,292 @@
+"""What a rank computes with: planned, then loaded, allocated, warmed up and recorded.
+
+built = RankModel.build(settings, config, group, role="decode", ..., clock=clock)
+built.runner(...)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.kv.kv_memory import make_kv_cache
+from engine.process.settings import WorkerSettings
+from engine.start.compile_ahead import LibraryBuilds, Passes, compile_kernels
+from engine.start.expert_placement import agreed_placement
+from engine.start.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan, plan_memory
+from engine.start.model_loading import load_model, open_weights
+from engine.start.rank_memory import RankMemory
+from engine.start.start_clock import StartClock
+from engine.start.warm_up import lengths_up_to, warm_up
+from engine.step.decode_graphs import DecodeGraphs, graph_sizes
+from engine.step.graph_capture import CudaCapture
+from engine.step.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
+from ep.dispatch.dispatch_needs import DispatchNeeds
+from ep.dispatch.dispatcher_choice import Choice
+from ep.dispatch.dispatchers import Dispatchers, agree, dispatch_terms, make_dispatchers
+from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.token_caps import decode_cap
+from ep.group.group import EpGroup
+from ep.placement.placement import Placement
+from kernels.build.paths import are_references_asked_for
+from model.batch import AttentionForm
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.deepseek import DeepseekV3
+from model.weight_bytes import held_weights, planned_weights
+from model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModel:
+    """`kv_cache` is [L, pages, page_tokens, kv_dim]; `memory` are (term, planned, used bytes)."""
+
+    plan: MemoryPlan
+    dispatchers: Dispatchers
+    model: DeepseekV3
+    kv_cache: torch.Tensor
+    graphs: DecodeGraphs | None
+    passes: PrefillGraphs | None
+    memory: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def build(
+        cls,
+        settings: WorkerSettings,
+        config: ModelConfig,
+        group: EpGroup,
+        *,
+        form: AttentionForm,
+        device: torch.device,
+        dtype: torch.dtype,
+        clock: StartClock,
+    ) -> "RankModel":
+        """On all ranks of the group at once. ValueError for a plan that does not fit."""
+        with clock.phase("plan"):
+            prepared = Prepared.agree(
+                settings, config, group, form=form, device=device, dtype=dtype
+            )
+        plan, needs = prepared.plan, prepared.needs
+        with clock.phase("dispatchers"):
+            dispatchers = make_dispatchers(group, prepared.choice, needs, device)
+            experts = shard_of(settings, prepared.placement, group.rank, dispatchers, device)
+        with clock.phase("load"):
+            libraries = LibraryBuilds(settings, group.rank, device)
+            model = load_model(
+                prepared.source,
+                settings,
+                rank=group.rank,
+                device=device,
+                dtype=dtype,
+                experts=experts,
+                form=form,
+                num_layers=config.num_layers,
+            )
+        with clock.phase("compile"):
+            libraries.wait()
+            compile_kernels(model, form, settings, group, prepared.passes(settings.page_tokens))
+        with clock.phase("memory"):
+            kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
+        used = {term.name: term.num_bytes for term in held_weights(model)}
+        used[KV] = kv_cache.nbytes
+        with clock.phase("warm_up"):
+            used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
+        with clock.phase("graphs"):
+            max_pages = prepared.max_pages(settings.page_tokens)
+            graphs = record(model, kv_cache, prepared.sizes, max_pages)
+            passes = record_passes(model, kv_cache, prepared.pass_sizes)
+        experts.counts.zero_()
+        for recorded in (graphs, passes):
+            if recorded is not None:
+                used[GRAPHS] = recorded.num_bytes
+        plan.log_used(group.rank, used)
+        return cls(
+            plan=plan,
+            dispatchers=dispatchers,
+            model=model,
+            kv_cache=kv_cache,
+            graphs=graphs,
+            passes=passes,
+            memory=plan.with_used(used),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that is decided before memory is taken. `sizes` are of recorded decode steps,
+    `pass_sizes` of recorded prefill passes."""
+
+    placement: Placement
+    sizes: tuple[int, ...]
+    pass_sizes: tuple[int, ...]
+    needs: DispatchNeeds
+    choice: Choice
+    source: Checkpoint
+    plan: MemoryPlan
+
+    def max_pages(self, page_tokens: int) -> int:
+        """Of the longest request there can be."""
+        return -(-self.plan.kv.max_model_len // page_tokens)
+
+    def passes(self, page_tokens: int) -> Passes:
+        """Those that stand for all there will be."""
+        return Passes(
+            lengths=sorted({*lengths_up_to(self.needs.step_tokens), *self.pass_sizes}),
+            sizes=self.sizes,
+            max_pages=self.max_pages(page_tokens),
+        )
+
+    @classmethod
+    def agree(
+        cls,
+        settings: WorkerSettings,
+        config: ModelConfig,
+        group: EpGroup,
+        *,
+        form: AttentionForm,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> "Prepared":
+        """With the other ranks. The plan is logged; ValueError when it does not fit,
+        CheckpointError for a folder that is not what its configuration says."""
+        placement = agreed_placement(settings, config, group)
+        sizes, pass_sizes = recorded_sizes(settings, form), recorded_passes(settings, form)
+        needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
+        choice = agree(group, settings.ep_dispatcher, needs, device)
+        source = open_weights(settings, device)
+        source.check(config)
+        memory = RankMemory.of(settings, device).agreed(group)
+        plan = plan_memory(
+            settings,
+            config,
+            weights=planned_weights(
+                Weights(checkpoint=source, device=device, dtype=dtype, form=form),
+                config,
+                num_slots=needs.slots_per_rank,
+                fold_shared=settings.shared_expert == "folded",
+            ),
+            dispatch=dispatch_terms(choice.name, needs, group.size),
+            graph_sizes=sizes,
+            pass_sizes=pass_sizes,
+            num_slots=needs.slots_per_rank,
+            itemsize=dtype.itemsize,
+            memory_bytes=memory.num_bytes,
+            others_bytes=memory.others_bytes,
+        )
+        plan.log(group.rank)
+        return cls(
+            placement=placement,
+            sizes=sizes,
+            pass_sizes=pass_sizes,
+            needs=needs,
+            choice=choice,
+            source=source,
+            plan=plan,
+        )
+
+
+def shard_of(
+    settings: WorkerSettings,
+    placement: Placement,
+    rank: int,
+    dispatchers: Dispatchers,
+    device: torch.device,
+) -> ExpertShard:
+    return ExpertShard.build(
+        placement,
+        rank,
+        dispatchers.dispatcher,
+        device,
+        fold_shared=settings.shared_expert == "folded",
+        aligned=dispatchers.aligned,
+        masked=dispatchers.masked,
+        fused=settings.routed_experts == "fused",
+    )
+
+
+def warmed(
+    model: DeepseekV3,
+    kv_cache: torch.Tensor,
+    form: AttentionForm,
+    *,
+    longest: int,
+    num_ranks: int,
+) -> dict[str, int]:
+    """Warms up; on a GPU, what the longest pass took of its memory beside what was there."""
+    device = kv_cache.device
+    if device.type != "cuda":
+        warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=False)
+        return {}
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=True)
+    return {ACTIVATIONS: torch.cuda.max_memory_allocated(device) - before}
+
+
+def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
+    """Batch sizes of decode steps that are recorded."""
+    if form is not AttentionForm.ABSORBED or not records_graphs(settings):
+        return ()
+    return graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
+
+
+def recorded_passes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
+    """Tokens of prefill passes that are recorded; none where ranks wait for each other."""
+    is_alone = settings.group_size == 1
+    if form is not AttentionForm.PLAIN or not records_graphs(settings):
+        return ()
+    return prefill_sizes(settings.cuda_graph_prefill_tokens) if is_alone else ()
+
+
+def records_graphs(settings: WorkerSettings) -> bool:
+    """Not on a CPU, and not what references compute."""
+    is_possible = settings.device != "cpu" and not are_references_asked_for()
+    return settings.cuda_graph and is_possible
+
+
+def dispatch_needs(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    slots_per_rank: int,
+    form: AttentionForm,
+    itemsize: int,
+) -> DispatchNeeds:
+    sizes = recorded_sizes(settings, form)
+    decodes = form is AttentionForm.ABSORBED
+    return DispatchNeeds(
+        hidden=config.hidden_size,
+        itemsize=itemsize,
+        slots_per_rank=slots_per_rank,
+        num_choices=config.experts_per_token,
+        step_tokens=settings.max_running if decodes else settings.step_tokens,
+        masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
+    )
+
+
+def record(
+    model: DeepseekV3, kv_cache: torch.Tensor, sizes: Sequence[int], max_pages: int
+) -> DecodeGraphs | None:
+    """On all ranks at once; None where nothing is to be recorded."""
+    if not sizes:
+        return None
+    graphs = DecodeGraphs(
+        model.decode,
+        kv_cache,
+        sizes=sizes,
+        max_pages=max_pages,
+        vocab_size=model.config.vocab_size,
+        capture=CudaCapture(kv_cache.device),
+    )
+    graphs.capture_all()
+    return graphs
+
+
+def record_passes(
+    model: DeepseekV3, kv_cache: torch.Tensor, sizes: Sequence[int]
+) -> PrefillGraphs | None:
+    """None where nothing is to be recorded, or cannot be."""
+    if not sizes or not can_record(model):
+        return None
+    passes = PrefillGraphs(model, kv_cache, sizes=sizes, capture=CudaCapture(kv_cache.device))
+    passes.capture_all()
+    return passes

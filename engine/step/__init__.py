@@ -1,0 +1,1 @@
+"""One step of a rank: batches, the forward pass, CUDA graphs, planning ahead."""

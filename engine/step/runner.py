@@ -1,0 +1,243 @@
+"""Runs pieces of requests through the model: builds the batch, samples where asked to.
+
+tokens = runner.step(pieces, tokens_per_rank)          # waits
+
+first = runner.begin(pieces, tokens_per_rank)          # does not wait for the device
+piece = Piece(token_ids=UNKNOWN, follows=PendingToken(first, row), ...)
+second = runner.begin([piece], tokens_per_rank)        # the token never passes through the host
+tokens = first.result()
+second.sample()                                        # histories know these tokens by now
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.link.messages import TokenOut
+from engine.sampling.sampled_batch import Drawn
+from engine.sampling.sampler import draw
+from engine.step.batch_building import build_batch
+from engine.step.cpu_threads import CpuThreads
+from engine.step.pending_step import PendingStep
+from engine.step.piece import Piece
+from engine.step.step_thread import StepThread
+from kernels.build.upload import upload
+from model.batch import AttentionForm, ForwardBatch
+from model.deepseek import DeepseekV3
+
+OnLayer = Callable[[int], None]
+
+
+class Graphs(Protocol):
+    """Recorded steps of one token a piece, as `engine.step.decode_graphs.DecodeGraphs`."""
+
+    def padded_size(self, tokens_per_rank: Sequence[int]) -> int | None:
+        """The same on all ranks; None when there is no graph for so many."""
+
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        size: int,
+        patch: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """[len(pieces), V] float32, overwritten by the next run. `patch` may change the token ids
+        [size] int64 on the device in front of the step."""
+
+
+class RecordedPasses(Protocol):
+    """As `engine.step.prefill_graphs.PrefillGraphs`."""
+
+    def fits(self, batch: ForwardBatch) -> bool: ...
+
+    def hidden_rows(self, batch: ForwardBatch, on_layer: OnLayer | None = None) -> torch.Tensor: ...
+
+
+class Runner:
+    """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device; without `threads` the
+    thread count is left alone. `graphs` are for batches in which every piece is one token that
+    is followed by a sampled one, `passes` for whatever fits into one of them.
+
+    `in_background`: steps that are begun are computed in a thread. That is for the CPU; on a GPU
+    whoever begins a step enqueues it. Steps are computed in the order in which they are begun.
+    """
+
+    def __init__(
+        self,
+        model: DeepseekV3,
+        kv_cache: torch.Tensor,
+        form: AttentionForm,
+        threads: CpuThreads | None = None,
+        *,
+        graphs: Graphs | None = None,
+        passes: RecordedPasses | None = None,
+        in_background: bool = False,
+    ) -> None:
+        self._model = model
+        self._threads = threads
+        self._kv_cache = kv_cache
+        self._form = form
+        self._page_tokens = kv_cache.shape[2]
+        self._graphs = graphs
+        self._passes = passes
+        self._thread = StepThread() if in_background else None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `begin` returns before the step is computed."""
+        return self._thread is not None or self._graphs is not None
+
+    def close(self) -> None:
+        """Waits for what has begun."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    def step(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        on_layer: OnLayer | None = None,
+        meanwhile: Callable[[], object] | None = None,
+        *,
+        rows_per_rank: tuple[int, ...] | None = None,
+    ) -> list[TokenOut | None]:
+        """One forward pass of this rank; one result a piece, None where none was wanted.
+
+        `tokens_per_rank` are the token counts of all ranks of the EP group in this step, and
+        `rows_per_rank` those of their pieces' `num_rows`, which several ranks may leave out all
+        together; a rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`;
+        `meanwhile` is called once all is enqueued, in front of waiting for the device.
+        """
+        logits = self._run(pieces, tokens_per_rank, on_layer, rows_per_rank=rows_per_rank)
+        drawn = _draw(logits, pieces)
+        if meanwhile is not None:
+            meanwhile()
+        tokens = iter(drawn.tokens())
+        return [None if piece.sample is None else next(tokens) for piece in pieces]
+
+    def begin(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> PendingStep:
+        """As `step`, which must not be called before this one is over. Page lists may change once
+        this has returned; samples are looked at until the step is over. Tokens are sampled at
+        once, unless that depends on some that are in flight: see `PendingStep.sample`."""
+        pending = PendingStep(
+            [piece.sample is not None for piece in pieces], self._perform, self._kv_cache.is_cuda
+        )
+        batch = self._batch(pieces, tokens_per_rank) if self._thread is not None else None
+        pending.begin(
+            partial(self._run, pieces, tokens_per_rank, None, batch), partial(_draw, pieces=pieces)
+        )
+        if not any(piece.waits_for_history for piece in pieces):
+            pending.sample()
+        return pending
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        on_layer: OnLayer | None = None,
+        *,
+        rows_per_rank: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """[S, V] float32 logits behind the last token of each piece that is to be sampled;
+        arguments as for `step`."""
+        batch = self._batch(pieces, tokens_per_rank, rows_per_rank)
+        return self._logits(pieces, batch, on_layer)
+
+    def _perform(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            job()
+        else:
+            self._thread.submit(job)
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        on_layer: OnLayer | None,
+        batch: ForwardBatch | None = None,
+        *,
+        rows_per_rank: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """Logits as `forward`, valid until the next step. `batch` is of these pieces; None: to be
+        built, where one is needed."""
+        size = self._graph_size(pieces, tokens_per_rank)
+        if size is not None:
+            assert self._graphs is not None
+            return self._graphs.run(pieces, size, lambda ids: _fill_in(ids, pieces))
+        batch = batch or self._batch(pieces, tokens_per_rank, rows_per_rank)
+        return self._logits(pieces, batch, on_layer)
+
+    def _graph_size(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> int | None:
+        """None: no graph. All ranks come to the same conclusion."""
+        if self._graphs is None:
+            return None
+        assert all(len(one.token_ids) == one.num_rows == 1 for one in pieces), "not a decode step"
+        return self._graphs.padded_size(tokens_per_rank)
+
+    def _logits(
+        self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
+    ) -> torch.Tensor:
+        if self._threads is not None:
+            self._threads.prepare(len(batch.token_ids))
+        _fill_in(batch.token_ids, pieces)
+        if any(piece.scores is not None for piece in pieces):
+            return self._score(pieces, batch, on_layer)
+        if self._passes is not None and self._passes.fits(batch):
+            return self._model.logits(self._passes.hidden_rows(batch, on_layer))
+        return self._model.forward(batch, self._kv_cache, on_layer)
+
+    def _score(
+        self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
+    ) -> torch.Tensor:
+        """Fills the scores of pieces that have some, a slice of logits at a time."""
+        if self._passes is not None and self._passes.fits(batch):
+            hidden = self._passes.hidden_rows(batch, on_layer)
+        else:
+            hidden = self._model.hidden_rows(batch, self._kv_cache, on_layer)
+        sampled, begin = [], 0
+        for piece in pieces:
+            end = begin + piece.num_rows
+            if piece.scores is not None:
+                piece.scores.add(piece.start, hidden[begin:end], self._model.logits)
+            if piece.sample is not None:
+                sampled.append(end - 1)
+            begin = end
+        return self._model.logits(hidden[sampled])
+
+    def _batch(
+        self,
+        pieces: Sequence[Piece],
+        tokens_per_rank: tuple[int, ...],
+        rows_per_rank: tuple[int, ...] | None = None,
+    ) -> ForwardBatch:
+        return build_batch(
+            pieces,
+            page_tokens=self._page_tokens,
+            form=self._form,
+            tokens_per_rank=tokens_per_rank,
+            rows_per_rank=rows_per_rank,
+            device=self._kv_cache.device,
+        )
+
+
+@torch.inference_mode()
+def _draw(logits: torch.Tensor, pieces: Sequence[Piece]) -> Drawn:
+    return draw(logits, [piece.sample for piece in pieces if piece.sample is not None])
+
+
+def _fill_in(token_ids: torch.Tensor, pieces: Sequence[Piece]) -> None:
+    """Writes the tokens that a step under way samples into `token_ids` [T], on the device."""
+    followers = [(row, piece.follows) for row, piece in enumerate(pieces) if piece.follows]
+    if not followers:
+        return
+    assert all(len(piece.token_ids) == 1 for piece in pieces), "only steps of single tokens follow"
+    step = followers[0][1].step
+    assert all(follows.step is step for _, follows in followers), "two steps are followed"
+    places = np.array([(row, follows.row) for row, follows in followers]).T.copy()
+    rows, sources = upload(places, token_ids.device)
+    token_ids.index_copy_(0, rows, step.token_ids.index_select(0, sources))

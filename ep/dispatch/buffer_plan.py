@@ -1,0 +1,133 @@
+"""What dispatchers allocate, term by term, before they do it.
+
+The sizes of DeepEP's buffers are those of its version 1.2; a buffer is made no smaller than what
+the installed library asks for. Rows that arrive are counted at their worst: everybody's tokens.
+"""
+
+from core.memory_term import MemoryTerm
+from ep.dispatch.dispatch_needs import DispatchNeeds
+
+ALIGNMENT = 128
+NVLINK_PEERS = 8  # ranks of a node, where there are several nodes
+NUM_CHANNELS = 10  # half of the multiprocessors that the kernels of the normal mode take
+WORKSPACE_BYTES = 32 << 20
+# NVSHMEM takes memory from the device in pieces of this size.
+HEAP_BYTES = 512 << 20
+# ranks: rows of a receive queue over NVLink, and over RDMA
+QUEUE_ROWS = {
+    2: (256, 0), 4: (256, 0), 8: (256, 0), 16: (288, 140), 24: (288, 128), 32: (288, 128),
+    64: (288, 140), 128: (560, 132), 144: (720, 132), 160: (720, 132),
+}  # fmt: skip
+_MOST_CHOICES, _MOST_SCALES = 128, 128  # that a queue has room for in a row
+_SOURCE_BYTES = 8  # of a row: where it came from
+_SCALE_GROUP = 128
+
+
+def nvlink_bytes(hidden: int, num_ranks: int) -> int:
+    """Of the queues of the normal mode within a node."""
+    rows, _ = QUEUE_ROWS[num_ranks]
+    num_nodes = max(1, num_ranks // NVLINK_PEERS)
+    queues = NUM_CHANNELS * min(num_ranks, NVLINK_PEERS)
+    row = 2 * hidden + _SOURCE_BYTES + _MOST_CHOICES * (8 + 4) + _MOST_SCALES * 4
+    return _aligned(queues * ((2 * num_nodes + 3) * 4 + rows * row))
+
+
+def rdma_bytes(hidden: int, num_ranks: int) -> int:
+    """Of the queues of the normal mode between nodes; 0 within one."""
+    _, rows = QUEUE_ROWS[num_ranks]
+    if num_ranks <= NVLINK_PEERS:
+        return 0
+    queues = NUM_CHANNELS * (num_ranks // NVLINK_PEERS) * 2
+    row = 2 * hidden + _SOURCE_BYTES + _MOST_CHOICES * (8 + 4) + _MOST_SCALES * 4 + 16
+    return _aligned(queues * ((NVLINK_PEERS * 2 + 2) * 4 + rows * row))
+
+
+def low_latency_terms(hidden: int, num_experts: int, masked_tokens: int) -> tuple[MemoryTerm, ...]:
+    """Of the low-latency mode: two of each buffer, in turn. `num_experts` counts all slots of the
+    group."""
+    scales = hidden // _SCALE_GROUP
+    sent = 16 + max(2 * hidden, hidden + 4 * scales)
+    returned = 4 * scales + 2 * hidden
+    most = num_experts * masked_tokens
+    sizes = {
+        "send": max(masked_tokens * sent, most * returned),
+        "receive": most * max(sent, returned),
+        "signal": _aligned(4 * num_experts),
+    }
+    return tuple(
+        MemoryTerm(name=f"dispatch: low-latency {name} buffers", num_bytes=2 * num_bytes)
+        for name, num_bytes in sizes.items()
+    )
+
+
+def low_latency_bytes(hidden: int, num_experts: int, masked_tokens: int) -> int:
+    total = sum(term.num_bytes for term in low_latency_terms(hidden, num_experts, masked_tokens))
+    return (total + ALIGNMENT) // ALIGNMENT * ALIGNMENT
+
+
+def deep_ep_terms(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...]:
+    """All that a rank of `num_ranks` takes; KeyError for a number that DeepEP does not know."""
+    hidden = needs.hidden
+    terms = [
+        MemoryTerm(name="dispatch: NVLink queues", num_bytes=nvlink_bytes(hidden, num_ranks)),
+        MemoryTerm(name="dispatch: workspace", num_bytes=WORKSPACE_BYTES),
+    ]
+    heap = 0
+    if num_ranks > NVLINK_PEERS:
+        heap = rdma_bytes(hidden, num_ranks)
+        terms.append(MemoryTerm(name="dispatch: RDMA queues", num_bytes=heap))
+    if needs.masked_tokens:
+        experts = num_ranks * needs.slots_per_rank
+        low_latency = low_latency_terms(hidden, experts, needs.masked_tokens)
+        terms += low_latency
+        # Both modes take turns in one heap, as large as the larger needs it.
+        low_latency_total = sum(term.num_bytes for term in low_latency)
+        if heap:
+            saved = -min(heap, low_latency_total)
+            terms.append(MemoryTerm(name="dispatch: shared by both modes", num_bytes=saved))
+        heap = max(heap, low_latency_total)
+    if heap:
+        rounding = -heap % HEAP_BYTES
+        terms.append(MemoryTerm(name="dispatch: NVSHMEM heap rounding", num_bytes=rounding))
+    return (*terms, *_row_terms(needs, num_ranks, once_a_rank=True))
+
+
+def collective_terms(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...]:
+    """All that a rank of `num_ranks` takes for all-gathers and all-to-alls."""
+    tokens = max(needs.step_tokens, needs.masked_tokens)
+    row = needs.hidden * needs.itemsize + 4 * needs.num_choices
+    gathered = MemoryTerm(
+        name="dispatch: gathered tokens", num_bytes=(num_ranks + 1) * tokens * row
+    )
+    returned = MemoryTerm(
+        name="dispatch: returned rows",
+        num_bytes=2 * tokens * needs.num_choices * needs.hidden * needs.itemsize,
+    )
+    return (gathered, returned, *_row_terms(needs, num_ranks, once_a_rank=False))
+
+
+def local_terms(needs: DispatchNeeds) -> tuple[MemoryTerm, ...]:
+    return _row_terms(needs, 1, once_a_rank=False)
+
+
+def _row_terms(
+    needs: DispatchNeeds, num_ranks: int, *, once_a_rank: bool
+) -> tuple[MemoryTerm, ...]:
+    """Rows for the experts of this rank and what they make of them, in one layer at a time.
+    `once_a_rank`: a token travels once to a rank, whatever the number of its experts there."""
+    width = needs.hidden * needs.itemsize
+    tokens = num_ranks * needs.step_tokens
+    here = min(needs.num_choices, needs.slots_per_rank)
+    terms = [
+        MemoryTerm(name="dispatch: rows by expert", num_bytes=2 * tokens * here * width),
+    ]
+    if once_a_rank:
+        terms.append(MemoryTerm(name="dispatch: received tokens", num_bytes=tokens * width))
+    if needs.masked_tokens:
+        rows = needs.slots_per_rank * num_ranks * needs.masked_tokens
+        terms.append(MemoryTerm(name="dispatch: masked rows", num_bytes=2 * rows * width))
+    return tuple(terms)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,108 @@
+"""The results of gathered tokens' experts back to the ranks of the tokens, in fixed sizes.
+
+exact       each rank returns the rows of a token's experts, unweighted, in order of choice, as
+            many places a token as it could have experts; the token's rank adds them up. The
+            bits are those of one rank with all experts, wherever they are; many bytes
+partial     each rank returns one weighted sum a token, in the dtype of the rows; the token's
+            rank adds those up in float32, in the order of the ranks. As many bytes as a
+            reduce-scatter; the bits depend on where the experts are, and on nothing else
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ep.group.collectives import Collectives
+from kernels.elementwise.combine import combine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayBack:
+    """R ranks of T tokens each, of which this one's come back.
+
+    row_of       [K, R T] integers, the row of each choice that is here, else -1
+    weights      [R T, K] float32
+    own_idx      [T, K] integers, physical experts or -1
+    own_weights  [T, K] float32
+    one_of_each  as the function of this name makes it, where it is there already
+    """
+
+    row_of: torch.Tensor
+    weights: torch.Tensor
+    own_idx: torch.Tensor
+    own_weights: torch.Tensor
+    one_of_each: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def bring_back(
+    rows: torch.Tensor,  # [M, H]
+    way: WayBack,
+    collectives: Collectives,
+    num_ranks: int,
+    slots_per_rank: int,
+    *,
+    exact: bool,
+    base: torch.Tensor | None = None,  # [T, H], added
+) -> torch.Tensor:
+    """[T, H] in the dtype of `rows`."""
+    if not exact:
+        return _partial(rows, way, collectives, num_ranks, base)
+    num_choices = way.row_of.shape[0]
+    places = min(num_choices, slots_per_rank)
+    received = _swap(_returned(rows, way.row_of, places).flatten(0, 1), collectives, num_ranks)
+    row_of = _row_of_choice(way.own_idx, slots_per_rank, places)
+    return combine(received, row_of, way.own_weights, base=base)
+
+
+def _partial(
+    rows: torch.Tensor,
+    way: WayBack,
+    collectives: Collectives,
+    num_ranks: int,
+    base: torch.Tensor | None,
+) -> torch.Tensor:
+    received = _swap(combine(rows, way.row_of, way.weights), collectives, num_ranks)
+    row_of, ones = way.one_of_each or one_of_each(num_ranks, len(received) // num_ranks, rows)
+    return combine(received, row_of, ones, base=base)
+
+
+def one_of_each(
+    num_ranks: int, num_tokens: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """row_of [R, T] and weights [T, R] that add up the sums of all ranks, on the device of
+    `like`."""
+    numbers = torch.arange(num_ranks * num_tokens, dtype=torch.int32, device=like.device)
+    ones = torch.ones(num_tokens, num_ranks, device=like.device)
+    return numbers.view(num_ranks, num_tokens), ones
+
+
+def _swap(rows: torch.Tensor, collectives: Collectives, num_ranks: int) -> torch.Tensor:
+    """Equally many rows to and from each rank."""
+    received = torch.empty_like(rows)
+    counts = [len(rows) // num_ranks] * num_ranks
+    collectives.all_to_all(received, counts, rows, counts)
+    return received
+
+
+def _returned(rows: torch.Tensor, row_of: torch.Tensor, places: int) -> torch.Tensor:
+    """[R T, places, H]: the rows of each token's choices that are here, in order; what is in the
+    places behind them means nothing."""
+    row_of = row_of.t().long()
+    here = row_of >= 0
+    place = torch.where(here, here.cumsum(1) - 1, places).clamp_max_(places)
+    chosen = row_of.new_zeros(len(row_of), places + 1)
+    chosen.scatter_(1, place, row_of)
+    chosen = chosen[:, :places].clamp_min(0)
+    if not len(rows):  # nobody is looked up in what is empty
+        return rows.new_zeros(*chosen.shape, rows.shape[1])
+    return rows.index_select(0, chosen.reshape(-1)).view(*chosen.shape, rows.shape[1])
+
+
+def _row_of_choice(own_idx: torch.Tensor, slots_per_rank: int, places: int) -> torch.Tensor:
+    """[K, T]: which received row each choice of our own tokens is, -1: none."""
+    num_tokens, num_choices = own_idx.shape
+    rank = torch.where(own_idx < 0, -1, own_idx.long() // slots_per_rank)
+    same = (rank.unsqueeze(2) == rank.unsqueeze(1)).tril(-1)  # [T, K, K]: chosen before, there
+    token = torch.arange(num_tokens, device=own_idx.device).unsqueeze(1)
+    row = (rank * num_tokens + token) * places + same.sum(2)
+    return torch.where(rank < 0, -1, row).t()

@@ -1,0 +1,1 @@
+"""Moving experts' weights between ranks while tokens flow."""

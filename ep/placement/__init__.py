@@ -1,0 +1,1 @@
+"""Which physical slots hold which logical experts, per layer."""

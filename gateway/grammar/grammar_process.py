@@ -1,0 +1,178 @@
+"""The process that compiles grammars before they are sent to a worker: `python -m
+gateway.grammar_process MODEL_FOLDER EOS_ID...`.
+
+It is xgrammar itself, as on the workers, so that what passes here compiles there. It runs beside
+the gateway, because a grammar may take for ever, or more memory than there is; and without
+torch: xgrammar's own package imports it for the masks, which are not needed here, so that only
+the modules that make grammars are loaded.
+
+One JSON object a line, from standard input and to standard output:
+
+                                                                    -> {"ready": true}
+    {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ...}, "" where
+                                                                       the text itself will do
+    {"kind": "tool_calls", "tools": [[NAME, SCHEMA], ...], "begin": ..., "end": ...,
+     "head": ..., "tail": ..., "between": ..., "at_most_one": ...,
+     "instead": null or one of the above}                           -> {"ebnf": ...}
+                                                    what cannot be  -> {"error": ...}
+"""
+
+import importlib.util
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from core.process import die_with_parent
+from gateway.text.ebnf import ebnf_literal
+from gateway.text.tokenizer import Tokenizer
+
+MAX_MEMORY_BYTES = 4 * 2**30
+MAX_ERROR_CHARACTERS = 500
+# Streams in progress go before grammars, and before this process's own start.
+NICENESS = 10
+# A weak model that must call, and may again, would do so until its context is full.
+MAX_CALLS = 16
+# Whether only one of several schemas fits is not looked at; unions are told apart by a constant.
+TOLERATED = "oneOf with overlapping"
+# xgrammar lets strings of bounded length hold control characters, which JSON does not have.
+BOUNDED_CHARACTER, JSON_CHARACTER = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
+BYTE_LEVEL = 1  # xgrammar's number for this kind of vocabulary
+
+
+class Compiler:
+    """xgrammar for the vocabulary of one model."""
+
+    def __init__(self, folder: Path, eos_token_ids: list[int]) -> None:
+        _prepare_package()
+        core: Any = importlib.import_module("xgrammar.base")._core
+        self._grammar: Any = importlib.import_module("xgrammar.grammar").Grammar
+        vocabulary = Tokenizer.load(folder).vocabulary()
+        tokens = core.TokenizerInfo(vocabulary, BYTE_LEVEL, len(vocabulary), eos_token_ids, False)
+        self._compiler: Any = core.GrammarCompiler(tokens, 1, False, -1)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, str]:
+        """Compiles one request; tells the grammar only where the request's own text will not do.
+        Raises RuntimeError for what is no grammar."""
+        kind = request["kind"]
+        is_calls = kind == "tool_calls"
+        grammar = self._tool_calls(request) if is_calls else self._plain(kind, request["text"])
+        text = str(grammar)
+        mended = text.replace(BOUNDED_CHARACTER, JSON_CHARACTER)
+        is_new = is_calls or (kind == "json_schema" and mended != text)
+        if is_new:
+            grammar = self._grammar.from_ebnf(mended)
+        self._compiler.compile_grammar_ebnf(grammar._handle)
+        return {"ebnf": mended if is_new else ""}
+
+    def _plain(self, kind: str, text: str) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
+        if kind == "json_schema":
+            if not text:
+                return self._grammar.builtin_json_grammar()
+            return self._grammar.from_json_schema(text, any_whitespace=False, separators=(",", ":"))
+        if kind == "regex":
+            return self._grammar.from_regex(text)
+        return self._grammar.from_ebnf(text)
+
+    def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
+        """One call, or up to MAX_CALLS, of any of the tools, marks and all; or none of them,
+        and what there may be instead."""
+        heads: dict[str, list[str]] = {}  # tools of one schema share its rules
+        for name, schema in request["tools"]:
+            heads.setdefault(schema, []).append(request["head"].replace("NAME", name))
+        calls = []
+        for schema, texts in heads.items():
+            arguments = self._plain("json_schema", schema)
+            tail = self._literals([request["tail"]])
+            calls.append(self._grammar.concat(self._literals(texts), arguments, tail))
+        one = str(calls[0] if len(calls) == 1 else self._grammar.union(*calls))
+        begin, between, end = (ebnf_literal(request[n]) for n in ("begin", "between", "end"))
+        several = "" if request["at_most_one"] else f" ({between} one_call){{0,{MAX_CALLS - 1}}}"
+        text = _renamed(one, "root", "one_call")
+        grammar = self._grammar.from_ebnf(f"{text}\nroot ::= {begin} one_call{several} {end}\n")
+        instead = request["instead"]
+        if instead is None:
+            return grammar
+        return self._grammar.union(self._plain(instead["kind"], instead["text"]), grammar)
+
+    def _literals(self, texts: list[str]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
+        """Any one of the texts."""
+        return self._grammar.from_ebnf("root ::= " + " | ".join(map(ebnf_literal, texts)))
+
+
+class _Warnings:
+    """What the library says on standard error: it leaves out what it does not support with no
+    more than a warning, and the output would not match."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("warnings")
+        os.dup2(self._file, 2)
+
+    def take(self) -> str:
+        """The first warning since the last time, "" if there was none."""
+        size = os.lseek(self._file, 0, os.SEEK_CUR)
+        text = os.pread(self._file, min(size, 65536), 0).decode("utf-8", "replace")
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        for line in text.splitlines():
+            _, found, warning = line.partition("Warning: ")
+            if found and not warning.startswith(TOLERATED):
+                return warning.strip()[:MAX_ERROR_CHARACTERS]
+        return ""
+
+
+def _renamed(ebnf: str, old: str, new: str) -> str:
+    """The rule `old` under another name; literals and character classes stay as they are."""
+    token = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z_][A-Za-z0-9_]*')
+    return token.sub(lambda found: new if found[0] == old else found[0], ebnf)
+
+
+def _prepare_package() -> None:
+    """Makes the modules of xgrammar importable one by one, without what imports torch."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails
+    spec = importlib.util.find_spec("xgrammar")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError("xgrammar is not installed")
+    package = ModuleType("xgrammar")
+    package.__path__ = list(spec.submodule_search_locations)
+    sys.modules["xgrammar"] = package
+    importlib.import_module("xgrammar.load_binding")
+
+
+def _shown(error: Exception) -> str:
+    """The compiler's reason, without its own file names and times."""
+    text = str(error).strip()
+    text = re.sub(r"^\[[0-9:]+\] \S+\.(cc|h):[0-9]+: ", "", text)
+    return text[:MAX_ERROR_CHARACTERS]
+
+
+def main(arguments: list[str]) -> None:
+    die_with_parent()
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    compiler = Compiler(Path(arguments[0]), [int(text) for text in arguments[1:]])
+    warnings = _Warnings()
+    _say({"ready": True})
+    for line in sys.stdin.buffer:
+        try:
+            answer: dict[str, Any] = compiler.answer(msgspec.json.decode(line))
+            if warning := warnings.take():
+                answer = {"error": warning}
+        except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+            warnings.take()
+            answer = {"error": _shown(error) or type(error).__name__}
+        _say(answer)
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

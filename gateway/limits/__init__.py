@@ -1,0 +1,1 @@
+"""Who may ask for how much: API keys, rate limits, admission."""

@@ -1,0 +1,1 @@
+"""From tokens to what a client reads: text, reasoning, tool calls, piece by piece."""

@@ -1,0 +1,44 @@
+"""Tools told to a model whose own chat template does not know of them.
+
+The public templates of DeepSeek-V3 and R1 render calls and their results, but not the tools that
+there are. Those are then put at the end of the system message, in the words that V3.1 was trained
+on and with the form of calls that the template renders.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.grammar.tool_form import ToolForm
+from gateway.output.tool_call_parser import CALLS_END
+from gateway.requests.tool_fields import Tool
+
+
+def with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], form: ToolForm
+) -> list[Mapping[str, Any]]:
+    """The messages, the first system one (a new one, if there is none) ending with `tools`."""
+    told = _told(tools, form)
+    for position, message in enumerate(messages):
+        if message["role"] == "system":
+            content = f"{message['content']}\n\n{told}"
+            before, behind = messages[:position], messages[position + 1 :]
+            return [*before, {**message, "content": content}, *behind]
+    return [{"role": "system", "content": told}, *messages]
+
+
+def _told(tools: Sequence[Tool], form: ToolForm) -> str:
+    parts = ["## Tools\nYou have access to the following tools:"]
+    for tool in tools:
+        function = tool.function
+        parameters = json.dumps(function.parameters or {}, ensure_ascii=False)
+        parts.append(
+            f"### {function.name}\nDescription: {function.description or ''}\n\n"
+            f"Parameters: {parameters}"
+        )
+    parts.append(
+        f"To call a tool, answer in exactly this form:\n{form.example()}\n"
+        f"Several calls stand one behind the other before {CALLS_END}. The arguments are JSON "
+        "that fits the tool's parameters. Call no tool that is not listed here."
+    )
+    return "\n\n".join(parts)

@@ -1,0 +1,1 @@
+"""Replies in OpenAI's form, whole and streamed."""

@@ -1,0 +1,106 @@
+"""Request bodies: strict JSON, then a pydantic model; every fault is the client's and named."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from core.errors import Cancelled, InvalidRequest
+from gateway.requests.unsupported import refuse_unsupported
+
+MAX_PROBLEMS_SHOWN = 3
+
+
+class RequestModel(BaseModel):
+    """Base of what clients send: no conversions ("5" is not a number), unknown fields kept
+    aside so that `refuse_unsupported` can look at them."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+Item = TypeVar("Item")
+# A list of which the first wrong item is complained about: each of a million complaints would
+# cost a kilobyte, and the event loop microseconds.
+Items = Annotated[list[Item], Field(fail_fast=True)]
+
+Body = TypeVar("Body", bound=RequestModel)
+
+
+async def read_body(request: Request, model: type[Body]) -> Body:
+    """The request's body as `model`.
+
+    Raises InvalidRequest that names the field to blame, and Cancelled when the client leaves
+    before all of it is there.
+    """
+    body = parse_json(await _content(request))
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    try:
+        parsed = model.model_validate(body)
+    except ValidationError as error:
+        raise _named(error, body) from error
+    refuse_unsupported(parsed.model_extra or {})
+    return parsed
+
+
+async def _content(request: Request) -> bytes:
+    # As `request.body()`, whose generators cost as much as parsing the body.
+    parts = []
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client went away")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def parse_json(content: bytes) -> Any:  # noqa: ANN401 - JSON is anything
+    """Strict JSON: no NaN, no infinities, valid UTF-8, bounded depth."""
+    try:
+        return msgspec.json.decode(content)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _named(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
+    """One error for pydantic's many: the first field at fault and what it should have been.
+
+    Of the branches of a union those count that led deepest into the value.
+    """
+    problems = error.errors(include_url=False, include_input=False)
+    paths = [
+        _path(problem["loc"], body, is_missing=problem["type"] == "missing") for problem in problems
+    ]
+    of_first_field = [path for path in paths if path[:1] == paths[0][:1]]
+    deepest = max(of_first_field, key=len)
+    messages: dict[str, None] = {}  # in order, each once
+    for problem, path in zip(problems, paths, strict=True):
+        if path == deepest:
+            messages[problem["msg"].removeprefix("Value error, ")] = None
+    shown = "; or: ".join([*messages][:MAX_PROBLEMS_SHOWN])
+    param = "".join(deepest)
+    return InvalidRequest(f"{param}: {shown}" if param else shown, param=param or None)
+
+
+def _path(
+    location: Sequence[str | int], body: dict[str, Any], *, is_missing: bool
+) -> tuple[str, ...]:
+    """The parts of `messages[0].content`. Pydantic's location also names the branches of
+    unions that it tried: what does not lead anywhere in the body is left out."""
+    path: list[str] = []
+    here: Any = body
+    for depth, part in enumerate(location):
+        if isinstance(here, dict) and isinstance(part, str):
+            is_last = depth == len(location) - 1
+            if part in here or (is_missing and is_last):
+                path.append(f".{part}" if path else part)
+                here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            path.append(f"[{part}]")
+            here = here[part]
+    return tuple(path)

@@ -1,0 +1,4 @@
+"""Text and tokens: the tokenizer, stop strings, think marks and grammars' texts.
+
+Pure functions of their arguments; imports no other room.
+"""

@@ -1,0 +1,1 @@
+"""Compiling at start what the first requests would otherwise wait for."""

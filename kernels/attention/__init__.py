@@ -1,0 +1,1 @@
+"""Multi-head latent attention: decode, prefill, absorbed projections, RoPE, paged latents."""

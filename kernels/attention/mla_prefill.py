@@ -1,0 +1,288 @@
+"""Multi-head latent attention with plain heads, ragged rows over paged latents.
+
+A row's latents, cached prefix and new tokens alike, are expanded to keys and values per head:
+
+    (key_nope[s, h], value[s, h]) = kv_b[h] @ cache[s, :C]
+    key[s, h]     = (key_nope[s, h], cache[s, C:])
+    out[t, h, :]  = sum over s <= t of softmax_s(scale * query[t, h] . key[s, h]) * value[s, h]
+
+    query  [T, heads, D + R]  rotated part last
+    cache  [pages, page_tokens, C + R]  one layer
+    kv_b   [heads, D + V, C]  dtype of query; or float8_e4m3fn with `kv_b_scale`
+           [heads * (D + V) / 128, C / 128] float32, rounded up, by which 128 x 128 values are
+           multiplied: the latents are quantised, too, and the error of that is below 4% in either
+    rows   of `kernels.attention.paged_rows.split_rows`
+    groups  of `kernels.attention.mla_prefill_plan.plan_groups` for the same rows
+    out    [T, heads, V]      dtype of query; softmax in float32
+
+A row at a time, `mla_prefill` is the reference. In groups of keys, `mla_prefill_grouped` expands a
+bounded number of latents at once and merges what their values give; the other paths do that where
+they attend: Triton's, and one in CUDA for heads of DeepSeek-V3's sizes. In bfloat16 they are within
+1e-2 of the reference in float32, relative by norm, for each hundred groups that a row has: what is
+merged is rounded in between.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.attention import mla_prefill_cuda
+from kernels.attention.merge_states import merge_states_reference
+from kernels.attention.mla_prefill_plan import KeyGroup
+from kernels.attention.paged_rows import Row
+from kernels.build.fp8_scales import empty_scales
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
+from kernels.build.paths import path_of
+from kernels.elementwise.quantise import quantise
+from kernels.gemm.fp8_gemm import fp8_gemm
+from kernels.gemm.linear import linear
+
+QUERY_BLOCK = 128  # CPU: small enough that a block's scores stay near the cache
+
+
+def mla_prefill(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    rows: Sequence[Row],
+    *,
+    scale: float,
+    kv_b_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Raises ValueError for arguments that do not fit, and on a CPU for pages of no cache."""
+    _check(query, cache, kv_b, kv_b_scale)
+    for row in rows:
+        if row.stop > len(query) or row.kv_length > len(row.pages) * cache.shape[1]:
+            raise ValueError(f"{row} does not fit {len(query)} tokens, {tuple(cache.shape)}")
+        check_ids("pages", row.pages, 0, len(cache))
+    num_heads, qk_dim = query.shape[1:]
+    value_dim = kv_b.shape[1] - (qk_dim - (cache.shape[-1] - kv_b.shape[2]))
+    out = query.new_empty(query.shape[0], num_heads, value_dim)
+    attend = attend_in_blocks if query.device.type == "cpu" else attend_at_once
+    for row in rows:
+        key, value = row_keys(cache, kv_b, kv_b_scale, row, value_dim)
+        new = query[row.start : row.stop].transpose(0, 1)
+        out[row.start : row.stop] = attend(new, key, value, scale).transpose(0, 1)
+    return out
+
+
+def mla_prefill_grouped(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    groups: Sequence[KeyGroup],
+    *,
+    scale: float,
+    out: torch.Tensor | None = None,
+    kv_b_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`out`: contiguous, to write to; tokens that are in no group are left alone. Raises ValueError
+    for arguments that do not fit, and on a CPU for slots that there are not."""
+    _check(query, cache, kv_b, kv_b_scale)
+    _check_groups(query, cache, groups)
+    if out is None:
+        out = empty_values(query, cache, kv_b)
+    else:
+        check_operand("out", out, query.device, query.dtype)
+        check_shape("out", out, *query.shape[:2], value_dim_of(query, cache, kv_b))
+        check_contiguous(out=out)
+    path = path_for(query.device, query, cache, kv_b)
+    attend: Callable[..., None] = attend_group_reference
+    if path == "cuda":
+        attend = mla_prefill_cuda.launch
+    elif path == "triton":
+        from kernels.attention.mla_prefill_triton import launch
+
+        attend = launch
+    attend_groups(attend, query, cache, kv_b, kv_b_scale, groups, out, scale)
+    return out
+
+
+def mla_prefill_quantised(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    groups: Sequence[KeyGroup],
+    *,
+    scale: float,
+    kv_b_scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `quantise` makes, bit for bit, of what `mla_prefill_grouped` gives as [T, heads * V];
+    tokens that are in no group are undefined. Raises ValueError as that."""
+    _check(query, cache, kv_b, kv_b_scale)
+    _check_groups(query, cache, groups)
+    out = empty_values(query, cache, kv_b)
+    if path_for(query.device, query, cache, kv_b) != "cuda":
+        mla_prefill_grouped(query, cache, kv_b, groups, scale=scale, out=out, kv_b_scale=kv_b_scale)
+        return quantise(out.flatten(1))
+    values = torch.empty_like(out.flatten(1), dtype=torch.float8_e4m3fn)
+    quantised = values, empty_scales(values)
+    attend = partial(mla_prefill_cuda.launch, quantised=quantised)
+    attend_groups(attend, query, cache, kv_b, kv_b_scale, groups, out, scale)
+    return quantised
+
+
+def path_for(
+    device: torch.device, query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor
+) -> str:
+    """The path of both on `device` for operands like these, whose contents and own device are not
+    looked at."""
+    path = path_of("mla_prefill", device)
+    is_taken = path != "cuda" or mla_prefill_cuda.takes(query, cache, kv_b)
+    return path if is_taken else "triton"
+
+
+def empty_values(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> torch.Tensor:
+    """[T, heads, V]."""
+    return query.new_empty(*query.shape[:2], value_dim_of(query, cache, kv_b))
+
+
+def value_dim_of(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> int:
+    rope_dim = cache.shape[2] - kv_b.shape[2]
+    return int(kv_b.shape[1] - (query.shape[2] - rope_dim))
+
+
+def _check(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    kv_b_scale: torch.Tensor | None,
+) -> None:
+    shapes = tuple(query.shape), tuple(cache.shape), tuple(kv_b.shape)
+    fits = query.dim() == cache.dim() == kv_b.dim() == 3 and query.shape[1] == kv_b.shape[0]
+    if not fits or not 0 <= cache.shape[2] - kv_b.shape[2] <= query.shape[2]:
+        raise ValueError(f"query, cache and kv_b do not fit together: {shapes}")
+    if value_dim_of(query, cache, kv_b) < 1 or query.stride(2) != 1:
+        raise ValueError(f"query, cache and kv_b leave no values, or gaps: {shapes}")
+    check_operand("query", query, query.device, *FLOATS)
+    check_operand("cache", cache, query.device, query.dtype)
+    weight_dtype = query.dtype if kv_b_scale is None else torch.float8_e4m3fn
+    check_operand("kv_b", kv_b, query.device, weight_dtype)
+
+
+def _check_groups(query: torch.Tensor, cache: torch.Tensor, groups: Sequence[KeyGroup]) -> None:
+    check_contiguous(cache=cache)
+    for group in groups:
+        last = group.pieces[-1]  # they are in the order of their tokens
+        if last.query + last.num_queries > len(query):
+            raise ValueError(f"{last} does not fit {len(query)} tokens")
+        check_ids("slots", group.slots, 0, cache.shape[0] * cache.shape[1])
+
+
+def attend_groups(
+    attend: Callable[..., None],
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    kv_b_scale: torch.Tensor | None,
+    groups: Sequence[KeyGroup],
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Calls `attend` with the keys and values of each group, arguments as those of
+    `attend_group_reference`."""
+    rank = kv_b.shape[2]
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+    flat = cache.view(-1, cache.shape[-1])
+    for group in groups:
+        latents = flat.index_select(0, group.slots)
+        both = expand(latents[:, :rank], kv_b, kv_b_scale)
+        attend(query, both, latents[:, rank:], group, out, lse, scale=scale)
+
+
+def attend_group_reference(
+    query: torch.Tensor,
+    both: torch.Tensor,
+    key_rope: torch.Tensor,
+    group: KeyGroup,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    scale: float,
+) -> None:
+    """One piece at a time; arguments as those of `kernels.attention.mla_prefill_triton.launch`."""
+    value_dim = out.shape[2]
+    for piece in group.pieces:
+        of_queries = slice(piece.query, piece.query + piece.num_queries)
+        of_keys = slice(piece.key, piece.key + piece.num_keys)
+        nope, value = both[of_keys].split((both.shape[2] - value_dim, value_dim), dim=-1)
+        shared = key_rope[of_keys, None].expand(-1, both.shape[1], -1)
+        key = torch.cat((nope, shared), dim=-1).float()
+        scores = torch.einsum("qhd,khd->qhk", query[of_queries].float(), key) * scale
+        hidden = torch.ones(piece.num_queries, piece.num_keys, dtype=torch.bool)
+        hidden = hidden.triu_(piece.shift + 1).unsqueeze(1).to(scores.device)
+        scores.masked_fill_(hidden, float("-inf"))
+        part_lse = scores.logsumexp(dim=-1)
+        shares = (scores - part_lse.unsqueeze(-1)).exp().nan_to_num_()  # -inf - -inf: no key
+        part = torch.einsum("qhk,khv->qhv", shares, value.float()).to(out.dtype)
+        if not piece.is_first:
+            part, part_lse = merge_states_reference(
+                out[of_queries], lse[of_queries], part, part_lse
+            )
+        out[of_queries], lse[of_queries] = part, part_lse
+
+
+def expand(
+    latents: torch.Tensor, kv_b: torch.Tensor, kv_b_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """[S, C], rows may be slices -> [S, heads, D + V]: keys without their rotated part, values."""
+    weight = kv_b.flatten(0, 1)
+    if kv_b_scale is None:
+        both = linear(latents, weight)
+    else:
+        both = fp8_gemm(*quantise(latents), weight, kv_b_scale).to(latents.dtype)
+    return both.view(len(latents), *kv_b.shape[:2])
+
+
+def row_keys(
+    cache: torch.Tensor,
+    kv_b: torch.Tensor,
+    kv_b_scale: torch.Tensor | None,
+    row: Row,
+    value_dim: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """key [heads, S, D + R] and value [heads, S, V] of one row."""
+    num_heads, _, rank = kv_b.shape
+    latents = cache.index_select(0, row.pages).flatten(0, 1)[: row.kv_length]
+    both = expand(latents[:, :rank], kv_b, kv_b_scale)
+    nope, value = both.split((both.shape[-1] - value_dim, value_dim), dim=-1)
+    shared = latents[:, None, rank:].expand(-1, num_heads, -1)
+    key = torch.cat((nope.transpose(0, 1), shared.transpose(0, 1)), dim=-1)
+    return key, value.transpose(0, 1)
+
+
+def attend_in_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """[heads, Q, V]. One block of queries at a time against the keys it may see: half the work
+    of a masked whole, and several times faster on a CPU than the fused kernel of torch."""
+    num_queries, num_keys = query.shape[1], key.shape[1]
+    query = query.float().contiguous()
+    key, value = key.float().transpose(1, 2), value.float().contiguous()
+    future = query.new_full((QUERY_BLOCK, QUERY_BLOCK), float("-inf")).triu_(1)
+    out = query.new_empty(*query.shape[:2], value.shape[-1])
+    for start in range(0, num_queries, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, num_queries)
+        count, seen = stop - start, num_keys - num_queries + stop
+        scores = torch.bmm(query[:, start:stop], key[:, :, :seen]).mul_(scale)
+        scores[:, :, seen - count :].add_(future[:count, :count])
+        torch.bmm(scores.softmax(dim=-1), value[:, :seen], out=out[:, start:stop])
+    return out
+
+
+def attend_at_once(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """[heads, Q, V], by torch's fused kernel; values are padded to the width that it wants."""
+    num_queries, num_keys, value_dim = query.shape[1], key.shape[1], value.shape[-1]
+    mask = None
+    if num_queries < num_keys:
+        mask = query.new_ones(num_queries, num_keys, dtype=torch.bool)
+        mask.tril_(num_keys - num_queries)
+    padded = F.pad(value, (0, key.shape[-1] - value_dim)) if key.shape[-1] > value_dim else value
+    out = F.scaled_dot_product_attention(
+        query[None], key[None], padded[None], mask, is_causal=mask is None, scale=scale
+    )
+    return out[0, :, :, :value_dim]

@@ -1,0 +1,149 @@
+"""Rotates queries and the shared key, and writes latent and key into the paged cache: one kernel.
+
+    rotated[t, h, :]                        = query[t, h, D:] rotated by rotation[t]
+    cache[slots[t] // P, slots[t] % P]      = (norm(latent[t]), key_rope[t] rotated by rotation[t])
+
+    query     [T, heads, D + R]  bfloat16 or float32, pairs interleaved as in `rope`
+    rotated   [T, heads, R]  same dtype, may be a slice; None: query's own, in place
+    latent    [T, C]     compressed KV, same dtype; rows may be slices of longer ones
+    latent_norm  [C]     weight of the RMSNorm, with `eps`, that is still to do; None: it is done
+    key_rope  [T, R]     as `latent`
+    rotation  [T, R / 2] complex64
+    slots     [T] int64, page id * page tokens + offset, no two alike; -1: not written. On a device
+              the host does not read them, and those of no page are not written
+    cache     [pages, page_tokens, C + R]  same dtype, contiguous, changed in place
+
+Computed in float32; the Triton path agrees with the reference within one bit of the last place,
+latents without a norm are copies.
+"""
+
+import torch
+
+from kernels.attention.rope import rope
+from kernels.attention.write_latent import write_latent
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
+from kernels.build.paths import path_of
+from kernels.elementwise.rms_norm import rms_norm_reference
+
+
+def rope_write(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    *,
+    latent_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    rotated: torch.Tensor | None = None,
+) -> None:
+    """Raises ValueError for arguments that do not fit, and on a CPU for slots of no page."""
+    check_tokens(query, latent, key_rope, rotation, slots, cache, latent_norm)
+    if rotated is not None:
+        check_operand("rotated", rotated, query.device, query.dtype)
+        check_shape("rotated", rotated, *query.shape[:2], key_rope.shape[1])
+    write_checked(
+        query,
+        latent,
+        key_rope,
+        rotation,
+        slots,
+        cache,
+        latent_norm=latent_norm,
+        eps=eps,
+        rotated=rotated,
+    )
+
+
+def write_checked(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    *,
+    latent_norm: torch.Tensor | None,
+    eps: float,
+    rotated: torch.Tensor | None,
+) -> None:
+    """`rope_write` of what `check_tokens` has seen."""
+    write = rope_write_reference
+    if path_of("rope_write", query.device) == "triton":
+        from kernels.attention.rope_write_triton import launch
+
+        write = launch
+    write(
+        query,
+        latent,
+        key_rope,
+        rotation,
+        slots,
+        cache,
+        latent_norm=latent_norm,
+        eps=eps,
+        rotated=rotated,
+    )
+
+
+def rope_write_reference(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    *,
+    latent_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    rotated: torch.Tensor | None = None,
+) -> None:
+    query_rope = query[..., -key_rope.shape[1] :]
+    # The key is rotated as one more head.
+    both = rope(torch.cat((query_rope, key_rope.unsqueeze(1)), dim=1), rotation)
+    (query_rope if rotated is None else rotated).copy_(both[:, :-1])
+    if latent_norm is not None:
+        latent = rms_norm_reference(latent, latent_norm, eps)
+    key_rope, num_slots = both[:, -1], cache.shape[0] * cache.shape[1]
+    is_kept = (slots >= 0) & (slots < num_slots)
+    if not is_kept.all():
+        slots, latent, key_rope = slots[is_kept], latent[is_kept], key_rope[is_kept]
+    write_latent(cache, slots, latent, key_rope)
+
+
+def check_tokens(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    latent_norm: torch.Tensor | None,
+) -> None:
+    """Raises ValueError for arguments of `rope_write` that do not fit."""
+    if query.dim() != 3 or latent.dim() != 2 or key_rope.dim() != 2 or cache.dim() != 3:
+        shapes = [tuple(each.shape) for each in (query, latent, key_rope, cache)]
+        raise ValueError(f"query, latent, key_rope and cache do not fit together: {shapes}")
+    num_tokens, latent_dim = latent.shape
+    rope_dim = key_rope.shape[1]
+    if len(query) != num_tokens or query.shape[2] < rope_dim or rope_dim % 2:
+        raise ValueError(f"query {tuple(query.shape)} does not fit {tuple(key_rope.shape)}")
+    if latent.stride(1) != 1 or key_rope.stride(1) != 1:
+        raise ValueError("the columns of latent and of key_rope must be contiguous")
+    device, dtype = query.device, query.dtype
+    check_operand("query", query, device, *FLOATS)
+    check_operand("latent", latent, device, dtype)
+    check_operand("key_rope", key_rope, device, dtype)
+    check_operand("cache", cache, device, dtype)
+    check_operand("rotation", rotation, device, torch.complex64)
+    check_operand("slots", slots, device, torch.int64)
+    check_shape("key_rope", key_rope, num_tokens, cache.shape[2] - latent_dim)
+    check_shape("rotation", rotation, num_tokens, rope_dim // 2)
+    check_shape("slots", slots, num_tokens)
+    check_contiguous(rotation=rotation, slots=slots, cache=cache)
+    if latent_norm is not None:
+        check_operand("latent_norm", latent_norm, device, dtype)
+        check_shape("latent_norm", latent_norm, latent_dim)
+        check_contiguous(latent_norm=latent_norm)
+    check_ids("slots", slots, -1, cache.shape[0] * cache.shape[1])

@@ -1,0 +1,124 @@
+"""Block sizes of the Triton products, by device and shape: `kernels/tuned/DEVICE.json`, which
+`python -m bench.tune_fused_moe` and `python -m bench.tune_fp8_gemm` write.
+
+    {"fused_moe": {"bfloat16 e32 n4096 k7168": {"16": {"block_m": 16, ...}, "64": {...}}, ...},
+     "fp8_gemm": {"dense n7168 k16384": {"64": {"block_m": 64, ...}, ...}, ...}}
+
+Keys of the innermost level are rows (of an expert, where there are experts); the nearest one
+counts. Shapes and devices that nobody has tuned get what is right more often than not, which is
+said once in the log.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.build.fp8_gemm_blocks import Fp8Choice
+
+FOLDER = Path(__file__).parents[1] / "tuned"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How a grouped product is cut: rows, columns, sums; warps and pipeline stages a program."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    def record(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def blocks_for(
+    device: torch.device, dtype: torch.dtype, num_experts: int, n: int, k: int, rows: int
+) -> Blocks:
+    """For `rows` rows an expert on average."""
+    shapes = moe_table(device).get(shape_key(dtype, num_experts, n, k))
+    if not shapes:
+        return default_blocks(dtype, rows)
+    nearest = min(shapes, key=lambda tuned: (abs(tuned - rows), tuned))
+    return shapes[nearest]
+
+
+def default_blocks(dtype: torch.dtype, rows: int) -> Blocks:
+    """Few rows: time goes with the bytes of the weights; many: with the matrix instructions."""
+    is_fp8 = dtype == torch.float8_e4m3fn
+    if rows <= 16:
+        return Blocks(block_m=16, block_n=128, block_k=128, num_warps=4, num_stages=4)
+    if rows <= 64:
+        return Blocks(block_m=64, block_n=128, block_k=128, num_warps=4, num_stages=4)
+    return Blocks(
+        block_m=128, block_n=128, block_k=128 if is_fp8 else 64, num_warps=8, num_stages=3
+    )
+
+
+def shape_key(dtype: torch.dtype, num_experts: int, n: int, k: int) -> str:
+    return f"{str(dtype).removeprefix('torch.')} e{num_experts} n{n} k{k}"
+
+
+def table_path(device_name: str) -> Path:
+    """Where the block sizes of a device are kept."""
+    return FOLDER / f"{device_name.replace(' ', '_')}.json"
+
+
+def moe_table(device: torch.device) -> dict[str, dict[int, Blocks]]:
+    """What was measured for grouped products on `device`, by shape and rows."""
+    return _moe_table(device.type, device.index or 0)
+
+
+def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
+    """What was measured for FP8 products on `device`, by shape and rows."""
+    return _fp8_table(device.type, device.index or 0)
+
+
+@cache
+def _moe_table(device_type: str, index: int) -> dict[str, dict[int, Blocks]]:
+    return {
+        shape: {int(rows): Blocks(**blocks) for rows, blocks in by_rows.items()}
+        for shape, by_rows in _section("fused_moe", device_type, index).items()
+    }
+
+
+@cache
+def _fp8_table(device_type: str, index: int) -> dict[str, dict[int, Fp8Choice]]:
+    return {
+        shape: {int(rows): Fp8Choice.of_record(record) for rows, record in by_rows.items()}
+        for shape, by_rows in _section("fp8_gemm", device_type, index).items()
+    }
+
+
+def _section(name: str, device_type: str, index: int) -> dict[str, dict[str, Any]]:
+    if device_type != "cuda":
+        return {}
+    path = table_path(torch.cuda.get_device_name(index))
+    section = read_table(path).get(name, {})
+    if not section:
+        _log.info("no %s block sizes were tuned for this device (%s): defaults", name, path.name)
+    return section
+
+
+def read_table(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a file; none when it does not exist. Raises ValueError for other contents."""
+    if not path.is_file():
+        return {}
+    table = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(table, dict):
+        raise ValueError(f"{path} is no table of block sizes")
+    return table
+
+
+def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Puts the shapes into a section of a file, beside those that were there."""
+    table = read_table(path)
+    table[name] = table.get(name, {}) | shapes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Operations of a row at a time: norms, activation, quantisation, combination."""

@@ -1,0 +1,216 @@
+"""Triton paths of `rms_norm`: a program a row, which stays in registers. What is added may
+be what `kernels.elementwise.combine` would combine.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.build.dependent_launch_triton import dependent, follow
+from kernels.build.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
+from kernels.elementwise.combine import Combination, Update
+from kernels.elementwise.quantise_triton import quantise_by, quantise_group
+
+FEW_ROWS = 256
+# Up to so many, one for each multiprocessor, all choices of a row are loaded together; of more only
+# two, which leaves registers for more programs. 4,096 rows take 163 us, with four at once 180, with
+# eight 224, and 200 when a kernel in front combines them; 256 take 8.5, 8.9, 11.9 and 12.2.
+FEW_COMBINED = 128
+AT_ONCE = 2
+# Of fewer a program a row takes longer than a launch more, whose programs share rows: 6.7 us of one
+# row in a model, 4.9 in two launches.
+MIN_COMBINED = 17
+
+
+@triton.jit
+def _combined(
+    base, rows, row_of, weights, token, columns, inside, width, num_tokens, weights_stride,
+    num_choices: tl.constexpr, at_once: tl.constexpr, has_base: tl.constexpr,
+):  # fmt: skip
+    """As `kernels.elementwise.combine`, rounded."""
+    total = tl.zeros(columns.shape, tl.float32)
+    for first in tl.range(0, num_choices, at_once):
+        # Unrolled, so that their loads are in flight together.
+        for index in tl.static_range(at_once):
+            choice = first + index
+            place = row_of + choice * num_tokens + token
+            row = tl.load(place, mask=choice < num_choices, other=-1).to(tl.int64)
+            factor = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
+            here = inside & (row + tl.zeros_like(columns) >= 0)
+            values = tl.load(rows + row * width + columns, mask=here, other=0.0)
+            total += values.to(tl.float32) * factor
+    if has_base:
+        total += tl.load(base + token * width + columns, mask=inside, other=0.0).to(tl.float32)
+    return total.to(rows.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["num_rows", "scale_group_stride"])
+def _rms_norm(
+    x, rows, row_of, weights, residual, weight, total, out, small, scale, given, given_scale,
+    num_rows, width, x_stride,
+    residual_stride, weights_stride, scale_group_stride, eps, num_choices: tl.constexpr,
+    at_once: tl.constexpr, has_base: tl.constexpr,
+    group: tl.constexpr, groups: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
+    has_residual: tl.constexpr, plain: tl.constexpr, quantised: tl.constexpr,
+    has_given: tl.constexpr, dependent: tl.constexpr,
+):  # fmt: skip
+    """`num_choices`: x is the base of a combination of so many rows, if there is one."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, groups)
+    columns = index[:, None] * group + tl.arange(0, group)[None, :]
+    inside = columns < width
+    # Weights are there before the kernel in front ends.
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if has_given:
+        one_scale = tl.load(given_scale)
+    follow(dependent)
+    if num_choices:
+        values = _combined(
+            x, rows, row_of, weights, row, columns, inside, width, num_rows, weights_stride,
+            num_choices, at_once, has_base,
+        )  # fmt: skip
+    else:
+        values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if has_residual:
+        added = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
+        values = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
+        tl.store(total + row * width + columns, values, mask=inside)
+    wide = values.to(tl.float32)
+    mean = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / width
+    normed = wide * (1.0 / tl.sqrt_rn((mean + eps).to(tl.float32))) * factors
+    if plain:
+        tl.store(out + row * width + columns, normed.to(values.dtype), mask=inside)
+    if quantised:
+        rounded, scales = quantise_group(normed, largest, smallest)
+        tl.store(small + row * width + columns, rounded, mask=inside)
+        tl.store(scale + index * scale_group_stride + row, scales, mask=index * group < width)
+    if has_given:
+        tl.store(
+            given + row * width + columns, quantise_by(normed, one_scale, largest), mask=inside
+        )
+
+
+def launch(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, sum); the sum is x itself without a residual, which a combination needs."""
+    shaped = _shaped(x, residual)
+    out = shaped.new_empty(shaped.shape)
+    return out, _run(x, residual, weight, eps, out, None, num_warps)
+
+
+def launch_quantise(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, scale, sum)."""
+    small = _empty_small(_shaped(x, residual))
+    return *small, _run(x, residual, weight, eps, None, small, num_warps)
+
+
+def launch_both(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, quantised out, scale, sum)."""
+    shaped = _shaped(x, residual)
+    out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
+    total = _run(x, residual, weight, eps, out, small, num_warps)
+    return out, *small, total
+
+
+def launch_all(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    *,
+    num_warps: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
+    shaped = _shaped(x, residual)
+    out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
+    given = torch.empty_like(small[0]), scale
+    total = _run(x, residual, weight, eps, out, small, num_warps, given=given)
+    return out, *small, given[0], total
+
+
+def _shaped(x: Update, residual: torch.Tensor | None) -> torch.Tensor:
+    """One that has the shape of the result."""
+    if isinstance(x, Combination):
+        assert residual is not None
+        return residual
+    return x
+
+
+def _empty_small(shaped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    small = shaped.new_empty(shaped.shape, dtype=torch.float8_e4m3fn)
+    return small, empty_scales(shaped)
+
+
+def _run(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None,
+    small: tuple[torch.Tensor, torch.Tensor] | None,
+    num_warps: int,
+    *,
+    given: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The sum; the norm goes to `out`, with its scales to `small`, and by a scale to `given`."""
+    shaped = _shaped(x, residual)
+    num_rows, width = shaped.shape
+    total = shaped if residual is None else shaped.new_empty(shaped.shape)
+    if not num_rows:
+        return total
+    if isinstance(x, Combination) and num_rows < MIN_COMBINED:
+        x = x.combined()
+    parts = x if isinstance(x, Combination) else None
+    base = x.base if isinstance(x, Combination) else x
+    if parts is not None:
+        assert parts.rows.is_contiguous()
+        assert parts.row_of.is_contiguous()
+        assert parts.weights.stride(1) == 1
+        assert base is None or base.is_contiguous()
+    groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
+    values, scale = small or (None, None)
+    given_values, given_scale = given or (None, None)
+    num_choices = 0 if parts is None else len(parts.row_of)
+    usual = _usual_warps(num_rows, groups, num_choices > 0, out is not None and small is not None)
+    _rms_norm[(num_rows,)](
+        base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
+        residual, weight, total, out, values, scale, given_values, given_scale, num_rows, width,
+        0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
+        0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
+        eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
+        has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
+        has_residual=residual is not None, plain=out is not None, quantised=small is not None,
+        has_given=given is not None, dependent=is_dependent,
+        num_warps=num_warps or usual, launch_pdl=is_dependent,
+    )  # fmt: skip
+    return total
+
+
+def _usual_warps(num_rows: int, groups: int, combines: bool, has_both: bool) -> int:
+    """Of few rows the longest load counts, of many how many rows are under way."""
+    if groups < 32:
+        return 4
+    if num_rows <= FEW_ROWS or combines:
+        return 16
+    return 4 if has_both else 8

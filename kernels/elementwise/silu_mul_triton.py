@@ -1,0 +1,102 @@
+"""Triton paths of `kernels.elementwise.silu_mul`."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.build.dependent_launch_triton import dependent, follow
+from kernels.build.fp8_scales import empty_scales
+from kernels.elementwise.quantise_triton import GROUPS, row_programs, run, silu
+
+BLOCK = 1024
+# Rows from which on programs that quantise have these numbers of groups and rows.
+SOME_ROWS, SHAPE_OF_SOME = 64, (4, 4)
+MANY_ROWS, SHAPE_OF_MANY = 8192, (16, 1)
+
+
+@triton.jit
+def silu_mul_row(x, out, row, columns, width):
+    inside = columns < width
+    gate = tl.load(x + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + (row * 2 + 1) * width + columns, mask=inside, other=0.0)
+    # Rounded between the two, as the reference does it.
+    product = silu(gate).to(up.dtype).to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * width + columns, product.to(up.dtype), mask=inside)
+
+
+@triton.jit
+def _silu_mul(x, out, width, block: tl.constexpr, dependent: tl.constexpr):
+    follow(dependent)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    silu_mul_row(x, out, row, columns, width)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def _silu_mul_masked(
+    x, out, counts, capacity, width, block: tl.constexpr, dependent: tl.constexpr
+):  # fmt: skip
+    follow(dependent)
+    expert = tl.program_id(2).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    for place in range(tl.program_id(0), tl.load(counts + expert), tl.num_programs(0)):
+        silu_mul_row(x, out, expert * capacity + place, columns, width)
+
+
+def launch(x: torch.Tensor, *, block: int = 2 * BLOCK, num_warps: int = 8) -> torch.Tensor:
+    """x [T, 2 I] contiguous."""
+    num_rows, width = x.shape[0], x.shape[1] // 2
+    out = x.new_empty(num_rows, width)
+    if out.numel():
+        grid = (num_rows, triton.cdiv(width, block))
+        is_dependent = dependent(x)
+        _silu_mul[grid](
+            x, out, width, block=block, dependent=is_dependent, num_warps=num_warps,
+            launch_pdl=is_dependent,
+        )  # fmt: skip
+    return out
+
+
+def launch_masked(x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0) -> torch.Tensor:
+    """x [E, C, 2 I] contiguous."""
+    num_experts, capacity, double_width = x.shape
+    width = double_width // 2
+    out = x.new_empty(num_experts, capacity, width)
+    if out.numel():
+        num_programs = row_programs(capacity, expected_rows)
+        grid = (num_programs, triton.cdiv(width, BLOCK), num_experts)
+        is_dependent = dependent(x)
+        _silu_mul_masked[grid](
+            x, out, counts, capacity, width, block=BLOCK, dependent=is_dependent, num_warps=4,
+            launch_pdl=is_dependent,
+        )  # fmt: skip
+    return out
+
+
+def launch_quantise(
+    x: torch.Tensor,
+    counts: torch.Tensor | None,
+    *,
+    squeeze: bool,
+    scale: torch.Tensor | None = None,
+    groups: int = 0,
+    rows: int = 0,
+    num_warps: int = 0,
+    expected_rows: int = 0,
+    owner: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to
+    measure them: of a program. `owner` as `run` has it."""
+    usual = (GROUPS, 1)
+    if counts is None and x.shape[1] >= SOME_ROWS:
+        usual = SHAPE_OF_SOME if x.shape[1] < MANY_ROWS else SHAPE_OF_MANY
+    groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or 4
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.float8_e4m3fn)
+    scales = empty_scales(out) if scale is None else scale
+    run(
+        x, counts, out, scales, gated=True, given=scale is not None, groups=groups,
+        rows=rows, num_warps=num_warps, expected_rows=expected_rows, owner=owner,
+    )  # fmt: skip
+    if not squeeze:
+        return out, scales
+    return out[0], scales[0] if scale is None else scale

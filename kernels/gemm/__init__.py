@@ -1,0 +1,1 @@
+"""Dense and grouped matrix products in BF16 and FP8."""

@@ -1,0 +1,117 @@
+"""Dense projection in FP8.
+
+    out[t, n] = sum over k of x[t, k] * x_scale[t, k / 128] * w[n, k] * w_scale[n / 128, k / 128]
+
+    x         [T, K]            float8_e4m3fn, contiguous
+    x_scale   [T, K / 128]      float32; fastest with rows contiguous (`quantise`)
+    weight    [N, K]            float8_e4m3fn, contiguous
+    w_scale   [N / 128, K / 128] float32, rounded up at the edge of N
+    out       [T, N]            bfloat16, summed in float32
+
+K is a multiple of 128. A CUDA kernel for up to 128 tokens, DeepGEMM or Triton, whichever was
+measured to be fastest for the shape; of the first and the last where DeepGEMM is not installed. All
+are within TOLERANCE of the reference, relative by norm, most of which is rounding to bfloat16.
+
+NOTE: the CUDA kernel reads weights before the kernels in front of it have ended. They must not be
+written by a kernel that lets the next one begin earlier (`kernels.build.dependent_launch_triton`).
+"""
+
+import torch
+
+from kernels.build.fp8_gemm_blocks import DENSE
+from kernels.build.fp8_gemm_clusters import ClusterBlocks
+from kernels.build.paths import path_of
+from kernels.gemm import fp8_gemm_cuda
+from kernels.gemm.block_dequantise import BLOCK, block_dequantise
+from kernels.gemm.fp8_gemm_choice import cluster_blocks, faster_path
+
+TOLERANCE = 2e-3
+
+
+def fp8_gemm(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    """Raises ValueError for shapes, dtypes or devices that do not fit."""
+    check_operands(x, x_scale, weight, w_scale)
+    if x.dim() != 2 or weight.dim() != 2:
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} are no matrices")
+    path = _path_by_size(x.device, len(x), *weight.shape)
+    if path == "reference":
+        return fp8_gemm_reference(x, x_scale, weight, w_scale)
+    if path == "deep_gemm":
+        from kernels.gemm.fp8_gemm_deep_gemm import dense
+
+        return dense(x, x_scale, weight, w_scale)
+    return fp8_gemm_own(x, x_scale, weight, w_scale)
+
+
+def fp8_gemm_own(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    """By the kernels of this project: what runs where DeepGEMM is not installed."""
+    if clusters := _clusters(x.device, x, x_scale, weight):
+        return fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=clusters)
+    from kernels.gemm.fp8_gemm_triton import dense
+
+    return dense(x, x_scale, weight, w_scale)
+
+
+def path_for(
+    device: torch.device, x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor
+) -> str:
+    """The path of `fp8_gemm` on `device` for operands like these, whose contents and own device are
+    not looked at."""
+    path = _path_by_size(device, len(x), *weight.shape)
+    if path in ("reference", "deep_gemm"):
+        return path
+    return "cuda" if _clusters(device, x, x_scale, weight) else "triton"
+
+
+def _path_by_size(device: torch.device, rows: int, n: int, k: int) -> str:
+    """One that is neither the reference nor DeepGEMM's stands for `fp8_gemm_own`."""
+    path = path_of("fp8_gemm", device)
+    if path != "deep_gemm":
+        return path
+    return faster_path(device, DENSE, rows, n, k) if rows else "triton"
+
+
+def _clusters(
+    device: torch.device, x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor
+) -> ClusterBlocks | None:
+    """How the CUDA kernel cuts the product where it takes it."""
+    clusters = cluster_blocks(device, len(x), *weight.shape)
+    if clusters and len(x) and fp8_gemm_cuda.is_possible(x, x_scale, weight):
+        return clusters
+    return None
+
+
+def fp8_gemm_reference(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    values = x.float().unflatten(-1, (-1, BLOCK)) * x_scale.unsqueeze(-1)
+    product = values.flatten(-2) @ block_dequantise(weight, w_scale, torch.float32).t()
+    return product.to(torch.bfloat16)
+
+
+def check_operands(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> None:
+    """Raises ValueError unless the last dimensions, dtypes and devices fit together."""
+    if x.dtype != torch.float8_e4m3fn or weight.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"x and weight must be float8_e4m3fn, are {x.dtype} and {weight.dtype}")
+    if x_scale.dtype != torch.float32 or w_scale.dtype != torch.float32:
+        raise ValueError(f"scales must be float32, are {x_scale.dtype} and {w_scale.dtype}")
+    *lead, width = x.shape
+    rows = weight.shape[-2]
+    if width % BLOCK or weight.shape[-1] != width:
+        raise ValueError(f"K must be a multiple of 128: x {width}, weight {weight.shape[-1]}")
+    if x_scale.shape != (*lead, width // BLOCK):
+        raise ValueError(f"x_scale {tuple(x_scale.shape)} does not fit x {tuple(x.shape)}")
+    if w_scale.shape != (*weight.shape[:-2], -(-rows // BLOCK), width // BLOCK):
+        raise ValueError(
+            f"w_scale {tuple(w_scale.shape)} does not fit weight {tuple(weight.shape)}"
+        )
+    if not (x.is_contiguous() and weight.is_contiguous()):
+        raise ValueError("x and weight must be contiguous")
+    if len({each.device for each in (x, x_scale, weight, w_scale)}) > 1:
+        raise ValueError("operands are on different devices")

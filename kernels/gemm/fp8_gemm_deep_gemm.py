@@ -1,0 +1,56 @@
+"""DeepGEMM as the path of `kernels.gemm.fp8_gemm` and `kernels.moe.fp8_grouped_gemm`.
+
+It wants scales of activations with rows contiguous, as `quantise` leaves them; others it
+transposes first.
+"""
+
+from typing import Any
+
+import deep_gemm
+import torch
+
+# What computes; `kernels.ahead.deep_gemm_ahead` puts another in its place while it notes products.
+library: Any = deep_gemm
+
+# Its kernels are launched while what is in front of them ends, and wait for that themselves.
+if hasattr(deep_gemm, "set_pdl"):
+    deep_gemm.set_pdl(True)
+
+
+def dense(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
+) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+    library.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
+    return out
+
+
+def masked(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    counts: torch.Tensor,
+    expected_rows: int,
+) -> torch.Tensor:
+    out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
+    library.fp8_m_grouped_gemm_nt_masked(
+        (x, x_scale), (weight, w_scale), out, counts, max(1, expected_rows)
+    )
+    return out
+
+
+def contiguous(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    ends: torch.Tensor,
+) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
+    # By `ends` it goes from expert to expert; by the expert of each row it would load the operands
+    # of blocks of padding, too.
+    library.m_grouped_fp8_gemm_nt_contiguous(
+        (x, x_scale), (weight, w_scale), out, ends, use_psum_layout=True
+    )
+    return out

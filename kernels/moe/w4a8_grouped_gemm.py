@@ -1,0 +1,293 @@
+"""Grouped GEMM of FP8 activations and int4 weights.
+
+    out[i, n] = sum over k of x[i, k] * x_scale[i, k / 128] * w[e][n, k] * w_scale[e][n, k / 128]
+
+with e the expert of row i.
+
+    activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn
+    activation_scales  [E, C, K / 128] or [M, K / 128] float32, any strides; or one of a whole row,
+                       [E, C, 1] or [M, 1]; or one float32 for all
+    weights            PackedWeights of E experts, N x K: int4, float32 scales per 128 along K
+    counts             [E] int32, on the device of the activations: rows of each expert
+    out                [E, C, N] or [M, N]  bfloat16
+
+Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
+then those of expert 1, without gaps. Rows behind those that counts names are not read and their
+outputs not written. N and K are multiples of 128. One scale a row, or for all, multiplies the sum
+over k, which takes half as many float instructions as one for each 128 columns. The product of gate
+and up goes on, gated, as FP8 where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16
+between, it gives what two launches would, to the last bit of e4m3 or the one beside it (exp).
+
+On Hopper a CUDA kernel runs, else the reference, which also EPSERVE_KERNELS=reference asks for. The
+kernel never waits for the host and can be captured in a CUDA graph after one call outside of it.
+It sums in float16: products of 128 columns in the matrix unit, and these, scaled, eight at a time.
+Scales are shares of their row's, or token's, largest, so that neither their size nor that of the
+outputs matters. It agrees with the reference, which sums in float32, within TOLERANCE, relative by
+norm; bfloat16 rounding is 1.7e-3 of that.
+"""
+
+import torch
+
+from kernels.build.fp8_scales import empty_scales
+from kernels.build.paths import path_of
+from kernels.elementwise.quantise import check_scale
+from kernels.elementwise.silu_mul import silu_mul_quantise_masked
+from kernels.gemm.linear import linear
+from kernels.moe import w4a8_grouped_gemm_cuda
+from kernels.moe.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
+
+TOLERANCE = 2e-3
+# For more rows an expert, a product and its activation take as long by themselves, or less.
+_MOST_GATED = 128
+
+
+def w4a8_grouped_gemm_masked(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+    early: bool = False,
+) -> torch.Tensor:
+    """Masked layout. `expected_rows`, the rows that an expert is likely to have (default: C),
+    picks among tiles, whose results differ by rounding. `early`: weights and counts were there
+    before the kernel in front of this call began, so that this one may begin while that ends.
+    Raises ValueError for arguments that do not fit."""
+    _check_masked(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
+    if not activations.numel():
+        return out
+    if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
+        return w4a8_grouped_gemm_masked_reference(
+            activations, activation_scales, weights, counts, out=out
+        )
+    capacity = activations.shape[1]
+    w4a8_grouped_gemm_cuda.launch(
+        activations,
+        activation_scales,
+        _strides(activation_scales),
+        weights.blocks,
+        counts,
+        out,
+        capacity=capacity,
+        expected_rows=capacity if expected_rows is None else expected_rows,
+        early=early,
+    )
+    return out
+
+
+def w4a8_grouped_gemm_gated(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out_scale: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+    leads: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masked layout of gate_up, gate half first: what `silu_mul.silu_mul_quantise_masked`
+    makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]); or, with an
+    `out_scale` [] float32 that the caller has, (values quantised with it, `out_scale`).
+    `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the kernel behind, if it is one that
+    begins early, may take multiprocessors as soon as this one leaves them. Raises ValueError for
+    arguments that do not fit, and unless N is a multiple of 256."""
+    _check_masked(activations, activation_scales, weights, counts)
+    check_scale(activations, out_scale)
+    if weights.num_outputs % (2 * GROUP):
+        raise ValueError(f"N = {weights.num_outputs} is not a multiple of {2 * GROUP}")
+    capacity = activations.shape[1]
+    likely = capacity if expected_rows is None else expected_rows
+    is_cuda = path_of("w4a8_grouped_gemm", activations.device) == "cuda"
+    if not is_cuda or likely > _MOST_GATED:
+        given = (activations, activation_scales, weights, counts)
+        inner = w4a8_grouped_gemm_masked(*given, expected_rows=expected_rows)
+        return silu_mul_quantise_masked(
+            inner, counts, scale=out_scale, expected_rows=expected_rows or 0
+        )
+    shape = (*activations.shape[:-1], weights.num_outputs // 2)
+    out = activations.new_empty(shape)
+    out_scales = empty_scales(out) if out_scale is None else out_scale.view(())
+    if activations.numel():
+        w4a8_grouped_gemm_cuda.launch(
+            activations,
+            activation_scales,
+            _strides(activation_scales),
+            weights.blocks,
+            counts,
+            out,
+            capacity=capacity,
+            expected_rows=likely,
+            out_scales=out_scales,
+            leads=leads,
+        )
+    return out, out_scales
+
+
+def w4a8_grouped_gemm_contiguous(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+) -> torch.Tensor:
+    """Contiguous layout. `expected_rows` as in the masked one (default: M / E)."""
+    if activations.dim() != 2:
+        raise ValueError(f"activations are [M, K], not {tuple(activations.shape)}")
+    _check(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
+    if not activations.numel():
+        return out
+    if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
+        return w4a8_grouped_gemm_contiguous_reference(
+            activations, activation_scales, weights, counts, out=out
+        )
+    mean = -(-activations.shape[0] // weights.num_experts)
+    w4a8_grouped_gemm_cuda.launch(
+        activations,
+        activation_scales,
+        _strides(activation_scales),
+        weights.blocks,
+        counts,
+        out,
+        capacity=0,
+        expected_rows=mean if expected_rows is None else expected_rows,
+    )
+    return out
+
+
+def w4a8_grouped_gemm_masked_reference(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the masked product is; waits for the counts."""
+    _check(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
+    for expert, count in enumerate(counts.clamp(0, activations.shape[1]).tolist()):
+        if count:
+            rows = _rows(activations[expert], activation_scales, expert, slice(0, count))
+            out[expert, :count] = linear(rows, _matrix(weights, expert))
+    return out
+
+
+def w4a8_grouped_gemm_contiguous_reference(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the contiguous product is; waits for the counts."""
+    _check(activations, activation_scales, weights, counts)
+    out = _output(activations, weights, out)
+    start = 0
+    for expert, count in enumerate(counts.clamp(0).tolist()):
+        if count:
+            where = slice(start, start + count)
+            rows = _rows(activations, activation_scales, None, where)
+            out[where] = linear(rows, _matrix(weights, expert))
+            start += count
+    return out
+
+
+def _rows(
+    activations: torch.Tensor, scales: torch.Tensor, expert: int | None, where: slice
+) -> torch.Tensor:
+    """Some rows of [rows, K] activations as float32, of `expert` where scales have that axis."""
+    rows = activations[where].float()
+    if scales.numel() == 1:
+        return rows * scales.reshape(())
+    own = (scales if expert is None else scales[expert])[where]
+    return rows * own.repeat_interleave(rows.shape[-1] // own.shape[-1], dim=-1)
+
+
+def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
+    """[N, K] float32 weights of an expert."""
+    return dequantise_weights(PackedWeights(weights.blocks[expert : expert + 1]))[0]
+
+
+def _strides(scales: torch.Tensor) -> tuple[int, int, int]:
+    """By expert, row and group of columns; the last is 0 where a row has one scale."""
+    if scales.numel() == 1:
+        return 0, 0, 0
+    *outer, row, group = scales.stride()
+    return outer[0] if outer else 0, row, 0 if scales.shape[-1] == 1 else group
+
+
+def _check_masked(
+    activations: torch.Tensor,
+    scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+) -> None:
+    """Raises ValueError for arguments that do not fit."""
+    if activations.dim() != 3:
+        raise ValueError(f"activations are [E, C, K], not {tuple(activations.shape)}")
+    _check(activations, scales, weights, counts)
+    if activations.shape[0] != weights.num_experts:
+        raise ValueError(f"{activations.shape[0]} experts' rows, {weights.num_experts} experts")
+
+
+def _check(
+    activations: torch.Tensor,
+    scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+) -> None:
+    """Raises ValueError for arguments that do not fit."""
+    k = weights.num_inputs
+    if activations.shape[-1] != k:
+        raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
+    if k > w4a8_grouped_gemm_cuda.MAX_INPUTS:
+        raise ValueError(f"K = {k}: at most {w4a8_grouped_gemm_cuda.MAX_INPUTS}")
+    if activations.dtype != torch.float8_e4m3fn or not activations.is_contiguous():
+        raise ValueError(f"activations are contiguous float8_e4m3fn, not {activations.dtype}")
+    if activations.data_ptr() % 16:
+        raise ValueError("activations are aligned to 16 bytes")
+    by_group, by_row = ((*activations.shape[:-1], columns) for columns in (k // GROUP, 1))
+    fits = scales.numel() == 1 or scales.shape in (by_group, by_row)
+    if scales.dtype != torch.float32 or not fits:
+        raise ValueError(
+            f"activation scales are float32, {by_group} or {by_row} or one, "
+            f"not {tuple(scales.shape)} {scales.dtype}"
+        )
+    if counts.dtype != torch.int32 or counts.shape != (weights.num_experts,):
+        raise ValueError(
+            f"counts are [{weights.num_experts}] int32, not {tuple(counts.shape)} {counts.dtype}"
+        )
+    if not counts.is_contiguous():
+        raise ValueError("counts are contiguous")
+    if weights.num_experts > w4a8_grouped_gemm_cuda.MAX_EXPERTS:
+        raise ValueError(
+            f"{weights.num_experts} experts: at most {w4a8_grouped_gemm_cuda.MAX_EXPERTS} a call"
+        )
+    for name, tensor in (
+        ("activation scales", scales),
+        ("weights", weights.blocks),
+        ("counts", counts),
+    ):
+        if tensor.device != activations.device:
+            raise ValueError(f"{name} on {tensor.device}, activations on {activations.device}")
+
+
+def _output(
+    activations: torch.Tensor, weights: PackedWeights, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Made unless given. Raises ValueError for one that does not fit."""
+    shape = (*activations.shape[:-1], weights.num_outputs)
+    if out is None:
+        return torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
+    if out.shape != shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
+        raise ValueError(f"out is contiguous {shape} bfloat16, not {tuple(out.shape)} {out.dtype}")
+    if out.device != activations.device:
+        raise ValueError(f"out on {out.device}, activations on {activations.device}")
+    return out

@@ -1,0 +1,300 @@
+"""Masks against brute force over all strings of a language; whole outputs against `re` and
+`jsonschema`."""
+
+import json
+import random
+import re
+from itertools import product
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from engine.grammar.grammar_match import GrammarCompiler, GrammarMatch
+from engine.grammar.token_bytes import token_bytes
+from engine.link.messages import Grammar
+
+EOS, THINK_END, SPECIAL = 0, 1, 2
+TEXTS = ["a", "b", "c", "ab", "bc", "abc", "cc", "{", "}", '"', ":", ",", "1", "2", "0", "-", ".",
+         "true", "null", '{"', '":', "[", "]", "ba", " ", ", ", "\\", "x", "e", "é",
+         "3", "4", "5", "6", "7", "8", "9"]  # fmt: skip
+NUM_USED = 3 + len(TEXTS)
+VOCAB = NUM_USED + 3
+
+
+ALPHABET = bytes_to_unicode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    added = [(EOS, "<eos>", True), (THINK_END, "</think>", False), (SPECIAL, "<x>", True)]
+    vocab = {
+        "".join(ALPHABET[byte] for byte in text.encode()): number + 3
+        for number, text in enumerate(TEXTS)
+    }
+    fields = {
+        "model": {"vocab": vocab},
+        "added_tokens": [{"id": i, "content": text, "special": s} for i, text, s in added],
+        "decoder": {"type": "ByteLevel"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: Path) -> GrammarCompiler:
+    return GrammarCompiler(folder, VOCAB, (EOS,))
+
+
+def begin(
+    compiler: GrammarCompiler, grammar: Grammar, stop_token_ids: tuple[int, ...] = ()
+) -> GrammarMatch:
+    return compiler.match(grammar, compiler.compile(grammar), stop_token_ids)
+
+
+def allowed(match: GrammarMatch) -> set[int]:
+    bits = torch.empty(1, 2, dtype=torch.int32)
+    match.fill([match], bits)
+    return {token for token in range(VOCAB) if bits[0, token // 32].item() >> (token % 32) & 1}
+
+
+def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | None:
+    """A random output; None if it has no end within `most` tokens. Ends are preferred later."""
+    text = b""
+    for length in range(most):
+        if match.is_complete:
+            return text.decode()
+        tokens = sorted(allowed(match))
+        assert tokens, text
+        token = EOS if EOS in tokens and length > 20 else choose.choice(tokens)
+        assert match.accept(token)
+        if token == EOS:
+            assert match.is_complete
+            return text.decode()
+        text += TEXTS[token - 3].encode()
+    return None
+
+
+def test_bytes_of_tokens(folder: Path) -> None:
+    entries, marks = token_bytes(folder, VOCAB)
+    assert entries[:5] == [b"", b"", b"", b"a", b"b"]
+    assert entries[3:NUM_USED] == [text.encode() for text in TEXTS]
+    assert entries[NUM_USED:] == [b""] * 3
+    assert marks == {THINK_END: "</think>"}
+
+
+PIECES = ["a", "b", "[ab]", "(ab|c)", "(a|bc)", "c?", "(abc)?", "[bc]{1,2}"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), data=st.data())
+def test_masks_equal_brute_force(
+    compiler: GrammarCompiler, pieces: list[str], data: st.DataObject
+) -> None:
+    regex = "".join(pieces)
+    language = _language(pieces)
+    match = begin(compiler, Grammar(regex=regex))
+    text = ""
+    while not match.is_complete:
+        expected = {
+            number + 3
+            for number, token in enumerate(TEXTS)
+            if any(string.startswith(text + token) for string in language)
+        }
+        if text in language:
+            expected.add(EOS)
+        assert allowed(match) == expected, (regex, text)
+        token = data.draw(st.sampled_from(sorted(expected)))
+        for other in {SPECIAL, NUM_USED, 3, 4} - expected:
+            assert not match.accept(other)
+        assert match.accept(token)
+        if token == EOS:
+            break
+        text += TEXTS[token - 3]
+    assert text in language
+    assert re.fullmatch(regex, text)
+    # Complete without an end token only when nothing could have followed.
+    longer = [string for string in language if string.startswith(text) and string != text]
+    assert match.is_complete
+    assert not longer or token == EOS
+
+
+def _language(pieces: list[str]) -> set[str]:
+    """All strings of a concatenation of PIECES, by trying."""
+    short = ["".join(s) for n in range(4) for s in product("abc", repeat=n)]
+    strings = {""}
+    for piece in pieces:
+        choices = [one for one in short if re.fullmatch(piece, one)]
+        strings = {begin + end for begin in strings for end in choices}
+    return strings
+
+
+SCHEMAS: list[dict[str, object]] = [
+    {"type": "object"},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
+     "required": ["a"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": ["a", "bc", None, 1]}, "minItems": 1, "maxItems": 3},
+    {"type": "object", "properties": {"ab": {"type": "string", "minLength": 2, "maxLength": 5},
+     "c": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
+     "required": ["ab", "c"]},
+    {"anyOf": [{"type": "null"}, {"type": "integer", "minimum": -12, "maximum": 201}]},
+    {"$defs": {"n": {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/$defs/n"},
+     {"type": "null"}]}}, "required": ["a"]}}, "$ref": "#/$defs/n"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema)[:30])
+@pytest.mark.parametrize("compact", [True, False])
+def test_json_is_valid_by_jsonschema(
+    compiler: GrammarCompiler, schema: dict[str, object], compact: bool
+) -> None:
+    choose, num_ends = random.Random(7), 0
+    for _ in range(15):
+        match = begin(compiler, Grammar(json_schema=json.dumps(schema), compact=compact))
+        text = walk(match, choose)
+        if text is None:
+            continue
+        num_ends += 1
+        value = json.loads(text)
+        jsonschema.validate(value, schema)
+        if compact and "e" not in text and "." not in text:  # json writes 1e0 as 1.0
+            assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    assert num_ends >= 3
+
+
+LETTERS = st.text("abcx", min_size=1, max_size=4)
+RANDOM_SCHEMAS = st.recursive(
+    st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(
+            lambda low, width: {"type": "integer", "minimum": low, "maximum": low + width},
+            st.integers(-30, 300),
+            st.integers(0, 60),
+        ),
+        st.builds(
+            lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more},
+            st.integers(0, 3),
+            st.integers(0, 4),
+        ),
+        st.builds(lambda values: {"enum": values}, st.lists(LETTERS, min_size=1, unique=True)),
+        st.builds(lambda value: {"const": value}, st.integers(-9, 99) | LETTERS),
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda items, low, more: {
+                "type": "array",
+                "items": items,
+                "minItems": low,
+                "maxItems": low + more,
+            },
+            inner,
+            st.integers(0, 2),
+            st.integers(0, 2),
+        ),
+        st.builds(
+            lambda properties, closed: {
+                "type": "object",
+                "properties": properties,
+                "required": sorted(properties)[::2],
+                "additionalProperties": not closed,
+            },
+            st.dictionaries(LETTERS, inner, min_size=1, max_size=3),
+            st.booleans(),
+        ),
+        st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(schema=RANDOM_SCHEMAS, seed=st.integers(0, 99))
+def test_json_of_random_schemas_is_valid(
+    compiler: GrammarCompiler, schema: dict[str, object], seed: int
+) -> None:
+    text = walk(begin(compiler, Grammar(json_schema=json.dumps(schema))), random.Random(seed))
+    assert text is None or jsonschema.validate(json.loads(text), schema) is None
+    event("has ended" if text is not None else "has no end")
+
+
+def test_no_schema_means_any_object(compiler: GrammarCompiler) -> None:
+    match = begin(compiler, Grammar(json_schema=""))
+    for text in ("{", '"', "a", '":', "[", "1", ", ", "true", "]", "}"):
+        assert not match.is_complete
+        assert match.accept(TEXTS.index(text) + 3), text
+    assert match.is_complete
+    assert not match.is_active
+
+
+def test_grammar_begins_behind_a_token(compiler: GrammarCompiler) -> None:
+    match = begin(compiler, Grammar(ebnf='root ::= "a" "b"?', after_token_id=THINK_END))
+    for token in (5, EOS, SPECIAL, 9):
+        assert not match.is_active
+        assert match.accept(token)
+    assert match.accept(THINK_END)
+    assert match.is_active
+    assert allowed(match) == {TEXTS.index("a") + 3, TEXTS.index("ab") + 3}
+    assert match.accept(TEXTS.index("a") + 3)
+    assert not match.is_complete
+    assert allowed(match) == {TEXTS.index("b") + 3, EOS}
+    assert match.accept(TEXTS.index("b") + 3)
+    assert match.is_complete
+
+
+def test_stop_tokens_without_text_end_an_output_that_may_end(compiler: GrammarCompiler) -> None:
+    letter = TEXTS.index("a") + 3
+    match = begin(compiler, Grammar(regex="a+"), stop_token_ids=(SPECIAL, letter))
+    assert SPECIAL not in allowed(match)
+    assert match.accept(letter)
+    assert {SPECIAL, EOS, letter} <= allowed(match)
+    assert match.accept(SPECIAL)
+    assert match.is_complete
+
+
+def test_masks_of_a_batch_are_those_of_each(compiler: GrammarCompiler) -> None:
+    matches = [begin(compiler, Grammar(regex=regex)) for regex in ("a+", "b", "[abc]{2}", "1.0")]
+    bits = torch.empty(4, 2, dtype=torch.int32)
+    matches[0].fill(matches, bits)
+    for row, match in enumerate(matches):
+        alone = torch.empty(1, 2, dtype=torch.int32)
+        match.fill([match], alone)
+        assert torch.equal(bits[row], alone[0])
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(regex="(a"),
+        Grammar(regex="a\0"),
+        Grammar(ebnf="root ::= nowhere"),
+        Grammar(ebnf='start ::= "a"'),
+        Grammar(ebnf="root ::= root"),
+        Grammar(json_schema='{"$ref":"#/nowhere"}'),
+        Grammar(json_schema='{"type":"strange"}'),
+        Grammar(json_schema="false"),
+        Grammar(json_schema='{"type":"integer","minimum":1e400}'),
+    ],
+    ids=lambda grammar: str(grammar)[:50],
+)
+def test_no_grammar(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    with pytest.raises(ValueError, match="^[^/]+") as caught:
+        compiler.compile(grammar)
+    assert "/project/" not in str(caught.value)
+
+
+@pytest.mark.parametrize("literal", ["</think>", "\\u003c/think\\u003e", "\\x3C/think\\U0000003e"])
+def test_marks_are_tokens_only_where_the_grammar_names_them(
+    compiler: GrammarCompiler, literal: str
+) -> None:
+    assert THINK_END not in allowed(begin(compiler, Grammar(regex=".*")))
+    match = begin(compiler, Grammar(ebnf=f'root ::= "{literal}" [ab]'))
+    assert allowed(match) == {THINK_END}
+    assert match.accept(THINK_END)
+    assert match.accept(TEXTS.index("a") + 3)
+    assert match.is_complete

@@ -1,0 +1,117 @@
+"""Sampling parameters on the wire: the same on the other side, or refused by name."""
+
+import json
+
+import msgspec
+import pytest
+from google.protobuf.text_format import Parse
+
+from core.errors import InvalidRequest
+from engine.link.messages import Grammar, Sampling, TokenOut
+from engine.server.grammar_wire import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
+from engine.server.wire import (
+    MAX_LOGIT_BIAS,
+    check_sampled_ids,
+    prompt_messages,
+    sampling_message,
+    sampling_of,
+    token_of,
+)
+from proto.generate_pb2 import SamplingParams
+
+FULL = Sampling(
+    temperature=0.5,
+    top_p=0.25,
+    top_k=7,
+    min_p=0.125,
+    seed=2**63,
+    max_tokens=9,
+    min_tokens=2,
+    stop_token_ids=(4, 5),
+    ignore_eos=True,
+    logprobs=True,
+    top_logprobs=3,
+    frequency_penalty=-1.5,
+    presence_penalty=2.0,
+    repetition_penalty=1.25,
+    logit_bias=((3, -100.0), (9, 0.5)),
+    prompt_logprobs=True,
+    top_prompt_logprobs=4,
+)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        None,
+        Grammar(json_schema="", compact=False),
+        Grammar(json_schema='{"type":"object"}', after_token_id=0),
+        Grammar(regex="", after_token_id=6),
+        Grammar(ebnf='root ::= "a"'),
+    ],
+)
+def test_parameters_come_through(grammar: Grammar | None) -> None:
+    sampling = msgspec.structs.replace(FULL, grammar=grammar)
+    packed = sampling_message(sampling).SerializeToString()
+    assert sampling_of(SamplingParams.FromString(packed)) == sampling
+
+
+def test_absent_fields_change_nothing() -> None:
+    assert sampling_of(SamplingParams()) == Sampling(max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("frequency_penalty: 2.1", "frequency_penalty"),
+        ("presence_penalty: nan", "presence_penalty"),
+        ("repetition_penalty: -1", "repetition_penalty"),
+        ("repetition_penalty: inf", "repetition_penalty"),
+        ("repetition_penalty: 1e-38", "repetition_penalty"),  # logits would be infinite
+        ("top_prompt_logprobs: 21", "top_prompt_logprobs"),
+        ("logit_bias {token_id: 1 bias: 100.5}", "logit_bias"),
+        ("logit_bias {token_id: 1 bias: nan}", "logit_bias"),
+        ("logit_bias {token_id: 1} logit_bias {token_id: 1}", "logit_bias"),
+        ("logit_bias {}" * (MAX_LOGIT_BIAS + 1), "logit_bias"),
+        ("grammar {}", "grammar"),
+        ('grammar {json_schema: "{"}', "grammar"),
+        ('grammar {json_schema: "[]"}', "grammar"),
+        (f'grammar {{regex: "{"a" * (MAX_GRAMMAR_BYTES + 1)}"}}', "grammar"),
+        (
+            "grammar {json_schema: "
+            + json.dumps('{"not":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH)
+            + "}",
+            "grammar",
+        ),
+        ('grammar {json_schema: "' + "[" * 100_000 + '"}', "grammar"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        sampling_of(Parse(text, SamplingParams()))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(stop_token_ids=(10,)),
+        Sampling(logit_bias=((3, 1.0), (10, 1.0))),
+        Sampling(grammar=Grammar(regex="a", after_token_id=10)),
+    ],
+)
+def test_tokens_that_the_model_does_not_know_are_refused(sampling: Sampling) -> None:
+    check_sampled_ids(sampling, vocab_size=11)
+    with pytest.raises(InvalidRequest):
+        check_sampled_ids(sampling, vocab_size=10)
+
+
+def test_the_first_token_of_a_prompt_has_no_log_probability() -> None:
+    tokens = [
+        TokenOut(token_id=4),
+        TokenOut(token_id=5, logprob=-1.5, top=((6, -0.5), (5, -1.5))),
+        TokenOut(token_id=6),
+    ]
+    messages = prompt_messages(tokens)
+    assert [message.has_logprob for message in messages] == [False, True, True]
+    assert [token_of(message) for message in messages] == tokens

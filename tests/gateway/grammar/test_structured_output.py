@@ -1,0 +1,280 @@
+"""What workers are asked to keep to, and the process that compiles it first."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import InvalidRequest, Unavailable
+from gateway.grammar import grammar_compiler
+from gateway.grammar.grammar_compiler import GrammarCompiler
+from gateway.grammar.tool_form import V3_FORM
+from gateway.output.tool_call_parser import CALLS_BEGIN, CALLS_END
+from gateway.requests.constraint_fields import ebnf_literal
+from tests.gateway.conftest import MODEL, Gateway, v3_call
+from tests.gateway.model_folder import EOS_ID, make_model_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCHEMA = {
+    "$defs": {"Step": {"type": "object", "properties": {"n": {"type": "integer"}},
+                       "required": ["n"], "additionalProperties": False}},
+    "type": "object",
+    "properties": {"steps": {"type": "array", "items": {"$ref": "#/$defs/Step"}},
+                   "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Note"}},
+    "required": ["steps"],
+}  # fmt: skip
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "json_object"}}, "json_schema", ""),
+    ({"response_format": {"type": "json_schema",
+                          "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+     "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+    ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+    ({"guided_json": '{"type": "integer"}'}, "json_schema", '{"type": "integer"}'),
+    ({"guided_regex": "[0-9]{3}"}, "regex", "[0-9]{3}"),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, "ebnf", 'root ::= "a" | "b"'),
+    ({"guided_choice": ["yes", 'n"ö']}, "ebnf", 'root ::= "yes" | "n\\U00000022\\U000000f6"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+@pytest.mark.parametrize(("fields", "kind", "text"), CASES)
+async def test_what_workers_are_asked(
+    gateway: Gateway, endpoint: str, fields: dict[str, Any], kind: str, text: str
+) -> None:
+    reply = await getattr(gateway, endpoint)("plain", **fields)
+    assert reply.status_code == 200, reply.text
+    (request,) = gateway.cluster.first.requests
+    grammar = request.sampling.grammar
+    assert grammar.WhichOneof("kind") == kind
+    assert getattr(grammar, kind) == text
+    assert grammar.compact
+    assert not grammar.HasField("after_token_id")
+
+
+@pytest.mark.parametrize("kind", ["string", ["string", "null"]])
+async def test_bounded_strings_are_json(gateway: Gateway, kind: Any) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    schema = {"type": "object", "required": ["a"],
+              "properties": {"a": {"type": kind, "minLength": 2, "maxLength": 4}}}  # fmt: skip
+    await gateway.chat("plain", guided_json=schema)
+    grammar = gateway.cluster.first.requests[0].sampling.grammar
+    accepts = xgrammar.Grammar.from_ebnf(grammar.ebnf)
+    for text, expected in (("ab", True), ("日本🙂é", True), ("a", False), ("abcde", False),
+                           ("a\tb", False), ("a\x01", False), ('a"', False)):  # fmt: skip
+        assert _is_grammar_accept_string(accepts, f'{{"a":"{text}"}}') == expected
+
+
+async def test_text_is_no_constraint(gateway: Gateway) -> None:
+    await gateway.chat("plain", response_format={"type": "text"})
+    assert not gateway.cluster.first.requests[0].sampling.HasField("grammar")
+
+
+async def test_literals_are_what_they_spell() -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    for text in ('a"b\\c', "日本🙂\n\t\x7f", "<｜tool▁sep｜>", "[a]{2}|(b)"):
+        grammar = xgrammar.Grammar.from_ebnf(f"root ::= {ebnf_literal(text)}")
+        assert _is_grammar_accept_string(grammar, text)
+        assert not _is_grammar_accept_string(grammar, text + "x")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_model_folder(tmp_path / "model")
+
+
+REGEX = {"kind": "regex", "text": "[0-9]+"}
+
+
+async def test_a_warm_compiler_waits_for_its_first_request(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        await compiler.warm()
+        assert compiler._process is not None
+        pid = compiler._process.pid
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process.pid == pid
+    finally:
+        await compiler.close()
+
+
+async def test_a_compiler_that_cannot_be_started_is_unavailable(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    compiler._command = ["/no/such/program"]
+    await compiler.warm()  # nobody asked for it yet
+    with pytest.raises(Unavailable):
+        await compiler.compile(REGEX, param="guided_regex")
+    await compiler.close()
+
+
+async def test_forced_calls_are_bounded(folder: Path) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.testing import _is_grammar_accept_string
+
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        tools = [("now", '{"type":"object","properties":{}}')]
+        request = V3_FORM.grammar_request(tools, at_most_one=False)
+        ebnf = await compiler.compile(request, param="tools")
+    finally:
+        await compiler.close()
+    grammar = xgrammar.Grammar.from_ebnf(ebnf)
+    for num_calls, expected in ((0, False), (1, True), (2, True), (16, True), (17, False)):
+        calls = "\n".join([v3_call("now", "{}")] * num_calls)
+        assert _is_grammar_accept_string(grammar, CALLS_BEGIN + calls + CALLS_END) == expected
+
+
+async def test_a_stuck_compiler_is_killed_and_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "FAILURE_SECONDS", 0.0)
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    patient = compiler._compile_seconds
+    try:
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process is not None
+        pid = compiler._process.pid
+        os.kill(pid, 19)  # SIGSTOP: it answers no more
+        compiler._compile_seconds = 0.5
+        with pytest.raises(InvalidRequest, match=r"more than 0\.5 seconds"):
+            await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
+        compiler._compile_seconds = patient
+        await compiler.compile(REGEX | {"text": "b"}, param="guided_regex")
+        assert compiler._process.pid != pid
+        await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
+    finally:
+        await compiler.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_compiler_that_dies_is_replaced(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process is not None
+        compiler._process.kill()
+        await compiler._process.wait()
+        await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
+    finally:
+        await compiler.close()
+
+
+async def test_a_client_that_leaves_takes_no_answer_along(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        leaving = asyncio.create_task(
+            compiler.compile({"kind": "regex", "text": "a("}, param="guided_regex")
+        )
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await compiler.compile(REGEX, param="guided_regex")
+        with pytest.raises(InvalidRequest, match="parenthesis"):
+            await compiler.compile({"kind": "regex", "text": "b("}, param="guided_regex")
+    finally:
+        await compiler.close()
+
+
+async def test_verdicts_are_remembered(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    await compiler.compile(REGEX, param="guided_regex")
+    await compiler.close()
+    assert compiler._process is None
+    assert await compiler.compile(REGEX, param="guided_regex") == ""
+    assert compiler._process is None
+
+
+async def test_large_verdicts_are_not_all_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a grammar of calls becomes is many times as long as its request."""
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    requests = [V3_FORM.grammar_request([(name, "{}")], at_most_one=True) for name in "abc"]
+    try:
+        first = await compiler.compile(requests[0], param="tools")
+        monkeypatch.setattr(grammar_compiler, "MAX_VERDICT_CHARACTERS", 5 * len(first) // 2)
+        for request in requests:
+            await compiler.compile(request, param="tools")
+        assert len(compiler._verdicts) == 2
+    finally:
+        await compiler.close()
+
+
+async def test_a_verdict_is_remembered_that_nobody_waited_for(folder: Path) -> None:
+    """Who gave up finds it when they try again."""
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        asked = asyncio.create_task(compiler.compile(REGEX, param="guided_regex"))
+        await asyncio.sleep(0)
+        (task,) = compiler._tasks.values()
+        asked.cancel()
+        await task
+    finally:
+        await compiler.close()
+    assert await compiler.compile(REGEX, param="guided_regex") == ""
+    assert compiler._process is None
+
+
+async def test_who_wants_the_same_waits_for_one_answer(folder: Path) -> None:
+    """A grammar that is new to this gateway comes with all the requests of a batch at once."""
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    num_requests = 2 * grammar_compiler.MAX_WAITING
+    try:
+        asked = [compiler.compile(REGEX, param="guided_regex") for _ in range(num_requests)]
+        assert await asyncio.gather(*asked) == [""] * num_requests
+    finally:
+        await compiler.close()
+
+
+def compiler_pid() -> int:
+    """Of the one gateway that runs in this process."""
+    lists = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    (pid,) = (
+        int(child)
+        for children in lists
+        for child in children
+        if b"gateway.grammar.grammar_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return pid
+
+
+async def test_a_request_waits_for_its_grammar_until_its_deadline(gateway: Gateway) -> None:
+    assert (await gateway.chat("plain", guided_regex="[a-c]+")).status_code == 200
+    pid = compiler_pid()
+    os.kill(pid, 19)  # SIGSTOP: as one that is busy with others' grammars
+    try:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "plain"}],
+                "guided_regex": "[a-d]+"}  # fmt: skip
+        reply = await gateway.client.post(
+            "/v1/chat/completions", json=body, headers={"x-request-timeout": "0.3"}
+        )
+    finally:
+        os.kill(pid, 18)  # SIGCONT
+    assert reply.status_code == 504, reply.text
+    assert (await gateway.chat("plain", guided_regex="[a-d]+")).status_code == 200
+
+
+async def test_large_grammars_are_refused(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    with pytest.raises(InvalidRequest, match="larger"):
+        await compiler.compile(REGEX | {"text": "a" * 2**19}, param="guided_regex")
+    assert compiler._process is None
+
+
+async def test_the_helper_needs_no_torch(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        await compiler.compile(REGEX, param="guided_regex")
+        assert compiler._process is not None
+        maps = Path(f"/proc/{compiler._process.pid}/maps").read_text()
+        assert "xgrammar" in maps
+        assert "libtorch" not in maps
+    finally:
+        await compiler.close()

@@ -1,0 +1,227 @@
+"""Thoughts told apart from the answer, streamed and not."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.output.chat_output import ChatOutput
+from gateway.text.think_marks import ThinkMarks
+from gateway.text.tokenizer import Tokenizer
+from proto.generate_pb2 import FINISH_REASON_UNSPECIFIED, Token
+from tests.gateway.conftest import TOKENIZER, Gateway, running_gateway
+from tests.gateway.fake_cluster import FakeCluster
+from tests.gateway.model_folder import TEMPLATE, THINK, make_model_folder, make_tokenizer
+from tests.gateway.stream import events_of, join, joined_logprobs
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLOSE_ID = TOKENIZER.token_to_id(THINK[1])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def thinking(
+    shared_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    """A model whose template opens the thoughts, as R1's does."""
+    folder = make_model_folder(tmp_path_factory.mktemp("thinking") / "model")
+    template = TEMPLATE.replace("{{ '<|Assistant|>' }}", "{{ '<|Assistant|><think>\n' }}")
+    (folder / "chat_template.jinja").write_text(template)
+    async with running_gateway(shared_cluster, folder) as gateway:
+        yield gateway
+
+
+async def ask(gateway: Gateway, content: str, **fields: Any) -> tuple[dict[str, Any], Any]:
+    """The message and the whole body; streamed in the same way."""
+    body = (await gateway.chat(content, **fields)).json()
+    reply = await gateway.chat(
+        content, **fields, stream=True, stream_options={"include_usage": True}
+    )
+    (joined,), usage = join(reply, chat=True)
+    (choice,) = body["choices"]
+    message = choice["message"]
+    assert joined.text == message["content"]
+    assert joined.reasoning == message.get("reasoning_content", "")
+    assert joined.finish_reason == choice["finish_reason"]
+    assert usage == body["usage"]
+    if choice["logprobs"] is not None:
+        assert joined_logprobs(joined.logprobs, chat=True) == choice["logprobs"]["content"]
+    return message, body
+
+
+@pytest.mark.parametrize("step_tokens", [1, 3, 100])
+async def test_the_model_opens_its_thoughts(gateway: Gateway, step_tokens: int) -> None:
+    gateway.cluster.first.plan.step_tokens = step_tokens
+    message, body = await ask(gateway, "think")
+    assert (message["reasoning_content"], message["content"]) == ("one and one", "two")
+    num_thoughts = len(TOKENIZER.encode("one and one").ids)
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thoughts}
+    num_answer = len(TOKENIZER.encode("two").ids)
+    assert body["usage"]["completion_tokens"] == num_thoughts + num_answer + 3  # marks, EOS
+
+
+async def test_without_thoughts(gateway: Gateway) -> None:
+    message, body = await ask(gateway, "plain")
+    assert "reasoning_content" not in message
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+@pytest.mark.parametrize("step_tokens", [1, 4])
+async def test_the_template_opens_them(thinking: Gateway, step_tokens: int) -> None:
+    thinking.cluster.router.reset()
+    thinking.cluster.first.plan.step_tokens = step_tokens
+    message, _ = await ask(thinking, "opened")
+    assert (message["reasoning_content"], message["content"]) == ("hm, naïve", "\n\nyes")
+
+
+async def test_the_client_decides(shared_cluster: FakeCluster, tmp_path: Path) -> None:
+    """With a template such as V3.1's; /tokenize counts the same prompt."""
+    folder = make_model_folder(tmp_path / "model")
+    mark = "{{ '<|Assistant|>' + ('<think>' if thinking else '</think>') }}"
+    template = TEMPLATE.replace("{{ '<|Assistant|>' }}", mark)
+    assert template != TEMPLATE
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "opened"}]
+    async with running_gateway(shared_cluster, folder) as gateway:
+        for fields, opens in (
+            ({}, False),
+            ({"thinking": {"type": "enabled"}}, True),
+            ({"thinking": {"type": "disabled"}}, False),
+            ({"chat_template_kwargs": {"thinking": True}}, True),
+        ):
+            shared_cluster.router.reset()
+            reply = await gateway.post("/v1/chat/completions", messages=messages, **fields)
+            assert ("reasoning_content" in reply.json()["choices"][0]["message"]) == opens
+            (request,) = shared_cluster.first.requests
+            assert request.prompt_token_ids[-1] == TOKENIZER.token_to_id(THINK[0 if opens else 1])
+            counted = await gateway.post("/tokenize", messages=messages, **fields)
+            assert counted.json()["tokens"] == list(request.prompt_token_ids)
+
+
+async def test_a_template_that_leaves_no_choice(gateway: Gateway, thinking: Gateway) -> None:
+    for asked, only in ((thinking, "enabled"), (gateway, "disabled")):
+        for wanted in ("enabled", "disabled"):
+            reply = await asked.chat("opened", thinking={"type": wanted})
+            assert reply.status_code == (200 if wanted == only else 400), (only, wanted)
+    reply = await gateway.complete("plain", thinking={"type": "enabled"})
+    assert reply.json()["error"]["param"] == "thinking"
+
+
+async def test_opened_twice(thinking: Gateway) -> None:
+    thinking.cluster.router.reset()
+    message, _ = await ask(thinking, "think")
+    assert (message["reasoning_content"], message["content"]) == ("one and one", "two")
+
+
+async def test_cut_off_while_thinking(thinking: Gateway) -> None:
+    thinking.cluster.router.reset()
+    message, body = await ask(thinking, "opened", max_tokens=3)
+    assert message == {
+        "role": "assistant", "content": "", "refusal": None, "reasoning_content": "hm,",
+    }  # fmt: skip
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+async def test_a_character_cut_off_in_thought(thinking: Gateway) -> None:
+    thinking.cluster.router.reset()
+    num_whole = len(TOKENIZER.encode("hm, na").ids)
+    message, _ = await ask(thinking, "opened", max_tokens=num_whole + 1)
+    assert message["reasoning_content"] == "hm, na�"
+
+
+async def test_thoughts_may_be_left_out(gateway: Gateway) -> None:
+    message, body = await ask(gateway, "think", include_reasoning=False)
+    assert message == {"role": "assistant", "content": "two", "refusal": None}
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    events = events_of(await gateway.chat("think", include_reasoning=False, stream=True))
+    assert all("reasoning_content" not in event["choices"][0]["delta"] for event in events)
+
+
+async def test_stop_strings_count_in_the_answer_only(gateway: Gateway) -> None:
+    message, _ = await ask(gateway, "think", stop=["and", "wo"])
+    assert (message["reasoning_content"], message["content"]) == ("one and one", "t")
+
+
+async def test_space_in_front_of_an_answer_counts_once() -> None:
+    """Among the tokens behind which stop strings begin to count, too."""
+    tokenizer = Tokenizer(make_tokenizer(), special_tokens={}, adds_bos=False)
+    output = ChatOutput(
+        tokenizer, marks=ThinkMarks.of(tokenizer), is_thinking=False, tools=None, stops=("x",),
+        min_tokens=4, logprobs=False, end_token_ids=(),
+    )  # fmt: skip
+    text = "".join(
+        output.feed([Token(token_id=token_id)], FINISH_REASON_UNSPECIFIED).text
+        for token_id in TOKENIZER.encode("\n\n\nx-x").ids
+    )
+    assert (text, output.finish_reason, output.num_tokens) == ("\n\n\nx-", "stop", 6)
+
+
+async def test_logprobs_stand_apart(gateway: Gateway) -> None:
+    _, body = await ask(gateway, "think", logprobs=True, top_logprobs=1)
+    logprobs = body["choices"][0]["logprobs"]
+    for name, text in (("content", "two"), ("reasoning_content", "one and one")):
+        spelled = b"".join(bytes(entry["bytes"]) for entry in logprobs[name])
+        assert spelled.decode() == text
+
+
+async def test_the_parser_can_be_off(shared_cluster: FakeCluster, model_folder: Path) -> None:
+    shared_cluster.router.reset()
+    async with running_gateway(shared_cluster, model_folder, reasoning_parser="off") as gateway:
+        message, body = await ask(gateway, "think")
+    assert message["content"] == "<think>one and one</think>two"
+    assert "completion_tokens_details" not in body["usage"]
+
+
+async def test_a_constraint_begins_behind_the_thoughts(gateway: Gateway, thinking: Gateway) -> None:
+    decode = gateway.cluster.first
+    for asked, expected in ((thinking, CLOSE_ID), (gateway, None)):
+        asked.cluster.router.reset()
+        await asked.chat("plain", response_format={"type": "json_object"})
+        (request,) = decode.requests
+        grammar = request.sampling.grammar
+        assert (grammar.after_token_id if grammar.HasField("after_token_id") else None) == expected
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_a_prefix_of_thoughts_is_continued(
+    shared_cluster: FakeCluster, tmp_path: Path, thinks: bool
+) -> None:
+    """V3.1's template makes thoughts of a prefix, if the model is to think."""
+    folder = make_model_folder(tmp_path / "model")
+    spoken = "{{ '<|Assistant|>' + message['content'] + eos_token }}"
+    mark = "('<think>' if message['prefix'] and thinking else '</think>')"
+    template = TEMPLATE.replace(spoken, spoken.replace("message", mark + " + message", 1))
+    assert mark in template
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [
+        {"role": "user", "content": "opened"},
+        {"role": "assistant", "content": " so ", "prefix": True},
+    ]
+    thinking = {"type": "enabled" if thinks else "disabled"}
+    async with running_gateway(shared_cluster, folder) as gateway:
+        shared_cluster.router.reset()
+        reply = await gateway.post("/v1/chat/completions", messages=messages, thinking=thinking)
+    (request,) = shared_cluster.first.requests
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    opening = THINK[0 if thinks else 1]
+    assert prompt == f"<|bos|><|User|>opened<|Assistant|>{opening} so "
+    message = reply.json()["choices"][0]["message"]
+    assert message.get("reasoning_content") == ("hm, naïve" if thinks else None)
+
+
+async def test_a_message_that_is_thinking_is_continued(gateway: Gateway) -> None:
+    messages = [
+        {"role": "user", "content": "opened"},
+        {"role": "assistant", "content": "<think>so"},
+    ]
+    body = (
+        await gateway.post("/v1/chat/completions", messages=messages, continue_final_message=True)
+    ).json()
+    message = body["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm, naïve", "\n\nyes")
+    (request,) = gateway.cluster.first.requests
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    assert prompt == "<|bos|><|User|>opened<|Assistant|><think>so"

@@ -1,0 +1,63 @@
+"""Which path an operation takes."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from kernels.build import paths
+from kernels.build.paths import OPERATIONS, path_of
+
+
+def test_a_cpu_has_the_references() -> None:
+    assert {path_of(operation, torch.device("cpu")) for operation in OPERATIONS} == {"reference"}
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    paths._path_of.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
+    monkeypatch.delenv("EPSERVE_KERNELS", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ({"deep_gemm", "triton"}, "deep_gemm"),
+        ({"triton"}, "triton"),
+        ({"deep_gemm"}, "deep_gemm"),
+        (set(), "reference"),
+    ],
+)
+def test_the_best_that_is_installed(
+    hopper: pytest.MonkeyPatch, installed: set[str], expected: str
+) -> None:
+    hopper.setattr(paths, "find_spec", lambda name: name if name in installed else None)
+    assert path_of("fp8_gemm", torch.device("cuda")) == expected
+    paths._path_of.cache_clear()
+
+
+def test_what_we_compile_ourselves_needs_no_package(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(paths, "find_spec", lambda name: None)
+    assert path_of("w4a8_grouped_gemm", torch.device("cuda")) == "cuda"
+    paths._path_of.cache_clear()
+
+
+def test_another_gpu_has_what_runs_everywhere(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(torch.cuda, "get_device_capability", lambda index: (8, index))
+    hopper.setattr(paths, "find_spec", find_spec)
+    assert path_of("fp8_gemm", torch.device("cuda")) == "triton"
+    assert path_of("w4a8_grouped_gemm", torch.device("cuda")) == "reference"
+    paths._path_of.cache_clear()
+
+
+def test_references_can_be_asked_for(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setenv("EPSERVE_KERNELS", "reference")
+    assert {path_of(operation, torch.device("cuda")) for operation in OPERATIONS} == {"reference"}
+    paths._path_of.cache_clear()
+
+
+def test_unknown_operations_are_a_mistake() -> None:
+    with pytest.raises(KeyError):
+        path_of("nothing", torch.device("cpu"))
