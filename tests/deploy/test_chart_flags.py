@@ -8,8 +8,8 @@ import pytest
 
 from core.address import parse_address
 from core.settings import ProcessSettings
-from engine.settings import WorkerSettings
-from gateway.settings import GatewaySettings
+from engine.process.settings import WorkerSettings
+from gateway.base.settings import GatewaySettings
 from router.settings import RouterSettings
 from tests.deploy.chart import Object, PodTemplate, case, pod_templates, values_files
 
