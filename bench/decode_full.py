@@ -28,8 +28,8 @@ from bench.full_ranks import (
 )
 from bench.records import Record, Run
 from engine.start.rank_model import RankModel
-from engine.step.piece import Piece
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
 from model.batch import AttentionForm
 
@@ -40,21 +40,21 @@ PEER_RATE = PeerRate(length=128, tokens_a_gpu=2790.0)
 def begin(built: RankModel, group: EpGroup, asked: Asked, batch: int) -> Begun:
     graphs = built.graphs
     runner = Runner(built.model, built.kv_cache, asked.form)
-    pieces = pieces_of(built, group.rank, batch, asked.context)
+    chunks = pieces_of(built, group.rank, batch, asked.context)
     tokens_per_rank = (batch,) * group.size
 
     def step() -> torch.Tensor:
         if graphs is None:
-            logits = runner.forward(pieces, tokens_per_rank)
+            logits = runner.forward(chunks, tokens_per_rank)
         else:
-            logits = graphs.run(pieces, batch)
+            logits = graphs.run(chunks, batch)
         best: torch.Tensor = logits.argmax(-1)
         return best
 
     return Begun(step=step, replay=None if graphs is None else partial(graphs.replay, batch))
 
 
-def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[Piece]:
+def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[SequenceChunk]:
     pages_each = context // PAGE_TOKENS + 1
     pages = pages_of_rank(built, rank)
     return [

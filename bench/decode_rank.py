@@ -27,7 +27,7 @@ from bench.step_floor import StepFloor
 from bench.step_operations import decode_operations
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from model.batch import AttentionForm
 
 BENCH = "decode_rank"
@@ -68,15 +68,15 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
     yield run.record(where, "time to record all steps", "s", time.monotonic() - began)
     for batch in batches:
         case = f"{where}, batch {batch}"
-        pieces = rank.decode_pieces(batch, arguments.context)
+        chunks = rank.decode_pieces(batch, arguments.context)
         is_peer_case = on_gpu and num_layers == 61 and arguments.context == 2048
         peer = PEER_STEP.get(rank.weights, {}).get(batch) if is_peer_case else None
-        graphs.run(pieces, batch)
+        graphs.run(chunks, batch)
         yield run.record(
             case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
             peer=None if peer is None else PEER, peer_value=peer,
         )  # fmt: skip
-        launched = 1000 * steps_seconds(graphs, pieces, arguments.steps)
+        launched = 1000 * steps_seconds(graphs, chunks, arguments.steps)
         yield run.record(case, "step with its launch", "ms", launched)
         floor = floor_of(rank, batch, arguments.context, rate)
         yield run.record(case, "step if memory were all", "ms", floor.of_memory / 1000)
@@ -130,13 +130,13 @@ def ms_in_a_row(graphs: DecodeGraphs, batch: int) -> list[float]:
     return [begin.elapsed_time(end) for begin, end in pairwise(events)][1:]
 
 
-def steps_seconds(graphs: DecodeGraphs, pieces: Sequence[Piece], steps: int) -> float:
+def steps_seconds(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], steps: int) -> float:
     """A step among many that are begun one behind the other, with their inputs copied and the
     likeliest tokens taken."""
     tokens: torch.Tensor | None = None
     began = time.perf_counter()
     for _ in range(steps):
-        tokens = graphs.run(pieces, len(pieces)).argmax(-1)
+        tokens = graphs.run(chunks, len(chunks)).argmax(-1)
     assert tokens is not None
     tokens.tolist()
     return (time.perf_counter() - began) / steps

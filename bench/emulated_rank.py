@@ -18,7 +18,7 @@ import torch
 from bench.deepseek_v3_config import WeightFormat, write_config
 from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
@@ -167,12 +167,12 @@ class EmulatedRank:
         """Of the weights, for cases of records."""
         return self.weights.replace("-static", " static scales")
 
-    def decode_pieces(self, batch: int, context: int) -> list[Piece]:
+    def decode_pieces(self, batch: int, context: int) -> list[SequenceChunk]:
         """One token each of `batch` requests behind `context` others, on pages from all over."""
         pages_each = context // PAGE_TOKENS + 1
         pages = random.Random(0).sample(range(self.kv_cache.shape[1]), batch * pages_each)
         return [
-            Piece(
+            SequenceChunk(
                 token_ids=[7 * row % self.model.config.vocab_size],
                 start=context,
                 pages=pages[row * pages_each : (row + 1) * pages_each],
@@ -180,11 +180,11 @@ class EmulatedRank:
             for row in range(batch)
         ]
 
-    def prefill_pieces(self, num_tokens: int) -> list[Piece]:
+    def prefill_pieces(self, num_tokens: int) -> list[SequenceChunk]:
         num_pages = -(-num_tokens // PAGE_TOKENS)
         vocab_size = self.model.config.vocab_size
         return [
-            Piece(
+            SequenceChunk(
                 token_ids=[7 * position % vocab_size for position in range(num_tokens)],
                 start=0,
                 pages=random.Random(0).sample(range(self.kv_cache.shape[1]), num_pages),

@@ -23,7 +23,7 @@ from engine.process.settings import WorkerSettings
 from engine.sampling.sampler import SampleRow
 from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
@@ -148,10 +148,10 @@ def pages_of_rank(built: RankModel, rank: int) -> list[int]:
 
 def piece_of(
     built: RankModel, rank: int, numbers: Sequence[int], start: int, pages: Sequence[int]
-) -> Piece:
+) -> SequenceChunk:
     """Made-up tokens, a different one for each number and rank, and the one behind them."""
     vocab_size = built.model.config.vocab_size
-    return Piece(
+    return SequenceChunk(
         token_ids=[(7 * number + 1009 * rank) % vocab_size for number in numbers],
         start=start,
         pages=pages,

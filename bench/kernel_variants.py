@@ -108,7 +108,7 @@ def _router_gemm(make: Tensors) -> Iterator[Variants]:
         ways={
             f"{m}x{n}x{k} programs {programs}": partial(
                 router_gemm_triton.launch, x, weight,
-                shape=router_gemm_triton.Shape(m, n, k, 8 if m * n > 8192 else 4, programs),
+                shape=router_gemm_triton.RouterTritonShape(m, n, k, 8 if m * n > 8192 else 4, programs),
             )
             for m, n, k, programs in (
                 (128, 128, 64, 128), (128, 128, 64, 64), (128, 256, 64, 64), (64, 256, 64, 128),

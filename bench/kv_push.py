@@ -38,8 +38,8 @@ from engine.kv.pages import pages_of
 from engine.link.kv_notice import decode_notices
 from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
-from engine.step.piece import Piece
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
@@ -199,12 +199,12 @@ class Sender:
         pusher.close(attempt_id)
         return first_token, time.perf_counter() - began
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[SequenceChunk]:
         num_tokens, chunk = self._prefill.num_tokens, self._prefill.chunk_tokens
         row = SampleRow(sampling=Sampling(), position=num_tokens)
         for begin in range(0, num_tokens, chunk):
             end = min(begin + chunk, num_tokens)
-            yield Piece(
+            yield SequenceChunk(
                 token_ids=self._token_ids[begin:end],
                 start=begin,
                 pages=self._pages,

@@ -23,7 +23,7 @@ from bench.rank_runs import say_record
 from bench.records import RESULTS, Run, append
 from bench.used_pool import PAGE_TOKENS, used_pool
 from engine.kv.pages import PagePool
-from engine.link.messages import Run as PageRun
+from engine.link.messages import PageRun
 from ep.group.group import EpGroup
 from transfer.api import AgentDescriptor, Copy, State
 from transfer.nixl_agent import NixlTransfer

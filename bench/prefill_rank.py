@@ -19,9 +19,9 @@ from bench.rank_runs import measure_all, parser_of
 from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
 from engine.start.rank_model import record_passes
-from engine.step.piece import Piece
 from engine.step.prefill_graphs import PrefillGraphs, prefill_sizes
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from model.batch import AttentionForm
 
 BENCH = "prefill_rank"
@@ -45,8 +45,8 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
         passes = record_passes(rank.model, rank.kv_cache, sizes)
     for num_tokens in arguments.tokens:
         case = f"{rank.format_name}, {num_layers} layers, {num_tokens} tokens"
-        pieces = rank.prefill_pieces(num_tokens)
-        times = [one_pass(rank, pieces, passes) for _ in range(1 + arguments.passes)][1:]
+        chunks = rank.prefill_pieces(num_tokens)
+        times = [one_pass(rank, chunks, passes) for _ in range(1 + arguments.passes)][1:]
         is_peer_case = device.type == "cuda" and num_layers == 61
         peer = PEER_PASS.get(rank.weights, {}).get(num_tokens) if is_peer_case else None
         yield run.record(
@@ -56,7 +56,7 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
         launched = 1000 * statistics.median(launch for launch, _ in times)
         yield run.record(case, "time until all is launched", "ms", launched)
         if num_tokens in arguments.profile:
-            kernels = profile_step(partial(one_pass, rank, pieces, passes), device)
+            kernels = profile_step(partial(one_pass, rank, chunks, passes), device)
             name = f"{BENCH}_{rank.weights}_{num_tokens}.json"
             write_breakdown(arguments.results / "details" / name, case, kernels)
             for purpose, microseconds in by_purpose(kernels).items():
@@ -64,13 +64,13 @@ def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iter
 
 
 def one_pass(
-    rank: EmulatedRank, pieces: Sequence[Piece], passes: PrefillGraphs | None = None
+    rank: EmulatedRank, chunks: Sequence[SequenceChunk], passes: PrefillGraphs | None = None
 ) -> tuple[float, float]:
     """Seconds until it is launched, and until its token is there."""
-    num_tokens = sum(len(piece.token_ids) for piece in pieces)
+    num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
     runner = Runner(rank.model, rank.kv_cache, AttentionForm.PLAIN, passes=passes)
     began = time.perf_counter()
-    token = runner.forward(pieces, (num_tokens,)).argmax(-1)
+    token = runner.forward(chunks, (num_tokens,)).argmax(-1)
     launched = time.perf_counter() - began
     token.tolist()
     return launched, time.perf_counter() - began

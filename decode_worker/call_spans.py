@@ -38,16 +38,16 @@ class CallSpans:
             self._record({})
             self._stage, self._since_ns = stage, time.time_ns()
 
-    def end(self, leg: LegRecord) -> None:
+    def end(self, prefill_call: LegRecord) -> None:
         """Nobody listens any more."""
         if self._is_on:
             attributes: tracing.Attributes = {}
             if self._stage is Stage.DECODE:
                 attributes = {
-                    "epserve.rank": leg.rank,
-                    "epserve.num_output_tokens": leg.num_output_tokens,
-                    "epserve.num_preemptions": max(0, leg.num_attempts - 1),
-                    "epserve.finish": leg.finish,
+                    "epserve.rank": prefill_call.rank,
+                    "epserve.num_output_tokens": prefill_call.num_output_tokens,
+                    "epserve.num_preemptions": max(0, prefill_call.num_attempts - 1),
+                    "epserve.finish": prefill_call.finish,
                 }
             self._record(attributes)
             self._is_on = False

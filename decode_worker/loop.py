@@ -32,7 +32,7 @@ from decode_worker.events import (
     RankFacts,
     Tick,
 )
-from decode_worker.flight import Flight, next_piece
+from decode_worker.inflight_step import InflightStep, next_chunk
 from decode_worker.plan import Plan, plan
 from decode_worker.rank_stats import StepLog, rank_stats
 from decode_worker.request import Request
@@ -84,7 +84,7 @@ class DecodeLoop:
         self._outbox: list[RankMessage] = []
         asked = context.settings.overlap_schedule
         self._overlaps = self._runner.runs_ahead if asked is None else asked
-        self._flight: Flight | None = None
+        self._inflight: InflightStep | None = None
         self._steps = StepLog()
         self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
@@ -117,13 +117,13 @@ class DecodeLoop:
         self._change_experts([told[2:] for told in facts])
         tokens_per_rank = tuple(told[0] for told in facts)
         if any(tokens_per_rank):
-            flight = self._launch(batch, tokens_per_rank, began)
+            inflight = self._launch(batch, tokens_per_rank, began)
             self._land()
-            flight.step.sample()  # histories know all tokens in front of it
-            self._flight = flight
+            inflight.step.sample()  # histories know all tokens in front of it
+            self._inflight = inflight
             if not self._overlaps:
                 self._land()
-        elif self._flight is not None:
+        elif self._inflight is not None:
             self._land()  # what comes of it is planned before anybody sleeps
         else:
             self._idle()
@@ -151,7 +151,7 @@ class DecodeLoop:
 
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
-        if decided.preempt and self._flight is not None:
+        if decided.preempt and self._inflight is not None:
             # What is in flight may end somebody, and bring the pages that are wanted.
             self._land()
             decided = plan(self._state.snapshot())
@@ -159,30 +159,30 @@ class DecodeLoop:
 
     def _launch(
         self, batch: list[Request], tokens_per_rank: tuple[int, ...], began: float
-    ) -> Flight:
+    ) -> InflightStep:
         eos_token_ids = self._state.facts.eos_token_ids
-        pieces = [next_piece(request, self._flight, eos_token_ids) for request in batch]
+        pieces = [next_chunk(request, self._inflight, eos_token_ids) for request in batch]
         step = self._runner.begin(pieces, tokens_per_rank)
         names = tuple(request.request_id for request in batch)
         self._apply(Launched(names))
         rows = {name: row for row, name in enumerate(names)}
-        return Flight(step=step, rows=rows, began=began)
+        return InflightStep(step=step, rows=rows, began=began)
 
     def _land(self) -> None:
         """Takes in the tokens of the step under way, if there is one."""
-        flight = self._flight
-        if flight is None:
+        inflight = self._inflight
+        if inflight is None:
             return
-        self._listen(flight)
-        self._flight = None
-        self._apply(Landed(flight.tokens()))
-        self._steps.landed(flight, self._clock.now())
+        self._listen(inflight)
+        self._inflight = None
+        self._apply(Landed(inflight.tokens()))
+        self._steps.landed(inflight, self._clock.now())
 
-    def _listen(self, flight: Flight) -> None:
+    def _listen(self, inflight: InflightStep) -> None:
         """Hears, lets in and tells while a step is being computed, until shortly before its end:
         from there on nothing is to come between its tokens and those who wait for them."""
-        until = self._steps.expected_end(flight) - QUIET_SECONDS
-        while not flight.step.is_over and self._clock.now() < until:
+        until = self._steps.expected_end(inflight) - QUIET_SECONDS
+        while not inflight.step.is_over and self._clock.now() < until:
             self._link.socket.poll(LISTEN_MILLISECONDS)
             if self._hear():
                 self._apply(*map(Admit, plan(self._state.snapshot()).admit))
@@ -190,8 +190,8 @@ class DecodeLoop:
                 self._report()
 
     def _await_flight(self) -> None:
-        if self._flight is not None:
-            self._flight.step.wait()
+        if self._inflight is not None:
+            self._inflight.step.wait()
 
     def _change_experts(self, facts: Sequence[tuple[int, ...]]) -> None:
         if self._experts.has_work(facts):

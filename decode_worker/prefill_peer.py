@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from decode_worker.presence import Presence
+from decode_worker.liveness import Liveness
 from proto import generate_pb2_grpc
 from rpc.client import channel
 
@@ -26,7 +26,7 @@ class PrefillPeer:
         self.num_losses = 0
         self.num_users = 0
         self.gone_epochs: set[str] = set()
-        self._presence = Presence(address)
+        self._liveness = Liveness(address)
         self._channel = channel(address)
         self.stub = generate_pb2_grpc.PrefillStub(self._channel)
         self._on_lost = on_lost
@@ -38,10 +38,10 @@ class PrefillPeer:
 
     async def is_there(self) -> bool:
         """Whether there is a process at the address at all; it may be frozen, and go on."""
-        return await self._presence.is_there()
+        return await self._liveness.is_there()
 
     async def close(self) -> None:
-        self._presence.close()
+        self._liveness.close()
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
         await self._channel.close(None)

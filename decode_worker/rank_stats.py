@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from decode_worker.flight import Flight
-from decode_worker.request import Phase
+from decode_worker.inflight_step import InflightStep
+from decode_worker.request import RequestPhase
 from decode_worker.state import RankState
 from engine.link.messages import RankStats
 
@@ -26,21 +26,21 @@ class StepLog:
         self.gap_seconds = 0.0
         self._landed_at = 0.0
         self._last_seconds = 0.0
-        self._last: Flight | None = None
+        self._last: InflightStep | None = None
 
-    def landed(self, flight: Flight, now: float) -> None:
-        seconds = now - max(flight.began, self._landed_at)
-        self.recent.append(StepRecord(seconds, len(flight.rows)))
+    def landed(self, inflight: InflightStep, now: float) -> None:
+        seconds = now - max(inflight.began, self._landed_at)
+        self.recent.append(StepRecord(seconds, len(inflight.rows)))
         self._last_seconds = seconds
         self.num_steps += 1
         if self._last is not None:
-            self.gap_seconds += flight.step.seconds_behind(self._last.step)
-        self._last = flight
+            self.gap_seconds += inflight.step.seconds_behind(self._last.step)
+        self._last = inflight
         self._landed_at = now
 
-    def expected_end(self, flight: Flight) -> float:
+    def expected_end(self, inflight: InflightStep) -> float:
         """When it is over if it takes as long as the last one did."""
-        return max(flight.began, self._landed_at) + self._last_seconds
+        return max(inflight.began, self._landed_at) + self._last_seconds
 
     def rest(self) -> None:
         """There is nothing to do: that is no gap."""
@@ -50,9 +50,9 @@ class StepLog:
 def rank_stats(state: RankState, log: StepLog) -> RankStats:
     """As of now."""
     totals, counts = state.totals, state.pool.counts()
-    waiting = state.of_phase(Phase.WAITING)
+    waiting = state.of_phase(RequestPhase.WAITING)
     return RankStats(
-        num_running=len(state.of_phase(Phase.RUNNING)),
+        num_running=len(state.of_phase(RequestPhase.RUNNING)),
         num_waiting=len(waiting),
         num_transferring=state.num_prefilling,
         num_waiting_tokens=sum(len(request.tokens) for request in waiting),

@@ -19,7 +19,7 @@ from engine.link.messages import Prefilled, Sampling
 from engine.sampling.history import History
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -56,7 +56,7 @@ class Request:
     priority: int = 0
     history: History | None = None
     is_ready: bool = True
-    phase: Phase = Phase.WAITING
+    phase: RequestPhase = RequestPhase.WAITING
     attempt: Attempt | None = None
     pages: list[int] = field(default_factory=list)  # page ids in token order
 

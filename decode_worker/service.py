@@ -25,7 +25,7 @@ from decode_worker.call import Call, response_of
 from decode_worker.call_spans import Stage
 from decode_worker.generate_request import submit_of
 from decode_worker.pick import RankRoom, pick_rank
-from decode_worker.prefill_legs import PrefillLegs, draining_error, lost_error
+from decode_worker.prefill_calls import PrefillCalls, draining_error, lost_error
 from decode_worker.prefill_peer import PrefillPeer
 from engine.link.messages import (
     Abort,
@@ -60,7 +60,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._front = front
         self._metrics = metrics
         self._clock = clock or SystemClock()
-        self._legs = PrefillLegs(
+        self._prefill_calls = PrefillCalls(
             front.settings.model_name,
             front.send,
             self._prefill_gone,
@@ -152,7 +152,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             parse_address(request.prefill.address)
         except ValueError as error:
             raise InvalidRequest(f"no prefill worker: {error}", param="prefill") from error
-        if self._legs.is_gone(request.prefill.address, request.prefill.epoch):
+        if self._prefill_calls.is_gone(request.prefill.address, request.prefill.epoch):
             raise lost_error(request.prefill)
 
     def _rooms(self) -> list[RankRoom]:
@@ -197,7 +197,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         """Nobody listens any more: whatever is still under way for the call is stopped."""
         call.left = True
         if call.key in self._calls:
-            self._legs.end(call)
+            self._prefill_calls.end(call)
             self._front.send(call.rank, Abort(request_id=call.key))
         self._num_streams -= 1
         self._front.on_change()
@@ -223,7 +223,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     def on_message(self, rank: int, message: RankMessage) -> None:
         """Messages of calls that nobody knows any more are late and mean nothing."""
         if isinstance(message, Quarantined):
-            self._legs.quarantined(rank, message.attempt_id)
+            self._prefill_calls.quarantined(rank, message.attempt_id)
             return
         assert isinstance(message, Reserved | Produced | Failed | Ended), message
         call = self._calls.get(message.request_id)
@@ -249,10 +249,10 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             call.reserved_at = self._clock.now()
             call.record.queue_seconds = call.reserved_at - call.accepted_at
             self._metrics.queue_time.observe(call.record.queue_seconds)
-        self._legs.begin(call, reserved)
+        self._prefill_calls.begin(call, reserved)
 
     def _produced(self, call: Call, produced: Produced) -> None:
-        if self._legs.over(call):
+        if self._prefill_calls.over(call):
             call.spans.enter(Stage.DECODE)
         call.record.num_produced += bool(produced.tokens)
         call.put(produced)
@@ -278,7 +278,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
 
     def _forget(self, call: Call) -> None:
         """The rank has said its last word on this call."""
-        self._legs.over(call)
+        self._prefill_calls.over(call)
         del self._calls[call.key]
         self._front.on_change()
 
@@ -295,7 +295,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
 
     @property
     def is_quiet(self) -> bool:
-        return not (self._num_streams or self._calls or self._legs.num_open)
+        return not (self._num_streams or self._calls or self._prefill_calls.num_open)
 
     def hand_over(self, error: EpserveError) -> None:
         # Whose stream has ended leaves its rank, and what is still written its quarantine.
@@ -306,7 +306,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
             call.put(error)
 
     async def close(self) -> None:
-        await self._legs.close()
+        await self._prefill_calls.close()
 
 
 def _failure(call: Call, failed: Failed) -> EpserveError:

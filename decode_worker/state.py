@@ -24,7 +24,7 @@ come late, twice or for an unknown request change nothing.
     (+) over, if there is no such grammar, or the output has come to its end
 
 A step may be launched before the one in front of it has landed. Its tokens for requests that are
-not in it any more (over, or preempted) are thrown away, see `decode_worker.flights`.
+not in it any more (over, or preempted) are thrown away, see `decode_worker.inflight_steps`.
 """
 
 from decode_worker.arrival import Arrival
@@ -40,9 +40,9 @@ from decode_worker.events import (
     Tick,
     Totals,
 )
-from decode_worker.flights import Flights
+from decode_worker.inflight_steps import InflightSteps
 from decode_worker.plan import Snapshot, pages_for
-from decode_worker.request import Attempt, Phase, Request
+from decode_worker.request import Attempt, Request, RequestPhase
 from decode_worker.snapshot import snapshot_of
 from engine.kv.pages import PagePool, pages_of
 from engine.link.kv_notice import KvNotice
@@ -76,13 +76,13 @@ class RankState:
         self.kv_waits: list[float] = []
         self.requests: dict[str, Request] = {}
         self._by_attempt: dict[str, Request] = {}  # attempts in PREFILLING and RUNNING
-        self._flights = Flights(pool)
+        self._inflight_steps = InflightSteps(pool)
         self._num_submitted = 0
         self._num_attempts = 0
 
     # ---- views
 
-    def of_phase(self, phase: Phase) -> list[Request]:
+    def of_phase(self, phase: RequestPhase) -> list[Request]:
         """Requests in `phase`, higher priorities first, equal ones oldest first."""
         return sorted(
             (request for request in self.requests.values() if request.phase is phase),
@@ -94,7 +94,7 @@ class RankState:
         """Some request has its first token and lacks only KV, which arrives without a sound."""
         return any(
             request.attempt is not None
-            and request.phase is Phase.PREFILLING
+            and request.phase is RequestPhase.PREFILLING
             and request.attempt.prefilled is not None
             and not request.attempt.arrival.complete
             for request in self.requests.values()
@@ -102,7 +102,7 @@ class RankState:
 
     @property
     def num_prefilling(self) -> int:
-        return sum(request.phase is Phase.PREFILLING for request in self.requests.values())
+        return sum(request.phase is RequestPhase.PREFILLING for request in self.requests.values())
 
     @property
     def expects_writes(self) -> bool:
@@ -112,8 +112,8 @@ class RankState:
     def snapshot(self) -> Snapshot:
         """What the planner needs to know."""
         return snapshot_of(
-            self.of_phase(Phase.RUNNING),
-            self.of_phase(Phase.WAITING),
+            self.of_phase(RequestPhase.RUNNING),
+            self.of_phase(RequestPhase.WAITING),
             self.num_prefilling,
             self.pool,
             self.facts,
@@ -186,10 +186,10 @@ class RankState:
         request.is_ready = True
         if request.history.is_complete:
             return self._finish(request, Finish.STOP)
-        return self._join_if_complete(request) if request.phase is Phase.PREFILLING else []
+        return self._join_if_complete(request) if request.phase is RequestPhase.PREFILLING else []
 
     def _admit(self, request_id: str) -> list[RankMessage]:
-        request = self._in_phase(request_id, Phase.WAITING)
+        request = self._in_phase(request_id, RequestPhase.WAITING)
         if request is None:
             return []
         self._num_attempts += 1
@@ -197,7 +197,7 @@ class RankState:
         num_pages = pages_for(len(request.tokens), self.facts.page_tokens)
         runs = self.pool.allocate(attempt_id, num_pages)
         request.pages = pages_of(runs)
-        request.phase = Phase.PREFILLING
+        request.phase = RequestPhase.PREFILLING
         request.attempt = Attempt(
             attempt_id=attempt_id, arrival=Arrival(self.facts.num_layers, num_pages)
         )
@@ -244,7 +244,7 @@ class RankState:
         assert attempt is not None
         if attempt.prefilled is None or not attempt.arrival.complete or not request.is_ready:
             return []
-        request.phase = Phase.RUNNING
+        request.phase = RequestPhase.RUNNING
         self.totals.tokens_transferred += len(request.tokens)
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
         self.kv_waits.append(max(0.0, attempt.kv_arrived_at - attempt.prefilled_at))
@@ -253,13 +253,15 @@ class RankState:
         return self._append(request, attempt.prefilled.token)
 
     def _launched(self, event: Launched) -> list[RankMessage]:
-        running = [self._in_phase(name, Phase.RUNNING) for name in event.request_ids]
-        self._flights.launch([None if request is None else request.attempt for request in running])
+        running = [self._in_phase(name, RequestPhase.RUNNING) for name in event.request_ids]
+        self._inflight_steps.launch(
+            [None if request is None else request.attempt for request in running]
+        )
         return []
 
     def _landed(self, event: Landed) -> list[RankMessage]:
         messages: list[RankMessage] = []
-        for attempt, token in zip(self._flights.land(), event.tokens, strict=True):
+        for attempt, token in zip(self._inflight_steps.land(), event.tokens, strict=True):
             request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
             if request is not None:
                 messages += self._append(request, token)
@@ -287,17 +289,17 @@ class RankState:
         return [Produced(request_id=request.request_id, tokens=(token,), finish=finish)]
 
     def _grow(self, request_id: str) -> list[RankMessage]:
-        request = self._in_phase(request_id, Phase.RUNNING)
+        request = self._in_phase(request_id, RequestPhase.RUNNING)
         if request is not None:
             assert request.attempt is not None
             request.pages.append(self.pool.grow(request.attempt.attempt_id))
         return []
 
     def _preempt(self, request_id: str) -> list[RankMessage]:
-        request = self._in_phase(request_id, Phase.RUNNING)
+        request = self._in_phase(request_id, RequestPhase.RUNNING)
         if request is not None:
             self._free_pages(request)
-            request.phase = Phase.WAITING
+            request.phase = RequestPhase.WAITING
             self.totals.preemptions += 1
         return []
 
@@ -312,7 +314,7 @@ class RankState:
         if event.attempt_id:
             request = self._prefilling(event.attempt_id)
         else:
-            request = self._in_phase(event.request_id, Phase.WAITING)
+            request = self._in_phase(event.request_id, RequestPhase.WAITING)
         return [] if request is None else self._give_up(request, event.code, event.message)
 
     def _tick(self, now: float) -> list[RankMessage]:
@@ -320,7 +322,7 @@ class RankState:
         for request in list(self._by_attempt.values()):
             attempt = request.attempt
             assert attempt is not None
-            if request.phase is not Phase.PREFILLING or attempt.prefilled is None:
+            if request.phase is not RequestPhase.PREFILLING or attempt.prefilled is None:
                 continue
             if attempt.arrival.complete:
                 continue
@@ -350,7 +352,7 @@ class RankState:
         """Ends a request: pages that may still be written to go into quarantine."""
         del self.requests[request.request_id]
         attempt = request.attempt
-        written = request.phase is Phase.PREFILLING and attempt is not None
+        written = request.phase is RequestPhase.PREFILLING and attempt is not None
         if attempt is None or not written or attempt.arrival.complete:
             self._free_pages(request)
             return []
@@ -360,15 +362,15 @@ class RankState:
 
     def _free_pages(self, request: Request) -> None:
         if request.attempt is not None:
-            self._flights.give_up(request.attempt)
+            self._inflight_steps.give_up(request.attempt)
             del self._by_attempt[request.attempt.attempt_id]
         request.attempt = None
         request.pages = []
 
-    def _in_phase(self, request_id: str, phase: Phase) -> Request | None:
+    def _in_phase(self, request_id: str, phase: RequestPhase) -> Request | None:
         request = self.requests.get(request_id)
         return request if request is not None and request.phase is phase else None
 
     def _prefilling(self, attempt_id: str) -> Request | None:
         request = self._by_attempt.get(attempt_id)
-        return request if request is not None and request.phase is Phase.PREFILLING else None
+        return request if request is not None and request.phase is RequestPhase.PREFILLING else None

@@ -127,7 +127,7 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/health", response_class=Response)
     async def health() -> Response:
         """200 while the cluster behind this gateway takes requests."""
-        if problem := frontend.announcer.problem:
+        if problem := frontend.heartbeat.problem:
             return error_response(Unavailable(problem))
         return Response(b'{"status":"ok"}', media_type="application/json")
 

@@ -16,7 +16,7 @@ from core.log import get_logger
 from gateway.base.settings import GatewaySettings
 from gateway.cluster.client import Cluster
 from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
-from gateway.cluster.run import Run
+from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.grammar_request import (
@@ -39,7 +39,7 @@ from gateway.requests.request_body import read_body
 from gateway.requests.sampling_fields import SamplingFields
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from gateway.requests.tool_fields import ToolUse
-from gateway.router_heartbeat import Announcer
+from gateway.router_heartbeat import RouterHeartbeat
 from proto.generate_pb2 import SamplingParams
 
 log = get_logger("gateway.frontend")
@@ -55,7 +55,7 @@ class Frontend:
     settings: GatewaySettings
     model: ServedModel
     cluster: Cluster
-    announcer: Announcer
+    heartbeat: RouterHeartbeat
     serving: Serving
     grammars: GrammarCompiler
 
@@ -161,7 +161,7 @@ class Frontend:
     @property
     def max_model_len(self) -> int:
         """What the workers take, if any has said so, else what the model can; tokens."""
-        return self.announcer.max_model_len or self.model.max_position
+        return self.heartbeat.max_model_len or self.model.max_position
 
     def _admit(self) -> float:
         """The time of arrival, if there is room: a full gateway does not even read bodies."""
@@ -321,8 +321,8 @@ class Frontend:
         if self.settings.log_prompts:
             texts = [self.model.tokenizer.spelled_text(one.token_ids) for one in job.prompts]
             log.info("prompts", id=job.id, texts=texts)
-        page_tokens = self.announcer.page_tokens
-        run = Run(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
+        page_tokens = self.heartbeat.page_tokens
+        run = RequestRun(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
         return GenerationResponse(job, run, reply, self.serving)
 
 

@@ -19,17 +19,17 @@ from core.log import get_logger
 from gateway.base.metrics import GatewayMetrics
 from gateway.base.openai_error import error_body
 from gateway.cluster.job import Job
-from gateway.cluster.run import Run
+from gateway.cluster.run import RequestRun
 from gateway.http.http_protocol import CONNECTION
 from gateway.http.reply_sender import ReplySender
 from gateway.http.request_trace import describe_end
-from gateway.http.response_guard import Attendance, Bounds
+from gateway.http.response_guard import Bounds, ResponseGuard
 from gateway.limits.admission import Admission
 from gateway.limits.api_keys import Client
 from gateway.limits.key_guard import CLIENT
 from gateway.limits.rate_limit import RateLimiter
 from gateway.limits.token_meter import TokenMeter
-from gateway.output.piece import Piece, join_pieces
+from gateway.output.choice_delta import ChoiceDelta, join_deltas
 from gateway.replies.reply import SSE_DONE, Reply, sse_event
 
 log = get_logger("gateway.generation")
@@ -55,7 +55,7 @@ class GenerationResponse(Response):
 
     background = None  # for the framework
 
-    def __init__(self, job: Job, run: Run, reply: Reply, serving: Serving) -> None:
+    def __init__(self, job: Job, run: RequestRun, reply: Reply, serving: Serving) -> None:
         # Without the base's own: its body and headers are never sent.
         self._job = job
         self._run = run
@@ -75,9 +75,9 @@ class GenerationResponse(Response):
             reader_stall_seconds=serving.reader_stall_seconds,
         )
         try:
-            with Attendance(scope[CONNECTION], sender, bounds, serving.clock) as attendance:
+            with ResponseGuard(scope[CONNECTION], sender, bounds, serving.clock) as response_guard:
                 outcome = await self._work(sender, meter)
-            outcome = attendance.outcome or outcome
+            outcome = response_guard.outcome or outcome
         except EpserveError as error:
             outcome = error.status.code
             raise
@@ -116,21 +116,21 @@ class GenerationResponse(Response):
         return outcome
 
     async def _collect(self, sender: ReplySender, meter: TokenMeter) -> None:
-        parts: list[list[Piece]] = [[] for _ in range(self._job.num_choices)]
+        parts: list[list[ChoiceDelta]] = [[] for _ in range(self._job.num_choices)]
         async with self._run as run:
-            async for pieces in run:
-                for index, piece in pieces:
-                    parts[index].append(piece)
+            async for deltas in run:
+                for index, delta in deltas:
+                    parts[index].append(delta)
                 meter.note()
-        choices = [join_pieces(parts[index]) for index in self._run.returned()]
+        choices = [join_deltas(parts[index]) for index in self._run.returned()]
         await sender.whole(self._reply.whole(choices, self._run.usage()))
 
     async def _stream(self, sender: ReplySender, meter: TokenMeter) -> None:
         last = b""
         async with self._run as run:
             opened: set[int] = set()
-            async for pieces in run:
-                events = self._events(pieces, opened)
+            async for deltas in run:
+                events = self._events(deltas, opened)
                 if run.is_over:
                     last = events  # goes out with the end
                     break
@@ -141,14 +141,14 @@ class GenerationResponse(Response):
             last += self._reply.usage_event(run.usage())
         await sender.events(last + SSE_DONE, more=False)
 
-    def _events(self, pieces: list[tuple[int, Piece]], opened: set[int]) -> bytes:
+    def _events(self, deltas: list[tuple[int, ChoiceDelta]], opened: set[int]) -> bytes:
         """All that is new in one write."""
         events = []
-        for index, piece in pieces:
+        for index, delta in deltas:
             if index not in opened:
                 opened.add(index)
                 events.append(self._reply.opening(index))
-            events.append(self._reply.events(index, piece))
+            events.append(self._reply.events(index, delta))
         return b"".join(events)
 
     def _record(self, outcome: str, client: Client | None) -> None:

@@ -23,7 +23,7 @@ CALL_TIMEOUT_SECONDS = 1.0
 FRESH_SECONDS = 3.0
 
 
-class Announcer:
+class RouterHeartbeat:
     """Calls Router.Announce of every router once a second and keeps the best answer."""
 
     def __init__(

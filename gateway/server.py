@@ -23,7 +23,7 @@ from gateway.base.metrics import GatewayMetrics
 from gateway.base.settings import GatewaySettings
 from gateway.cluster.channels import ChannelPool
 from gateway.cluster.client import Cluster
-from gateway.cluster.failover_policy import SearchBounds
+from gateway.cluster.failover_policy import FailoverBounds
 from gateway.cluster.routers import Routers
 from gateway.frontend import Frontend
 from gateway.generation_response import Serving
@@ -36,7 +36,7 @@ from gateway.limits.api_keys import ApiKeys
 from gateway.limits.bucket_memory import BucketMemory
 from gateway.limits.rate_limit import Limits, RateLimiter
 from gateway.prompt.served_model import ServedModel
-from gateway.router_heartbeat import Announcer
+from gateway.router_heartbeat import RouterHeartbeat
 
 log = get_logger("gateway.server")
 
@@ -112,7 +112,7 @@ async def serve(
         metrics.watch_tasks(asyncio.get_running_loop())
         metrics_server = serve_metrics(settings.metrics_port, metrics.registry, address.host)
         stack.callback(metrics_server.close)
-        announcer = Announcer(
+        heartbeat = RouterHeartbeat(
             routers,
             identity,
             clock,
@@ -137,7 +137,7 @@ async def serve(
             model=model,
             grammars=grammars,
             cluster=_cluster(settings, model, routers, channels, metrics),
-            announcer=announcer,
+            heartbeat=heartbeat,
             serving=Serving(
                 admission,
                 metrics,
@@ -174,7 +174,7 @@ def _cluster(
         model=model.name,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        bounds=SearchBounds(
+        bounds=FailoverBounds(
             max_attempts=settings.max_attempts,
             failover_seconds=settings.failover_seconds,
             replacement_seconds=settings.replacement_seconds,
@@ -223,7 +223,7 @@ async def _serve_frontend(
     config.ssl = None if certificate is None else certificate.context
     server = _HttpServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    announcing = asyncio.create_task(frontend.announcer.run())
+    announcing = asyncio.create_task(frontend.heartbeat.run())
     stopping = asyncio.create_task(stop.wait())
     tasks = {serving, announcing, stopping}
     beside = [asyncio.create_task(keys.watch()), asyncio.create_task(_warm(frontend))]
@@ -247,7 +247,7 @@ async def _serve_frontend(
 
 async def _warm(frontend: Frontend) -> None:
     """What the first requests would wait for, once it delays nothing else."""
-    while not frontend.announcer.is_ready:
+    while not frontend.heartbeat.is_ready:
         await asyncio.sleep(LOOK_SECONDS)
     await asyncio.sleep(WARM_AFTER_SECONDS)
     await frontend.grammars.warm()

@@ -6,7 +6,7 @@ from enum import Enum
 from engine.link.messages import Failed, Submit
 
 
-class Phase(Enum):
+class AttemptPhase(Enum):
     WAITING = "waiting"  # queued, holds nothing
     RUNNING = "running"  # holds pages; is computed and pushed
     PUSHING = "pushing"  # computed and answered; transfers are in flight
@@ -28,7 +28,7 @@ class Attempt:
     submit: Submit
     peer: Peer
     arrived_at: float
-    phase: Phase = Phase.WAITING
+    phase: AttemptPhase = AttemptPhase.WAITING
     started_at: float = 0.0
     num_cached_tokens: int = 0
     num_done_tokens: int = 0  # cached ones included

@@ -28,8 +28,8 @@ from engine.link.messages import (
     Submit,
 )
 from engine.start.rank import RankContext
-from engine.step.piece import Piece
-from prefill_worker.attempt import Attempt, Phase
+from engine.step.sequence_chunk import SequenceChunk
+from prefill_worker.attempt import Attempt, AttemptPhase
 from prefill_worker.events import (
     AbortAsked,
     Action,
@@ -193,13 +193,13 @@ class PrefillLoop:
             submit = attempt.submit
             if not self._first_tokens.is_ready(submit.attempt_id):
                 continue
-            if attempt.phase is Phase.WAITING:
+            if attempt.phase is AttemptPhase.WAITING:
                 num_seen += 1
                 if num_seen > PLAN_WINDOW:
                     continue
                 num_done = self._num_known_tokens(submit)
                 num_pages = self._ledger.num_pages(len(submit.token_ids))
-            elif attempt.phase is Phase.RUNNING:
+            elif attempt.phase is AttemptPhase.RUNNING:
                 num_done, num_pages = attempt.num_done_tokens, 0
             else:
                 continue
@@ -233,7 +233,7 @@ class PrefillLoop:
         """
         known: dict[str, int] = {}
         for attempt in attempts:
-            if attempt.phase is Phase.WAITING:
+            if attempt.phase is AttemptPhase.WAITING:
                 submit = attempt.submit
                 known[submit.attempt_id] = self._ledger.hold(
                     submit.attempt_id,
@@ -253,7 +253,7 @@ class PrefillLoop:
     def _compute(
         self,
         chunks: tuple[Chunk, ...],
-        pieces: list[Piece],
+        pieces: list[SequenceChunk],
         tokens_per_rank: tuple[int, ...],
         rows_per_rank: tuple[int, ...],
     ) -> None:
@@ -284,9 +284,9 @@ class PrefillLoop:
         first = chunk.begin // self._geometry.page_tokens
         return PageRange(chunk.attempt_id, first, self._ledger.num_pages(chunk.end))
 
-    def _piece(self, chunk: Chunk) -> Piece:
+    def _piece(self, chunk: Chunk) -> SequenceChunk:
         submit = self._state[chunk.attempt_id].submit
-        return Piece(
+        return SequenceChunk(
             token_ids=submit.token_ids[chunk.begin : chunk.end],
             start=chunk.begin,
             pages=self._ledger.pages(chunk.attempt_id),
@@ -295,7 +295,7 @@ class PrefillLoop:
         )
 
     def _is_running(self, attempt_id: str) -> bool:
-        return attempt_id in self._state and self._state[attempt_id].phase is Phase.RUNNING
+        return attempt_id in self._state and self._state[attempt_id].phase is AttemptPhase.RUNNING
 
     def _apply(self, *events: Event) -> None:
         for event in events:
@@ -346,8 +346,8 @@ class PrefillLoop:
         self._reported_at = self._clock.now()
 
     def _statistics(self) -> RankStats:
-        running = [attempt for attempt in self._state if attempt.phase is Phase.RUNNING]
-        waiting = [attempt for attempt in self._state if attempt.phase is Phase.WAITING]
+        running = [attempt for attempt in self._state if attempt.phase is AttemptPhase.RUNNING]
+        waiting = [attempt for attempt in self._state if attempt.phase is AttemptPhase.WAITING]
         num_transferring = len(self._state) - len(running) - len(waiting)
         return msgspec.structs.replace(
             self._ledger.page_stats(),

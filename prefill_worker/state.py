@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
 from engine.link.messages import Failed, Prefilled, Stopped, Submit
-from prefill_worker.attempt import Attempt, Peer, Phase
+from prefill_worker.attempt import Attempt, AttemptPhase, Peer
 from prefill_worker.events import (
     AbortAsked,
     Action,
@@ -125,9 +125,9 @@ class PrefillState:
         return self._stop(attempt)
 
     def _start(self, attempt: Attempt, num_cached_tokens: int, now: float) -> None:
-        assert attempt.phase is Phase.WAITING
+        assert attempt.phase is AttemptPhase.WAITING
         self._num_waiting -= 1
-        attempt.phase = Phase.RUNNING
+        attempt.phase = AttemptPhase.RUNNING
         attempt.started_at = now
         attempt.num_cached_tokens = attempt.num_done_tokens = num_cached_tokens
 
@@ -145,29 +145,29 @@ class PrefillState:
         if error:
             return self._fail(attempt, "UNAVAILABLE", f"KV transfer failed: {error}")
         attempt.peer.moved_at = self._looked_seconds
-        if attempt.num_in_flight or attempt.phase is Phase.RUNNING:
+        if attempt.num_in_flight or attempt.phase is AttemptPhase.RUNNING:
             return []
         return self._end(attempt)
 
     def _withdraw_push(self, attempt: Attempt) -> list[Action]:
-        assert attempt.phase is Phase.STOPPING, attempt.phase
+        assert attempt.phase is AttemptPhase.STOPPING, attempt.phase
         attempt.num_in_flight -= 1
         return [] if attempt.num_in_flight else self._end(attempt)
 
     def _advance(self, attempt_id: str, num_done_tokens: int, step_seconds: float) -> None:
         """The attempt may have failed during the step."""
         attempt = self._attempts.get(attempt_id)
-        if attempt is not None and attempt.phase is Phase.RUNNING:
+        if attempt is not None and attempt.phase is AttemptPhase.RUNNING:
             attempt.num_done_tokens = num_done_tokens
             attempt.compute_seconds += step_seconds
 
     def _answer(self, sampled: Sampled, now: float) -> list[Action]:
         """As `_advance`: a failed attempt gives no token."""
         attempt = self._attempts.get(sampled.attempt_id)
-        if attempt is None or attempt.phase is not Phase.RUNNING:
+        if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
             return []
         assert not attempt.num_left_tokens
-        attempt.phase = Phase.PUSHING
+        attempt.phase = AttemptPhase.PUSHING
         first_push_at = now if attempt.first_push_at is None else attempt.first_push_at
         prefilled = Prefilled(
             request_id=attempt.submit.request_id,
@@ -190,9 +190,9 @@ class PrefillState:
         return self._stop(attempt)
 
     def _stop(self, attempt: Attempt) -> list[Action]:
-        if attempt.phase is Phase.WAITING:
+        if attempt.phase is AttemptPhase.WAITING:
             self._num_waiting -= 1
-        attempt.phase = Phase.STOPPING
+        attempt.phase = AttemptPhase.STOPPING
         if not attempt.num_in_flight:
             return self._end(attempt)
         return [Withdraw(attempt.submit.attempt_id)]

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from engine.link.messages import Run
+from engine.link.messages import PageRun
 
 
 class FreeRuns:
@@ -30,18 +30,18 @@ class FreeRuns:
             count += self._remove(behind)
         self._insert(first, count)
 
-    def take(self, count: int) -> list[Run]:
+    def take(self, count: int) -> list[PageRun]:
         """`count` pages in as few runs as possible: the smallest run that holds what is left,
         else the longest there is. ValueError when fewer are free."""
         if count > self.num_pages:
             raise ValueError(f"{count} pages wanted, {self.num_pages} are free")
-        taken: list[Run] = []
+        taken: list[PageRun] = []
         while count:
             index = bisect_left(self._by_size, (count, 0))
             length, first = self._by_size[min(index, len(self._by_size) - 1)]
             part = min(length, count)
             self._take_head(first, part)
-            taken.append(Run(first=first, count=part))
+            taken.append(PageRun(first=first, count=part))
             count -= part
         return taken
 
@@ -52,8 +52,8 @@ class FreeRuns:
         self._take_head(page, 1)
         return True
 
-    def __iter__(self) -> Iterator[Run]:
-        return (Run(first=first, count=count) for first, count in sorted(self._length.items()))
+    def __iter__(self) -> Iterator[PageRun]:
+        return (PageRun(first=first, count=count) for first, count in sorted(self._length.items()))
 
     def check_integrity(self) -> None:
         """Asserts that the three views agree and that no two runs touch."""

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.kv.free_runs import FreeRuns
-from engine.link.messages import Run
+from engine.link.messages import PageRun
 
 _FREE, _OWNED, _CACHED, _QUARANTINED = range(4)
 
@@ -28,18 +28,18 @@ class PageCounts:
     quarantined: int
 
 
-def runs_of(pages: Sequence[int]) -> list[Run]:
+def runs_of(pages: Sequence[int]) -> list[PageRun]:
     """Pages in token order as the fewest runs: [4, 5, 6, 2] -> (4, 3), (2, 1)."""
-    runs: list[Run] = []
+    runs: list[PageRun] = []
     begin = 0
     for index in range(1, len(pages) + 1):
         if index == len(pages) or pages[index] != pages[index - 1] + 1:
-            runs.append(Run(first=pages[begin], count=index - begin))
+            runs.append(PageRun(first=pages[begin], count=index - begin))
             begin = index
     return runs
 
 
-def pages_of(runs: Iterable[Run]) -> list[int]:
+def pages_of(runs: Iterable[PageRun]) -> list[int]:
     """The inverse of `runs_of`."""
     return [page for run in runs for page in range(run.first, run.first + run.count)]
 
@@ -79,7 +79,7 @@ class PagePool:
         """Pages of an owner in the order in which it got them; () for an unknown one."""
         return tuple(self._owned.get(owner, ()))
 
-    def allocate(self, owner: Hashable, num_pages: int) -> list[Run]:
+    def allocate(self, owner: Hashable, num_pages: int) -> list[PageRun]:
         """Gives `owner` more pages, in as few and as long runs as possible.
 
         ValueError when fewer than `num_pages` are free.

@@ -77,7 +77,7 @@ class TokenOut(Frozen, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Run(Frozen, frozen=True, kw_only=True):
+class PageRun(Frozen, frozen=True, kw_only=True):
     """`count` consecutive pages from page `first`."""
 
     first: int
@@ -88,7 +88,7 @@ class Sink(Frozen, frozen=True, kw_only=True):
     """Where prefill writes: encoded `transfer.AgentDescriptor` and page runs in token order."""
 
     agent: bytes
-    runs: tuple[Run, ...]
+    runs: tuple[PageRun, ...]
     kv_fingerprint: str
 
 

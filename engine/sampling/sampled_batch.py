@@ -10,7 +10,7 @@ from engine.sampling.logprobs import Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class SampledBatch:
     """Of S rows.
 
     token_ids   [S] int64, on the device
@@ -33,7 +33,7 @@ class Drawn:
         scores: Scores | None = None,
         scored: Sequence[int] = (),
         nums_top: Sequence[int] = (),
-    ) -> "Drawn":
+    ) -> "SampledBatch":
         """Enqueues the copies to the host."""
         host_ids = token_ids.to("cpu", non_blocking=True)
         host_scores = None if scores is None else scores.to_host()

@@ -23,7 +23,7 @@ from engine.link.messages import Sampling, TokenOut
 from engine.sampling.history import History
 from engine.sampling.logit_rules import apply_history
 from engine.sampling.logprobs import best, score
-from engine.sampling.sampled_batch import Drawn
+from engine.sampling.sampled_batch import SampledBatch
 from engine.sampling.uniform import seeds_to_int64, uniform
 from kernels.build.upload import upload
 from kernels.sampling.sample import sample as sample_kernel
@@ -48,12 +48,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
     return draw(logits, rows).tokens()
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Drawn:
+def draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
     """As `sample`; on a GPU all of it is enqueued only."""
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     device = logits.device
     if not rows:
-        return Drawn.fetch(torch.empty(0, dtype=torch.int64, device=device))
+        return SampledBatch.fetch(torch.empty(0, dtype=torch.int64, device=device))
     allowed = _suppress(apply_history(logits, [row.history for row in rows]), rows)
     token_ids = _choose(allowed, rows)
     wanted = [
@@ -62,11 +62,11 @@ def draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Drawn:
         if row.sampling.logprobs or row.sampling.top_logprobs
     ]
     if not wanted:
-        return Drawn.fetch(token_ids)
+        return SampledBatch.fetch(token_ids)
     index = upload(np.array(wanted), device)
     nums_top = [rows[i].sampling.top_logprobs for i in wanted]
     scores = score(logits[index], token_ids[index], any(nums_top))
-    return Drawn.fetch(token_ids, scores, wanted, nums_top)
+    return SampledBatch.fetch(token_ids, scores, wanted, nums_top)
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from core.errors import InvalidRequest
 from engine.link.messages import (
     MAX_TOP_LOGPROBS,
     MAX_TOP_PROMPT_LOGPROBS,
-    Run,
+    PageRun,
     Sampling,
     Sink,
     TokenOut,
@@ -140,7 +140,7 @@ def sink_message(sink: Sink) -> generate_pb2.KvSink:
 def sink_of(message: generate_pb2.KvSink) -> Sink:
     return Sink(
         agent=message.agent,
-        runs=tuple(Run(first=run.first, count=run.count) for run in message.runs),
+        runs=tuple(PageRun(first=run.first, count=run.count) for run in message.runs),
         kv_fingerprint=message.kv_fingerprint,
     )
 

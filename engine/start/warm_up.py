@@ -20,8 +20,8 @@ import torch
 from core.log import get_logger
 from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
-from engine.step.piece import Piece
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from model.attention_plan import WANTED_SHARE
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
@@ -41,7 +41,7 @@ def warm_up(
     """`longest` is the largest number of tokens of a pass. To be called on all ranks at once."""
     whole = Runner(model, kv_cache, form)
     pages = range(kv_cache.shape[1])
-    whole.step([_piece(1, pages)], (1,) * num_ranks)
+    whole.step([_chunk(1, pages)], (1,) * num_ranks)
     if not on_gpu:
         return
     layers = representatives(model)
@@ -65,29 +65,29 @@ def pass_lengths(
     """Passes of up to so many tokens on every rank; `kv_cache` of the layers of `short`."""
     runner = Runner(short, kv_cache, form)
     began = time.monotonic()
-    for pieces in batches(form, lengths, range(kv_cache.shape[1])):
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+    for chunks in batches(form, lengths, range(kv_cache.shape[1])):
+        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
         # As ranks of each kind do it: those that prefill tell each other how many they sample.
-        rows_per_rank = (len(pieces),) * num_ranks if form is AttentionForm.PLAIN else None
-        runner.step(pieces, (num_tokens,) * num_ranks, rows_per_rank=rows_per_rank)
+        rows_per_rank = (len(chunks),) * num_ranks if form is AttentionForm.PLAIN else None
+        runner.step(chunks, (num_tokens,) * num_ranks, rows_per_rank=rows_per_rank)
         seconds = round(time.monotonic() - began, 1)
-        log.info("warmed up", tokens=num_tokens, prompts=len(pieces), seconds=seconds)
+        log.info("warmed up", tokens=num_tokens, prompts=len(chunks), seconds=seconds)
 
 
 def batches(
     form: AttentionForm, lengths: Sequence[int], pages: Sequence[int]
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[SequenceChunk]]:
     """One of each of `lengths` tokens, all of them in the same pages. To prefill: a prompt each,
     then several prompts, and then the last tokens of several, whose others are in the cache."""
     if form is AttentionForm.ABSORBED:
         for length in lengths:
-            yield [_piece(1, pages)] * length
+            yield [_chunk(1, pages)] * length
         return
     for length in lengths:
-        yield [_piece(length, pages)]
+        yield [_chunk(length, pages)]
     for count in lengths_up_to(max(1, max(lengths) // WANTED_SHARE)):
-        yield [_piece(WANTED_SHARE, pages)] * count
-        yield [_piece(1, pages, start=WANTED_SHARE)] * count
+        yield [_chunk(WANTED_SHARE, pages)] * count
+        yield [_chunk(1, pages, start=WANTED_SHARE)] * count
 
 
 def short_model(model: DeepseekV3) -> DeepseekV3:
@@ -112,7 +112,7 @@ def lengths_up_to(longest: int) -> Iterator[int]:
     yield longest
 
 
-def _piece(num_tokens: int, pages: Sequence[int], start: int = 0) -> Piece:
+def _chunk(num_tokens: int, pages: Sequence[int], start: int = 0) -> SequenceChunk:
     sampling = Sampling(temperature=1.0, logprobs=True, top_logprobs=1)  # the most that is done
     row = SampleRow(sampling=sampling, position=start + num_tokens)
-    return Piece(token_ids=[0] * num_tokens, start=start, pages=pages, sample=row)
+    return SequenceChunk(token_ids=[0] * num_tokens, start=start, pages=pages, sample=row)

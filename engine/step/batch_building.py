@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from kernels.build.upload import upload
 from model.batch import AttentionForm, ForwardBatch, RaggedRows
 
@@ -14,7 +14,7 @@ Buffer = TypeVar("Buffer", np.ndarray, torch.Tensor)
 
 
 def build_batch(
-    pieces: Sequence[Piece],
+    chunks: Sequence[SequenceChunk],
     *,
     page_tokens: int,
     form: AttentionForm,
@@ -23,11 +23,11 @@ def build_batch(
     device: torch.device,
 ) -> ForwardBatch:
     """All tensors of the batch are views of one buffer: one allocation, one copy to the device."""
-    counts = np.array([len(piece.token_ids) for piece in pieces], dtype=np.int64)
-    starts = np.array([piece.start for piece in pieces], dtype=np.int64)
+    counts = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int64)
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     num_pages = -(-(starts + counts) // page_tokens)
-    num_rows, num_tokens, width = len(pieces), int(counts.sum()), int(num_pages.max(initial=0))
-    num_logits = np.array([piece.num_rows for piece in pieces], dtype=np.int64)
+    num_rows, num_tokens, width = len(chunks), int(counts.sum()), int(num_pages.max(initial=0))
+    num_logits = np.array([chunk.num_rows for chunk in chunks], dtype=np.int64)
     sizes = (
         *(num_tokens, num_tokens, num_tokens, int(num_logits.sum())),
         *(num_rows + 1, num_rows, num_rows * width),
@@ -38,10 +38,10 @@ def build_batch(
     blocks = block_table.reshape(num_rows, width)
     np.cumsum(counts, out=query_start[1:])
     kv_lengths[:] = starts + counts
-    for row, piece in enumerate(pieces):
-        assert piece.token_ids, "an empty piece"
-        token_ids[query_start[row] : query_start[row + 1]] = piece.token_ids
-        blocks[row, : num_pages[row]] = piece.pages[: num_pages[row]]
+    for row, chunk in enumerate(chunks):
+        assert chunk.token_ids, "an empty piece"
+        token_ids[query_start[row] : query_start[row + 1]] = chunk.token_ids
+        blocks[row, : num_pages[row]] = chunk.pages[: num_pages[row]]
     row_of = np.repeat(np.arange(num_rows), counts)
     positions[:] = np.arange(num_tokens) + (starts - query_start[:-1])[row_of]
     page, offset = np.divmod(positions, page_tokens)

@@ -25,7 +25,7 @@ NUM_LONG_PARTS = 3
 
 
 class DecodeRow(Protocol):
-    """One token of one request, as `engine.step.runner.Piece` has it."""
+    """One token of one request, as `engine.step.runner.SequenceChunk` has it."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.link.messages import TokenOut
-from engine.sampling.sampled_batch import Drawn
+from engine.sampling.sampled_batch import SampledBatch
 from engine.step.step_mark import StepMark
 
 Perform = Callable[[Callable[[], None]], None]
@@ -22,14 +22,14 @@ class PendingStep:
         self._perform = perform
         self._on_gpu = on_gpu
         self._began = self._ended = StepMark()
-        self._choose: Callable[[torch.Tensor], Drawn] | None = None
+        self._choose: Callable[[torch.Tensor], SampledBatch] | None = None
         self._is_settled = threading.Event()
         self._logits: torch.Tensor | None = None
-        self._drawn: Drawn | None = None
+        self._sampled: SampledBatch | None = None
         self._error: BaseException | None = None
 
     def begin(
-        self, compute: Callable[[], torch.Tensor], choose: Callable[[torch.Tensor], Drawn]
+        self, compute: Callable[[], torch.Tensor], choose: Callable[[torch.Tensor], SampledBatch]
     ) -> None:
         """Computes the logits; `sample` makes `choose` have them."""
         self._choose = choose
@@ -49,7 +49,7 @@ class PendingStep:
 
         def job() -> None:
             assert self._logits is not None
-            self._drawn = choose(self._logits)
+            self._sampled = choose(self._logits)
             self._logits = None
             self._ended = StepMark.take(self._on_gpu)
             self._is_settled.set()
@@ -60,13 +60,13 @@ class PendingStep:
     def token_ids(self) -> torch.Tensor:
         """[S] int64 on the device, of the sampled pieces in order; for work enqueued behind this
         step, which need not be over."""
-        assert self._drawn is not None, "work overtakes the step that it depends on"
-        return self._drawn.token_ids
+        assert self._sampled is not None, "work overtakes the step that it depends on"
+        return self._sampled.token_ids
 
     @property
     def is_over(self) -> bool:
         """Whether `result` does not wait."""
-        return self._is_settled.is_set() and (self._drawn is None or self._drawn.is_here)
+        return self._is_settled.is_set() and (self._sampled is None or self._sampled.is_here)
 
     def wait(self) -> None:
         """Until it is computed. Raises what computing it has raised."""
@@ -82,13 +82,13 @@ class PendingStep:
         over."""
         return max(0.0, before._ended.seconds_until(self._began))
 
-    def _drawn_there(self) -> Drawn:
+    def _drawn_there(self) -> SampledBatch:
         assert self._choose is None, "nobody has it sampled"
         self._is_settled.wait()
         if self._error is not None:
             raise self._error
-        assert self._drawn is not None
-        return self._drawn
+        assert self._sampled is not None
+        return self._sampled
 
     def _guarded(self, job: Callable[[], None]) -> None:
         if self._error is not None:

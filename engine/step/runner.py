@@ -3,7 +3,7 @@
 tokens = runner.step(pieces, tokens_per_rank)          # waits
 
 first = runner.begin(pieces, tokens_per_rank)          # does not wait for the device
-piece = Piece(token_ids=UNKNOWN, follows=PendingToken(first, row), ...)
+piece = SequenceChunk(token_ids=UNKNOWN, follows=PendingToken(first, row), ...)
 second = runner.begin([piece], tokens_per_rank)        # the token never passes through the host
 tokens = first.result()
 second.sample()                                        # histories know these tokens by now
@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from engine.link.messages import TokenOut
-from engine.sampling.sampled_batch import Drawn
+from engine.sampling.sampled_batch import SampledBatch
 from engine.sampling.sampler import draw
 from engine.step.batch_building import build_batch
 from engine.step.cpu_threads import CpuThreads
 from engine.step.pending_step import PendingStep
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from engine.step.step_thread import StepThread
 from kernels.build.upload import upload
 from model.batch import AttentionForm, ForwardBatch
@@ -39,7 +39,7 @@ class Graphs(Protocol):
 
     def run(
         self,
-        pieces: Sequence[Piece],
+        chunks: Sequence[SequenceChunk],
         size: int,
         patch: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Runner:
 
     def step(
         self,
-        pieces: Sequence[Piece],
+        chunks: Sequence[SequenceChunk],
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None = None,
         meanwhile: Callable[[], object] | None = None,
@@ -111,32 +111,34 @@ class Runner:
         together; a rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`;
         `meanwhile` is called once all is enqueued, in front of waiting for the device.
         """
-        logits = self._run(pieces, tokens_per_rank, on_layer, rows_per_rank=rows_per_rank)
-        drawn = _draw(logits, pieces)
+        logits = self._run(chunks, tokens_per_rank, on_layer, rows_per_rank=rows_per_rank)
+        sampled = _draw(logits, chunks)
         if meanwhile is not None:
             meanwhile()
-        tokens = iter(drawn.tokens())
-        return [None if piece.sample is None else next(tokens) for piece in pieces]
+        tokens = iter(sampled.tokens())
+        return [None if chunk.sample is None else next(tokens) for chunk in chunks]
 
-    def begin(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> PendingStep:
+    def begin(
+        self, chunks: Sequence[SequenceChunk], tokens_per_rank: tuple[int, ...]
+    ) -> PendingStep:
         """As `step`, which must not be called before this one is over. Page lists may change once
         this has returned; samples are looked at until the step is over. Tokens are sampled at
         once, unless that depends on some that are in flight: see `PendingStep.sample`."""
         pending = PendingStep(
-            [piece.sample is not None for piece in pieces], self._perform, self._kv_cache.is_cuda
+            [chunk.sample is not None for chunk in chunks], self._perform, self._kv_cache.is_cuda
         )
-        batch = self._batch(pieces, tokens_per_rank) if self._thread is not None else None
+        batch = self._batch(chunks, tokens_per_rank) if self._thread is not None else None
         pending.begin(
-            partial(self._run, pieces, tokens_per_rank, None, batch), partial(_draw, pieces=pieces)
+            partial(self._run, chunks, tokens_per_rank, None, batch), partial(_draw, chunks=chunks)
         )
-        if not any(piece.waits_for_history for piece in pieces):
+        if not any(chunk.waits_for_history for chunk in chunks):
             pending.sample()
         return pending
 
     @torch.inference_mode()
     def forward(
         self,
-        pieces: Sequence[Piece],
+        chunks: Sequence[SequenceChunk],
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None = None,
         *,
@@ -144,8 +146,8 @@ class Runner:
     ) -> torch.Tensor:
         """[S, V] float32 logits behind the last token of each piece that is to be sampled;
         arguments as for `step`."""
-        batch = self._batch(pieces, tokens_per_rank, rows_per_rank)
-        return self._logits(pieces, batch, on_layer)
+        batch = self._batch(chunks, tokens_per_rank, rows_per_rank)
+        return self._logits(chunks, batch, on_layer)
 
     def _perform(self, job: Callable[[], None]) -> None:
         if self._thread is None:
@@ -156,7 +158,7 @@ class Runner:
     @torch.inference_mode()
     def _run(
         self,
-        pieces: Sequence[Piece],
+        chunks: Sequence[SequenceChunk],
         tokens_per_rank: tuple[int, ...],
         on_layer: OnLayer | None,
         batch: ForwardBatch | None = None,
@@ -165,34 +167,36 @@ class Runner:
     ) -> torch.Tensor:
         """Logits as `forward`, valid until the next step. `batch` is of these pieces; None: to be
         built, where one is needed."""
-        size = self._graph_size(pieces, tokens_per_rank)
+        size = self._graph_size(chunks, tokens_per_rank)
         if size is not None:
             assert self._graphs is not None
-            return self._graphs.run(pieces, size, lambda ids: _fill_in(ids, pieces))
-        batch = batch or self._batch(pieces, tokens_per_rank, rows_per_rank)
-        return self._logits(pieces, batch, on_layer)
+            return self._graphs.run(chunks, size, lambda ids: _fill_in(ids, chunks))
+        batch = batch or self._batch(chunks, tokens_per_rank, rows_per_rank)
+        return self._logits(chunks, batch, on_layer)
 
-    def _graph_size(self, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]) -> int | None:
+    def _graph_size(
+        self, chunks: Sequence[SequenceChunk], tokens_per_rank: tuple[int, ...]
+    ) -> int | None:
         """None: no graph. All ranks come to the same conclusion."""
         if self._graphs is None:
             return None
-        assert all(len(one.token_ids) == one.num_rows == 1 for one in pieces), "not a decode step"
+        assert all(len(one.token_ids) == one.num_rows == 1 for one in chunks), "not a decode step"
         return self._graphs.padded_size(tokens_per_rank)
 
     def _logits(
-        self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
+        self, chunks: Sequence[SequenceChunk], batch: ForwardBatch, on_layer: OnLayer | None
     ) -> torch.Tensor:
         if self._threads is not None:
             self._threads.prepare(len(batch.token_ids))
-        _fill_in(batch.token_ids, pieces)
-        if any(piece.scores is not None for piece in pieces):
-            return self._score(pieces, batch, on_layer)
+        _fill_in(batch.token_ids, chunks)
+        if any(chunk.scores is not None for chunk in chunks):
+            return self._score(chunks, batch, on_layer)
         if self._passes is not None and self._passes.fits(batch):
             return self._model.logits(self._passes.hidden_rows(batch, on_layer))
         return self._model.forward(batch, self._kv_cache, on_layer)
 
     def _score(
-        self, pieces: Sequence[Piece], batch: ForwardBatch, on_layer: OnLayer | None
+        self, chunks: Sequence[SequenceChunk], batch: ForwardBatch, on_layer: OnLayer | None
     ) -> torch.Tensor:
         """Fills the scores of pieces that have some, a slice of logits at a time."""
         if self._passes is not None and self._passes.fits(batch):
@@ -200,23 +204,23 @@ class Runner:
         else:
             hidden = self._model.hidden_rows(batch, self._kv_cache, on_layer)
         sampled, begin = [], 0
-        for piece in pieces:
-            end = begin + piece.num_rows
-            if piece.scores is not None:
-                piece.scores.add(piece.start, hidden[begin:end], self._model.logits)
-            if piece.sample is not None:
+        for chunk in chunks:
+            end = begin + chunk.num_rows
+            if chunk.scores is not None:
+                chunk.scores.add(chunk.start, hidden[begin:end], self._model.logits)
+            if chunk.sample is not None:
                 sampled.append(end - 1)
             begin = end
         return self._model.logits(hidden[sampled])
 
     def _batch(
         self,
-        pieces: Sequence[Piece],
+        chunks: Sequence[SequenceChunk],
         tokens_per_rank: tuple[int, ...],
         rows_per_rank: tuple[int, ...] | None = None,
     ) -> ForwardBatch:
         return build_batch(
-            pieces,
+            chunks,
             page_tokens=self._page_tokens,
             form=self._form,
             tokens_per_rank=tokens_per_rank,
@@ -226,16 +230,16 @@ class Runner:
 
 
 @torch.inference_mode()
-def _draw(logits: torch.Tensor, pieces: Sequence[Piece]) -> Drawn:
-    return draw(logits, [piece.sample for piece in pieces if piece.sample is not None])
+def _draw(logits: torch.Tensor, chunks: Sequence[SequenceChunk]) -> SampledBatch:
+    return draw(logits, [chunk.sample for chunk in chunks if chunk.sample is not None])
 
 
-def _fill_in(token_ids: torch.Tensor, pieces: Sequence[Piece]) -> None:
+def _fill_in(token_ids: torch.Tensor, chunks: Sequence[SequenceChunk]) -> None:
     """Writes the tokens that a step under way samples into `token_ids` [T], on the device."""
-    followers = [(row, piece.follows) for row, piece in enumerate(pieces) if piece.follows]
+    followers = [(row, chunk.follows) for row, chunk in enumerate(chunks) if chunk.follows]
     if not followers:
         return
-    assert all(len(piece.token_ids) == 1 for piece in pieces), "only steps of single tokens follow"
+    assert all(len(chunk.token_ids) == 1 for chunk in chunks), "only steps of single tokens follow"
     step = followers[0][1].step
     assert all(follows.step is step for _, follows in followers), "two steps are followed"
     places = np.array([(row, follows.row) for row, follows in followers]).T.copy()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatch.combine_exchange import WayBack, bring_back
+from ep.dispatch.combine_exchange import CombineExchange, exchange_and_combine
 from ep.dispatch.dispatcher import DispatchedAligned, Payload, Rows
 from ep.dispatch.gathered_tokens import gather_tokens
 from ep.dispatch.masked_rows import as_payload
@@ -22,7 +22,7 @@ from kernels.moe.permute import permute
 class CollectiveAlignedHandle:
     """`way` is None when no rank had a token."""
 
-    way: WayBack | None
+    way: CombineExchange | None
     num_tokens: int
 
 
@@ -30,8 +30,8 @@ class CollectiveAlignedDispatcher:
     """All ranks of the group call in the same order, with the same `tokens_per_rank`."""
 
     def __init__(self, group: EpGroup, slots_per_rank: int, *, exact: bool | None = None) -> None:
-        """`exact` as in `way_back`; None: on the CPU. ValueError when `slots_per_rank` is below
-        1."""
+        """`exact` as in `combine_exchange`; None: on the CPU. ValueError when `slots_per_rank` is
+        below 1."""
         if slots_per_rank < 1:
             raise ValueError(f"slots_per_rank must be at least 1, got {slots_per_rank}")
         self._group = group
@@ -81,7 +81,7 @@ class CollectiveAlignedDispatcher:
         )
         way = None
         if tokens is not None:
-            way = WayBack(
+            way = CombineExchange(
                 row_of=permuted.row_of,
                 weights=tokens.weights,
                 own_idx=topk_idx[group.rank * longest :][:longest],
@@ -101,7 +101,7 @@ class CollectiveAlignedDispatcher:
         assert isinstance(handle, CollectiveAlignedHandle), type(handle)
         if handle.way is None:
             return expert_out[:0]
-        everything = bring_back(
+        everything = exchange_and_combine(
             expert_out,
             handle.way,
             self._group.collectives,

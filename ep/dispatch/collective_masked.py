@@ -3,7 +3,7 @@ part of a captured CUDA graph, sockets on the CPU.
 
     dispatch  every rank gets the tokens of all (`gathered_tokens`) and puts those of its experts
               into their blocks
-    combine   as in `way_back`: on the CPU exact, on GPUs partial sums, unless told otherwise
+    combine   as in `combine_exchange`: on the CPU exact, on GPUs partial sums, or as told
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatch.combine_exchange import WayBack, bring_back, one_of_each
+from ep.dispatch.combine_exchange import CombineExchange, exchange_and_combine, one_of_each
 from ep.dispatch.dispatcher import DispatchedMasked, Payload
 from ep.dispatch.gathered_tokens import gather_tokens
 from ep.dispatch.masked_rows import blocks_of, check_tokens, mean_rows
@@ -20,7 +20,7 @@ from ep.group.group import EpGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveMaskedHandle:
-    way: WayBack
+    way: CombineExchange
 
 
 class CollectiveMaskedDispatcher:
@@ -29,7 +29,7 @@ class CollectiveMaskedDispatcher:
     def __init__(
         self, group: EpGroup, slots_per_rank: int, max_tokens: int, *, exact: bool | None = None
     ) -> None:
-        """`exact` as in `way_back`; None: on the CPU. ValueError when a number is below 1."""
+        """`exact` as in `combine_exchange`; None: on the CPU. ValueError for numbers below 1."""
         if min(slots_per_rank, max_tokens) < 1:
             raise ValueError(f"no dispatch of {max_tokens} tokens to {slots_per_rank} slots a rank")
         self._group = group
@@ -74,7 +74,7 @@ class CollectiveMaskedDispatcher:
             scales=blocks.scales,
             counts=blocks.counts,
             handle=CollectiveMaskedHandle(
-                way=WayBack(
+                way=CombineExchange(
                     row_of=blocks.row_of,
                     weights=tokens.weights,
                     own_idx=topk_idx,
@@ -90,7 +90,7 @@ class CollectiveMaskedDispatcher:
     ) -> torch.Tensor:
         """[S, C, H] -> [T, H] in the dtype of `expert_out`."""
         assert isinstance(handle, CollectiveMaskedHandle), type(handle)
-        return bring_back(
+        return exchange_and_combine(
             expert_out.flatten(0, 1),
             handle.way,
             self._group.collectives,

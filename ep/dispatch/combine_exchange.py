@@ -17,7 +17,7 @@ from kernels.elementwise.combine import combine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayBack:
+class CombineExchange:
     """R ranks of T tokens each, of which this one's come back.
 
     row_of       [K, R T] integers, the row of each choice that is here, else -1
@@ -34,9 +34,9 @@ class WayBack:
     one_of_each: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def bring_back(
+def exchange_and_combine(
     rows: torch.Tensor,  # [M, H]
-    way: WayBack,
+    way: CombineExchange,
     collectives: Collectives,
     num_ranks: int,
     slots_per_rank: int,
@@ -56,7 +56,7 @@ def bring_back(
 
 def _partial(
     rows: torch.Tensor,
-    way: WayBack,
+    way: CombineExchange,
     collectives: Collectives,
     num_ranks: int,
     base: torch.Tensor | None,

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Load, Slots, balancedness_of
-from ep.eplb.rank_loads import RankBooks, Rows, pick
+from ep.eplb.rank_loads import RankLoads, Rows, pick
 from ep.eplb.reshare import best_reshare, fairest_reshare
-from ep.eplb.swap import best_trade, further_trades
+from ep.eplb.swap import best_swap, further_swaps
 
 Mask = npt.NDArray[np.bool_]
 
@@ -68,11 +68,11 @@ class Rules:
 
 def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
     """A stage a step, of the layers that are not done: `slots` [X, R, S], `load` [X, E] above 0."""
-    books = RankBooks(slots, load, rules.limit, rules.num_nodes)
+    books = RankLoads(slots, load, rules.limit, rules.num_nodes)
     rows = np.arange(len(slots))
     best = balancedness_of(books.total)
     best_step = np.zeros(len(rows), dtype=np.int64)
-    only_trades = np.zeros(len(rows), dtype=np.bool_)
+    only_swaps = np.zeros(len(rows), dtype=np.bool_)
     even = np.broadcast_to(np.asarray(rules.even, dtype=np.float64), best.shape)
     goes_on = best < even
     for step in range(1, rules.num_steps + 1):
@@ -82,9 +82,9 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
         if num_left <= len(rows) * KEPT:
             books.keep(goes_on)
             rows, best, best_step = rows[goes_on], best[goes_on], best_step[goes_on]
-            only_trades, even = only_trades[goes_on], even[goes_on]
-            goes_on = np.ones_like(only_trades)
-        changed = _step(books, goes_on, only_trades, rules.frugal)
+            only_swaps, even = only_swaps[goes_on], even[goes_on]
+            goes_on = np.ones_like(only_swaps)
+        changed = _step(books, goes_on, only_swaps, rules.frugal)
         value = balancedness_of(books.total)
         yield Stage(
             rows=rows[goes_on],
@@ -98,31 +98,31 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
         goes_on &= changed & (value < even) & (step - best_step < PATIENCE)
 
 
-def _step(books: RankBooks, goes_on: Mask, only_trades: Mask, frugal: bool) -> Mask:
-    """[X]: where something was done, of those that go on. `only_trades` [X], changed in place:
+def _step(books: RankLoads, goes_on: Mask, only_swaps: Mask, frugal: bool) -> Mask:
+    """[X]: where something was done, of those that go on. `only_swaps` [X], changed in place:
     behind a replica that was no gain by itself there are trades, as long as they gain; it would be
     taken back else."""
-    trade, reshare = best_trade(books), best_reshare(books)
-    trades = goes_on & (trade.gain > MIN_GAIN)
-    price = [np.maximum(step.num_moves(books), FREE) if frugal else 1 for step in (trade, reshare)]
-    better = reshare.gain / price[1] > np.where(trades, trade.gain / price[0], 0.0)
-    better &= goes_on & (reshare.gain > MIN_GAIN) & ~only_trades
-    trades &= ~better
-    further = further_trades(books, trade)
+    swap, reshare = best_swap(books), best_reshare(books)
+    swaps = goes_on & (swap.gain > MIN_GAIN)
+    price = [np.maximum(step.num_moves(books), FREE) if frugal else 1 for step in (swap, reshare)]
+    better = reshare.gain / price[1] > np.where(swaps, swap.gain / price[0], 0.0)
+    better &= goes_on & (reshare.gain > MIN_GAIN) & ~only_swaps
+    swaps &= ~better
+    further = further_swaps(books, swap)
     if further is not None:
         level = (books.total.max(axis=1) + books.total.mean(axis=1)) / 2
         weight = pick(books.total, further.rank)
         lowers = (weight > level[:, None]) & (weight * (1 - further.gain) <= level[:, None])
-        further.apply(books, lowers & trades[:, None])
-    trade.apply(books, trades)
+        further.apply(books, lowers & swaps[:, None])
+    swap.apply(books, swaps)
     reshare.apply(books, better)
-    changed = trades | better
-    only_trades &= trades
+    changed = swaps | better
+    only_swaps &= swaps
     if (changed != goes_on).any():
         fairest = fairest_reshare(books)
         fairer = goes_on & ~changed & (fairest.gain > MIN_GAIN)
         fairest.apply(books, fairer)
         changed |= fairer
-        only_trades |= fairer
+        only_swaps |= fairer
     books.recount()
     return changed

@@ -9,9 +9,9 @@ import numpy as np
 from ep.eplb.balance import fill_nodes
 from ep.eplb.balancedness import Load, Slots, balancedness_of, rank_loads
 from ep.eplb.local_search import Stage
-from ep.eplb.rank_loads import RankBooks, Rows
+from ep.eplb.rank_loads import RankLoads, Rows
 from ep.eplb.rank_names import keep_ranks, new_by_rank
-from ep.eplb.swap import best_trade
+from ep.eplb.swap import best_swap
 
 MAX_GROUP_TRADES = 2
 
@@ -28,14 +28,14 @@ def refill(
         return
     slots, load = slots[rows], load[rows]
     # One after the other [Y, ...], and all filled at once [T * Y, ...]: that takes hardly longer.
-    traded = list(_traded_groups(groups, load))
-    old, loads = (np.concatenate([each] * len(traded)) for each in (slots, load))
-    new = fill_nodes(loads, np.concatenate(traded), slots.shape[1], slots.shape[2])
+    swapped = list(_swapped_groups(groups, load))
+    old, loads = (np.concatenate([each] * len(swapped)) for each in (slots, load))
+    new = fill_nodes(loads, np.concatenate(swapped), slots.shape[1], slots.shape[2])
     new = keep_ranks(old, new, num_nodes)
     # What a node has is on no other: its ranks' loads and moves do not depend on the others.
     shape = (len(rows), num_nodes, -1)
     loads_now = rank_loads(slots, load).reshape(shape)
-    for after, filled in zip(traded, np.split(new, len(traded)), strict=True):
+    for after, filled in zip(swapped, np.split(new, len(swapped)), strict=True):
         loads_then = rank_loads(filled, load).reshape(shape)
         moves = new_by_rank(slots, filled).reshape(shape).sum(axis=2)
         # Nodes with other groups than today come first: one cannot change without the other.
@@ -55,17 +55,17 @@ def refill(
             )
 
 
-def _traded_groups(groups: Slots, load: Load) -> Iterator[Slots]:
+def _swapped_groups(groups: Slots, load: Load) -> Iterator[Slots]:
     """[Y, nodes, groups / nodes]: as they are, and behind trades of the heaviest node's."""
     num_groups = groups[0].size
-    books = RankBooks(groups, load.reshape(len(load), num_groups, -1).sum(axis=2), limit=1)
+    books = RankLoads(groups, load.reshape(len(load), num_groups, -1).sum(axis=2), limit=1)
     for _ in range(MAX_GROUP_TRADES):
         yield books.slots.copy()
-        trade = best_trade(books)
-        gains = trade.gain > 0
+        swap = best_swap(books)
+        gains = swap.gain > 0
         if not gains.any():
             return
-        trade.apply(books, gains)
+        swap.apply(books, gains)
         books.recount()
     yield books.slots
 

@@ -28,7 +28,7 @@ EVERYWHERE = 1 << 40
 NEVER_FULL = -(1 << 14)
 
 
-class RankBooks:
+class RankLoads:
     """Owns what changes. `put`, then `recount`, keep it in step."""
 
     def __init__(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Load
-from ep.eplb.rank_loads import RankBooks, Rows, pick
+from ep.eplb.rank_loads import RankLoads, Rows, pick
 
 # So many of the heaviest rank's experts are tried, each in so many of the slots that can best be
 # spared.
@@ -35,19 +35,19 @@ class Reshare:
     expert: Rows
     gain: Load
 
-    def num_moves(self, books: RankBooks) -> Rows:
+    def num_moves(self, books: RankLoads) -> Rows:
         """[X] experts that travel: those that the ranks did not hold in the beginning."""
         rows = np.arange(len(self.other))
         moves: Rows = 1 - books.held_at_first[rows, self.expert, self.other].astype(np.int64)
         return moves
 
-    def apply(self, books: RankBooks, chosen: npt.NDArray[np.bool_]) -> None:
+    def apply(self, books: RankLoads, chosen: npt.NDArray[np.bool_]) -> None:
         """Does those that are chosen, [X]; `books.recount` is to follow."""
         rows = np.flatnonzero(chosen)
         books.put(rows, self.other[rows], self.place[rows], self.expert[rows])
 
 
-def best_reshare(books: RankBooks) -> Reshare:
+def best_reshare(books: RankLoads) -> Reshare:
     num_rows, num_ranks, num_slots = books.slots.shape
     rows = np.arange(num_rows)
     each = rows[:, None]
@@ -84,7 +84,7 @@ def best_reshare(books: RankBooks) -> Reshare:
     )
 
 
-def fairest_reshare(books: RankBooks) -> Reshare:
+def fairest_reshare(books: RankLoads) -> Reshare:
     num_rows, num_ranks, num_slots = books.slots.shape
     rows = np.arange(num_rows)
     load, counts = books.load[:, :-1], books.counts[:, :-1]
@@ -106,14 +106,14 @@ def fairest_reshare(books: RankBooks) -> Reshare:
     return Reshare(other=other, place=place, expert=expert, gain=gain)
 
 
-def _held_loads(books: RankBooks, experts: Rows, more: Load) -> Load:
+def _held_loads(books: RankLoads, experts: Rows, more: Load) -> Load:
     """[X, N, R] of the ranks that hold `experts` [X, N], with `more` [X, N] for each; others 0."""
     held = books.held[np.arange(len(experts))[:, None], experts]
     loads: Load = np.where(held > 0, books.total[:, None] + held * more[..., None], 0.0)
     return loads
 
 
-def _grown_experts(books: RankBooks) -> Rows:
+def _grown_experts(books: RankLoads) -> Rows:
     """[X, H]: what is heaviest on the heaviest rank."""
     rows = np.arange(len(books.slots))
     shares = books.slot_share[rows, books.heaviest]
@@ -121,7 +121,7 @@ def _grown_experts(books: RankBooks) -> Rows:
     return books.slots[rows[:, None], books.heaviest[:, None], order]
 
 
-def _spare_slots(books: RankBooks) -> Rows:
+def _spare_slots(books: RankLoads) -> Rows:
     """[X, K] indices into [R * S]: replicas of experts that have several, on light ranks first
     and of light experts."""
     count = pick(books.counts, books.slots)

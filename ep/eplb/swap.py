@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Load
-from ep.eplb.rank_loads import RankBooks, Rows, pick
+from ep.eplb.rank_loads import RankLoads, Rows, pick
 
 # It trades with one of the lightest ranks: of so many at least, and of more where that does not
 # take long, because ranks have few slots.
@@ -20,7 +20,7 @@ FEWEST_HEAVY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trade:
+class Swap:
     """One for each layer, [X] each.
 
     rank, slot    of the heaviest rank
@@ -35,7 +35,7 @@ class Trade:
     place: Rows
     gain: Load
 
-    def num_moves(self, books: RankBooks) -> Rows:
+    def num_moves(self, books: RankLoads) -> Rows:
         """[X] experts that travel: those that the ranks did not hold in the beginning."""
         rows = np.arange(len(self.rank))
         given = books.slots[rows, self.rank, self.slot]
@@ -46,7 +46,7 @@ class Trade:
         )
         return moves
 
-    def apply(self, books: RankBooks, chosen: npt.NDArray[np.bool_]) -> None:
+    def apply(self, books: RankLoads, chosen: npt.NDArray[np.bool_]) -> None:
         """Does those that are chosen; `books.recount` is to follow."""
         rows = np.nonzero(chosen)[0]
         rank, slot, other, place = (
@@ -57,16 +57,16 @@ class Trade:
         books.put(rows, other, place, given)
 
 
-def best_trade(books: RankBooks) -> Trade:
+def best_swap(books: RankLoads) -> Swap:
     num_slots = books.slots.shape[2]
     partners = books.lightest(max(MIN_PARTNERS, NUM_PAIRS // num_slots**2))
-    found = _best_trades(books, books.heaviest[:, None], partners[:, None])
-    return Trade(
+    found = _best_swaps(books, books.heaviest[:, None], partners[:, None])
+    return Swap(
         **{name: getattr(found, name)[:, 0] for name in ("rank", "slot", "other", "place", "gain")}
     )
 
 
-def further_trades(books: RankBooks, first: Trade) -> Trade | None:
+def further_swaps(books: RankLoads, first: Swap) -> Swap | None:
     """[X, H] of other ranks than those of the `first` one of each layer, [X], and each rank in one
     of them at most: the heaviest of each node, each with a few of the lightest there. None where
     ranks are too few, or have too few slots to choose from."""
@@ -84,12 +84,12 @@ def further_trades(books: RankBooks, first: Trade) -> Trade | None:
     light = order[..., ::-1][..., : num_heavy * num_partners]
     light = light.reshape(num_rows, num_nodes, num_partners, num_heavy).swapaxes(2, 3)
     light = light.reshape(num_rows, -1, num_partners)
-    found = _best_trades(books, heavy, light, first.other)
+    found = _best_swaps(books, heavy, light, first.other)
     found.gain[(heavy == first.rank[:, None]) | (heavy == first.other[:, None])] = -np.inf
     return found
 
 
-def _best_trades(books: RankBooks, heavy: Rows, partners: Rows, busy: Rows | None = None) -> Trade:
+def _best_swaps(books: RankLoads, heavy: Rows, partners: Rows, busy: Rows | None = None) -> Swap:
     """[X, H] of ranks `heavy` [X, H] with one each of `partners` [X, H, P], but for `busy` [X]."""
     num_rows, num_heavy, num_partners = partners.shape
     num_slots = books.slots.shape[2]
@@ -117,4 +117,4 @@ def _best_trades(books: RankBooks, heavy: Rows, partners: Rows, busy: Rows | Non
     slot, partner, place = np.unravel_index(best, (num_slots, num_partners, num_slots))
     least = np.take_along_axis(left, best[..., None], axis=2)[..., 0]
     other = np.take_along_axis(partners, partner[..., None], axis=2)[..., 0]
-    return Trade(rank=heavy, slot=slot, other=other, place=place, gain=1 - least / weight)
+    return Swap(rank=heavy, slot=slot, other=other, place=place, gain=1 - least / weight)

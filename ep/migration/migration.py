@@ -25,9 +25,9 @@ from ep.migration.migration_state import (
     Action,
     End,
     Install,
+    MigrationPhase,
     MigrationState,
     Outcome,
-    Phase,
     Report,
     Stage,
     Stop,
@@ -100,7 +100,7 @@ class ExpertMigration:
 
     @property
     def is_moving(self) -> bool:
-        return self._state.phase is not Phase.IDLE
+        return self._state.phase is not MigrationPhase.IDLE
 
     @property
     def can_install(self) -> bool:

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Phase(Enum):
+class MigrationPhase(Enum):
     IDLE = "idle"
     MOVING = "moving"
     RESTORING = "restoring"
@@ -79,7 +79,7 @@ class MigrationState:
     """One rank's view, which only its own `report` may differ in."""
 
     def __init__(self) -> None:
-        self.phase = Phase.IDLE
+        self.phase = MigrationPhase.IDLE
         self.num_layers = 0
         self.num_installed = 0  # of the present run
         self.num_agreed = 0  # that all ranks have told to be staged
@@ -99,25 +99,25 @@ class MigrationState:
     @property
     def num_changed(self) -> int:
         """Layers that are as the migration under way wants them."""
-        if self.phase is Phase.RESTORING:
+        if self.phase is MigrationPhase.RESTORING:
             return self.num_layers - self.num_installed
         return self.num_installed
 
     def begin(self, num_layers: int) -> list[Action]:
         """At a step boundary, on all ranks at the same one."""
-        assert self.phase is Phase.IDLE, self.phase
+        assert self.phase is MigrationPhase.IDLE, self.phase
         assert num_layers >= 1, num_layers
-        return self._start(Phase.MOVING, num_layers)
+        return self._start(MigrationPhase.MOVING, num_layers)
 
     def staged(self, run: int, num_layers: int) -> None:
         """So many layers of the run are staged on this rank; news of an earlier run is none."""
-        if run == self._run and self.phase is not Phase.IDLE:
+        if run == self._run and self.phase is not MigrationPhase.IDLE:
             assert self._num_staged <= num_layers <= self.num_layers, num_layers
             self._num_staged = num_layers
 
     def failed(self, run: int) -> None:
         """This rank can stage no further."""
-        if run == self._run and self.phase is not Phase.IDLE:
+        if run == self._run and self.phase is not MigrationPhase.IDLE:
             self._has_failed = True
 
     def exchanged(self, reports: Sequence[Report]) -> list[Action]:
@@ -125,14 +125,14 @@ class MigrationState:
 
         One layer a boundary, so that no step is held up by more than one.
         """
-        if self.phase is Phase.IDLE:
+        if self.phase is MigrationPhase.IDLE:
             return []
         if any(report.has_failed for report in reports):
             return self._turn_back()
         self.num_agreed = min(report.num_staged for report in reports)
         if not self.can_install:
             return []
-        restore = self.phase is Phase.RESTORING
+        restore = self.phase is MigrationPhase.RESTORING
         actions: list[Action] = [Install(self._run, self.num_installed, restore)]
         self.num_installed += 1
         if self.num_installed == self.num_layers:
@@ -141,22 +141,22 @@ class MigrationState:
 
     def _turn_back(self) -> list[Action]:
         stop = Stop(self._run)
-        if self.phase is Phase.RESTORING:
+        if self.phase is MigrationPhase.RESTORING:
             return [stop, *self._end(Outcome.BROKEN)]
         if not self.num_installed:
             return [stop, *self._end(Outcome.RESTORED)]
-        return [stop, *self._start(Phase.RESTORING, self.num_installed)]
+        return [stop, *self._start(MigrationPhase.RESTORING, self.num_installed)]
 
-    def _start(self, phase: Phase, num_layers: int) -> list[Action]:
+    def _start(self, phase: MigrationPhase, num_layers: int) -> list[Action]:
         self.phase = phase
         self.num_layers = num_layers
         self.num_installed = self.num_agreed = self._num_staged = 0
         self._has_failed = False
         self._run += 1
-        return [Stage(self._run, num_layers, restore=phase is Phase.RESTORING)]
+        return [Stage(self._run, num_layers, restore=phase is MigrationPhase.RESTORING)]
 
     def _end(self, outcome: Outcome) -> list[Action]:
-        self.phase = Phase.IDLE
+        self.phase = MigrationPhase.IDLE
         self.num_installed = self.num_agreed = self._num_staged = 0
         self._has_failed = False
         return [End(outcome)]

@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 MAX_WAITING = 64
 
 
-class LateHistogram(Histogram):
+class BatchedHistogram(Histogram):
     """Without labels, in a process that is asked for its numbers itself."""
 
     def __init__(

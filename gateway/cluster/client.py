@@ -1,6 +1,6 @@
 """The way of one choice through the cluster: assigned, generated, moved when a worker fails.
 
-    leg = Leg(cluster, request_id, prompt, sampling, deadline)
+    leg = GenerateCall(cluster, request_id, prompt, sampling, deadline)
     async with aclosing(leg.batches()) as batches:
         async for batch in batches: ...          # each token exactly once, in order
 
@@ -40,7 +40,7 @@ from core.log import get_logger
 from core.request_ids import call_id
 from gateway.base.metrics import GatewayMetrics
 from gateway.cluster.channels import ChannelPool
-from gateway.cluster.failover_policy import Search, SearchBounds
+from gateway.cluster.failover_policy import FailoverBounds, FailoverPolicy
 from gateway.cluster.job import Prompt
 from gateway.cluster.routers import Routers
 from proto.generate_pb2 import (
@@ -79,10 +79,10 @@ class Cluster:
     model: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    bounds: SearchBounds
+    bounds: FailoverBounds
 
 
-class Leg:
+class GenerateCall:
     """One choice. `num_cached_tokens`, `queue_seconds` and, where asked for, `prompt_logprobs`
     are known with the first batch.
 
@@ -114,7 +114,7 @@ class Leg:
         self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
         self._num_calls = 0
         self._asked_at: float | None = None  # for the first time
-        self._search = Search(cluster.bounds)
+        self._policy = FailoverPolicy(cluster.bounds)
         self._is_searching = True  # something is to be forgotten with the next token
 
     async def batches(self) -> AsyncGenerator[TokenBatch]:
@@ -148,7 +148,7 @@ class Leg:
 
     def note_begun(self) -> None:
         """The client has tokens of this request, of another choice."""
-        self._search.note_begun()
+        self._policy.note_begun()
 
     def _generate(self, calls: MultiplexClient, pair: AssignResponse, span: tracing.Span) -> Call:
         # An id of its own for each call: the one before may still be ending on that worker.
@@ -203,7 +203,7 @@ class Leg:
                 return pair
             self._is_searching = True
             try:
-                seconds = self._search.note_no_pair(
+                seconds = self._policy.note_no_pair(
                     error,
                     self._cluster.clock.now(),
                     router_is_there=self._cluster.routers.is_connected,
@@ -224,7 +224,7 @@ class Leg:
             num_prompt_tokens=len(self._prompt.token_ids) + num_output,
             max_new_tokens=self._prompt.max_tokens - num_output,
             prefix_hashes=self._prefix_hashes,
-            exclude_epochs=self._search.excluded_epochs,
+            exclude_epochs=self._policy.excluded_epochs,
             priority=self._priority,
             waited_seconds=now - self._asked_at,
         )
@@ -252,7 +252,7 @@ class Leg:
             self.output_token_ids += token_ids
             if self._is_searching:
                 self._is_searching = False
-                self._search = Search(self._cluster.bounds, has_begun=True)
+                self._policy = FailoverPolicy(self._cluster.bounds, has_begun=True)
         return TokenBatch(response.tokens, response.finish_reason or self._finish_reached())
 
     def _note_failure(self, pair: AssignResponse, error: EpserveError) -> None:
@@ -261,7 +261,7 @@ class Leg:
         blamed_epoch = error.failed_epoch or pair.decode.epoch
         self._is_searching = True
         try:
-            self._search.note_failure(error, blamed_epoch, self._cluster.clock.now())
+            self._policy.note_failure(error, blamed_epoch, self._cluster.clock.now())
         except EpserveError as told:
             self._note_end(error, told, pair)
             raise

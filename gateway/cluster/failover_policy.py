@@ -20,7 +20,7 @@ MAX_EXCLUDED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchBounds:
+class FailoverBounds:
     """As in the settings of the same names."""
 
     max_attempts: int
@@ -30,10 +30,10 @@ class SearchBounds:
 
 
 @dataclass(slots=True)
-class Search:
+class FailoverPolicy:
     """A new one with each token. Times are on the caller's clock, in seconds."""
 
-    bounds: SearchBounds
+    bounds: FailoverBounds
     has_begun: bool = False  # the client has tokens of this request
     excluded_epochs: list[str] = field(default_factory=list)
     _num_attempts: int = 0

@@ -73,7 +73,7 @@ class Routers:
         self._lookup = lookup
         self._found = {address: [address] for address in addresses}
         self._routers = {address: _Router(address) for address in self._found}
-        self._turns = itertools.count()
+        self._pacer = itertools.count()
         self._retiring: dict[asyncio.Task[None], _Router] = {}
         self._following = [
             asyncio.create_task(self._follow(address))
@@ -150,7 +150,7 @@ class Routers:
     def _in_order(self, first_page: int | None) -> list[_Router]:
         if len(self._routers) == 1:
             return [*self._routers.values()]
-        key = next(self._turns) if first_page is None else first_page
+        key = next(self._pacer) if first_page is None else first_page
 
         def rank(router: _Router) -> tuple[bool, int]:
             # By address and page alone: all gateways agree, and when a router comes or goes

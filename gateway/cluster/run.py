@@ -1,8 +1,8 @@
 """All choices of one request at work: their legs started, their pieces merged, their tokens
 counted.
 
-    async with Run(job, ...) as run:
-        async for pieces in run: ...      # [(choice, Piece), ...], all that is there by now
+    async with RequestRun(job, ...) as run:
+        async for pieces in run: ...      # [(choice, ChoiceDelta), ...], all that is there by now
         run.usage()
 
 Leaving the block cancels whatever still runs, on this machine and on the workers.
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Self
 
 from core.errors import EpserveError
 from core.request_ids import choice_id
-from gateway.cluster.client import Cluster, Leg, TokenBatch
+from gateway.cluster.client import Cluster, GenerateCall, TokenBatch
 from gateway.cluster.job import Job
 from gateway.output.chat_output import ChatOutput
+from gateway.output.choice_delta import ChoiceDelta
 from gateway.output.output_text import Output, OutputText
-from gateway.output.piece import Piece
 from gateway.output.tool_call_parser import ToolCallParser
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.requests.sampling_fields import choice_seed
@@ -29,7 +29,7 @@ from gateway.text.tokenizer import Tokenizer
 from proto.generate_pb2 import SamplingParams
 
 # Pieces that wait for a slow client; past it nothing more is read from the workers.
-MAX_PIECES = 256
+MAX_DELTAS = 256
 
 
 class Usage(NamedTuple):
@@ -44,12 +44,12 @@ class Usage(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Choice:
     index: int
-    leg: Leg
+    call: GenerateCall
     text: Output
     echo: PromptEcho | None
 
 
-class Run:
+class RequestRun:
     """One request in progress."""
 
     def __init__(
@@ -63,14 +63,14 @@ class Run:
             for index in range(job.num_choices)
         ]
         self._tasks: list[asyncio.Task[None]] = []
-        self._pieces: list[tuple[int, Piece]] = []
+        self._deltas: list[tuple[int, ChoiceDelta]] = []
         self._changed = asyncio.Event()  # there is something for the reader
         self._room = asyncio.Event()  # there is room for another piece
         self._room.set()
         self._has_ended = False  # some choice has, or the whole run
         self._stop_error: EpserveError | None = None
         # A single choice is read by whoever reads the run, without a task of its own.
-        self._alone: AsyncGenerator[tuple[int, Piece]] | None = None
+        self._alone: AsyncGenerator[tuple[int, ChoiceDelta]] | None = None
         self._reader: asyncio.Task[Any] | None = None  # while it waits for the single choice
 
     async def __aenter__(self) -> Self:
@@ -96,10 +96,10 @@ class Run:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def __aiter__(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+    def __aiter__(self) -> AsyncIterator[list[tuple[int, ChoiceDelta]]]:
         return self
 
-    async def __anext__(self) -> list[tuple[int, Piece]]:
+    async def __anext__(self) -> list[tuple[int, ChoiceDelta]]:
         """Everything new, at least one piece. Raises the first choice's error there is, once
         the pieces before it are out."""
         if self._alone is not None:
@@ -109,12 +109,12 @@ class Run:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if self._pieces:
-                pieces, self._pieces = self._pieces, []
+            if self._deltas:
+                deltas, self._deltas = self._deltas, []
                 self._room.set()
                 if self._has_ended:
                     self._changed.set()  # an error, or the end, may wait behind them
-                return pieces
+                return deltas
             if self._stop_error is not None:
                 raise self._stop_error
             for task in self._tasks:
@@ -140,7 +140,7 @@ class Run:
             reasoning_tokens = sum(choice.text.num_reasoning_tokens for choice in self._choices)
         return Usage(
             prompt_tokens=sum(len(prompt.token_ids) for prompt in self._job.prompts),
-            cached_tokens=sum(choice.leg.num_cached_tokens for choice in first_of_prompt),
+            cached_tokens=sum(choice.call.num_cached_tokens for choice in first_of_prompt),
             completion_tokens=sum(choice.text.num_tokens for choice in self._choices),
             reasoning_tokens=reasoning_tokens,
         )
@@ -176,13 +176,15 @@ class Run:
 
     @property
     def num_moves(self) -> int:
-        return sum(choice.leg.num_moves for choice in self._choices)
+        return sum(choice.call.num_moves for choice in self._choices)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._has_ended = True
         self._changed.set()
 
-    async def _next_of(self, alone: AsyncGenerator[tuple[int, Piece]]) -> tuple[int, Piece]:
+    async def _next_of(
+        self, alone: AsyncGenerator[tuple[int, ChoiceDelta]]
+    ) -> tuple[int, ChoiceDelta]:
         """As `__anext__`."""
         reader = self._reader = asyncio.current_task()
         try:
@@ -197,28 +199,28 @@ class Run:
 
     async def _drive(self, choice: _Choice) -> None:
         """Reads one leg to its end, ahead of a reader that is slow by so many pieces at most."""
-        async with aclosing(self._pieces_of(choice)) as pieces:
-            async for piece in pieces:
+        async with aclosing(self._pieces_of(choice)) as deltas:
+            async for delta in deltas:
                 await self._room.wait()
-                self._pieces.append(piece)
+                self._deltas.append(delta)
                 self._changed.set()
-                if len(self._pieces) >= MAX_PIECES:
+                if len(self._deltas) >= MAX_DELTAS:
                     self._room.clear()
 
-    async def _pieces_of(self, choice: _Choice) -> AsyncGenerator[tuple[int, Piece]]:
+    async def _pieces_of(self, choice: _Choice) -> AsyncGenerator[tuple[int, ChoiceDelta]]:
         """Reads one leg until the choice has ended: by the worker, or by a stop string."""
         last_at: float | None = None
         is_first = True
-        async with aclosing(choice.leg.batches()) as batches:
+        async with aclosing(choice.call.batches()) as batches:
             async for batch in batches:
                 if batch.tokens:
                     last_at = self._observe(choice, batch, last_at)
-                piece = choice.text.feed(batch.tokens, batch.finish)
+                delta = choice.text.feed(batch.tokens, batch.finish)
                 if is_first and choice.echo is not None:
-                    piece = choice.echo.before(piece, choice.leg.prompt_logprobs)
+                    delta = choice.echo.before(delta, choice.call.prompt_logprobs)
                 is_first = False
-                if piece:
-                    yield choice.index, piece
+                if delta:
+                    yield choice.index, delta
                 if choice.text.finish_reason is not None:
                     return
 
@@ -228,9 +230,9 @@ class Run:
         self._metrics.output_tokens.inc(num_tokens)
         if last_at is None:
             for other in self._choices:
-                other.leg.note_begun()
+                other.call.note_begun()
             self._metrics.time_to_first_token.observe(now - self._job.arrived_at)
-            self._metrics.queue_time.observe(choice.leg.queue_seconds)
+            self._metrics.queue_time.observe(choice.call.queue_seconds)
         else:
             self._metrics.observe_tokens(num_tokens, now - last_at)
         return now
@@ -244,7 +246,7 @@ def _make_choice(
     sampling.CopyFrom(job.sampling)
     sampling.max_tokens = prompt.max_tokens
     sampling.seed = choice_seed(job.sampling.seed, index % job.num_per_prompt)
-    leg = Leg(
+    call = GenerateCall(
         cluster,
         request_id=choice_id(job.id, index),
         prompt=prompt,
@@ -253,7 +255,7 @@ def _make_choice(
         page_tokens=page_tokens,
         priority=job.priority,
     )
-    return _Choice(index, leg, _make_output(job, tokenizer, prompt.echo), prompt.echo)
+    return _Choice(index, call, _make_output(job, tokenizer, prompt.echo), prompt.echo)
 
 
 def _make_output(job: Job, tokenizer: Tokenizer, echo: PromptEcho | None) -> Output:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from core.errors import Cancelled, EpserveError
 from gateway.base.metrics import GatewayMetrics
 from gateway.base.openai_error import on_epserve_error, on_http_exception
-from gateway.http.start_pacer import Turns
+from gateway.http.start_pacer import StartPacer
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -30,7 +30,7 @@ class DirectRoutes:
         self._app = app
         self._endpoints = endpoints
         self._metrics = metrics
-        self._turns = Turns()
+        self._pacer = StartPacer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = None
@@ -43,7 +43,7 @@ class DirectRoutes:
             return
         # What is under way needs less time to its next token than a new prompt: it goes first.
         await asyncio.sleep(0)
-        await self._turns.wait()
+        await self._pacer.wait()
         request = Request(scope, receive)
         # Both kinds are raised before the first byte only.
         try:

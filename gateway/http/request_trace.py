@@ -9,7 +9,7 @@ from starlette.types import Scope
 from core import tracing
 from core.trace_context import TraceContext, parse_trace
 from gateway.cluster.job import Job
-from gateway.cluster.run import Run
+from gateway.cluster.run import RequestRun
 
 # The span in the request's scope, where there is one.
 SPAN = "epserve.span"
@@ -79,7 +79,7 @@ def describe_job(scope: Scope, job: Job, model: str) -> None:
     )
 
 
-def describe_end(scope: Scope, run: Run, outcome: str) -> None:
+def describe_end(scope: Scope, run: RequestRun, outcome: str) -> None:
     """What came of it; `outcome` as in the metrics."""
     span: tracing.Span = scope.get(SPAN, tracing.NOTHING)
     if not span.is_recording:

@@ -1,6 +1,6 @@
 """Ends the work on a response early: with its client, at its deadline, or when nobody reads.
 
-    with Attendance(connection, sender, bounds) as attendance:
+    with ResponseGuard(connection, sender, bounds) as attendance:
         ...                                     # in the task that answers the request
     attendance.outcome                          # why it was ended, if it was
 
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
     reader_stall_seconds: float
 
 
-class Attendance:
+class ResponseGuard:
     """The block is cancelled when its work is to end, and that is as good an end of it as any:
     nothing is raised, but for DeadlineExceeded while the client has got nothing."""
 

@@ -12,7 +12,7 @@ from collections import deque
 TURNS_BETWEEN = 3
 
 
-class Turns:
+class StartPacer:
     """Of the running loop."""
 
     def __init__(self) -> None:

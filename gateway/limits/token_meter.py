@@ -1,6 +1,6 @@
 """The tokens of one request, counted against the limits of who asked."""
 
-from gateway.cluster.run import Run
+from gateway.cluster.run import RequestRun
 from gateway.limits.api_keys import Client
 from gateway.limits.rate_limit import RateLimiter
 
@@ -11,7 +11,7 @@ STEP_TOKENS = 16
 class TokenMeter:
     """`client` None: nobody's limits."""
 
-    def __init__(self, limiter: RateLimiter, client: Client | None, run: Run) -> None:
+    def __init__(self, limiter: RateLimiter, client: Client | None, run: RequestRun) -> None:
         limits = client.limits if client is not None else None
         self._client = client if limits is not None and limits.tokens_per_minute else None
         self._limiter = limiter

@@ -6,8 +6,8 @@ Stop strings count in the answer only, not in the thoughts before it nor in tool
 
 from collections.abc import Collection, Sequence
 
+from gateway.output.choice_delta import ChoiceDelta, FinishText
 from gateway.output.output_text import OutputText
-from gateway.output.piece import FinishText, Piece
 from gateway.output.tool_call_parser import CALLS_BEGIN, ToolCallParser
 from gateway.text.think_marks import ThinkMarks
 from gateway.text.tokenizer import Tokenizer
@@ -69,17 +69,17 @@ class ChatOutput:
         leading = sum(token.logprob for token in self._leading)
         return sum(parts, self._sum_of_marks + leading)
 
-    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> Piece:
+    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> ChoiceDelta:
         """As `OutputText.feed`."""
-        piece = Piece("", [])
+        delta = ChoiceDelta("", [])
         if self._answer is None:
-            tokens = self._feed_thoughts(tokens, finish, piece)
+            tokens = self._feed_thoughts(tokens, finish, delta)
         if self._answer is not None:
-            self._feed_answer(tokens, finish, piece)
-        return piece
+            self._feed_answer(tokens, finish, delta)
+        return delta
 
     def _feed_thoughts(
-        self, tokens: Sequence[Token], finish: "FinishReason.ValueType", piece: Piece
+        self, tokens: Sequence[Token], finish: "FinishReason.ValueType", delta: ChoiceDelta
     ) -> Sequence[Token]:
         """Returns the tokens of the answer, if it has begun."""
         assert self._marks is not None
@@ -97,9 +97,9 @@ class ChatOutput:
         part = self._thoughts.feed(
             tokens[:num_thoughts], FINISH_REASON_LENGTH if is_over else finish
         )
-        piece.reasoning, piece.reasoning_entries = part.text, part.entries
+        delta.reasoning, delta.reasoning_entries = part.text, part.entries
         if not is_over:
-            self.finish_reason = piece.finish_reason = part.finish_reason
+            self.finish_reason = delta.finish_reason = part.finish_reason
             return ()
         self._skip(tokens[num_thoughts])
         self._answer = self._part(self._stops)
@@ -132,21 +132,21 @@ class ChatOutput:
         return answer
 
     def _feed_answer(
-        self, tokens: Sequence[Token], finish: "FinishReason.ValueType", piece: Piece
+        self, tokens: Sequence[Token], finish: "FinishReason.ValueType", delta: ChoiceDelta
     ) -> None:
         assert self._answer is not None
         part = self._answer.feed(tokens, finish)
-        piece.text, piece.entries, piece.finish_reason = part.text, part.entries, part.finish_reason
+        delta.text, delta.entries, delta.finish_reason = part.text, part.entries, part.finish_reason
         if self._tools is not None:
-            piece.text, piece.calls = self._tools.feed(part.text)
+            delta.text, delta.calls = self._tools.feed(part.text)
             if part.finish_reason is not None:
                 is_cut_off = part.finish_reason == "length"
                 text, calls = self._tools.finish(is_cut_off=is_cut_off)
-                piece.text += text
-                piece.calls += calls
+                delta.text += text
+                delta.calls += calls
             if part.finish_reason == "stop" and self._tools.num_calls:
-                piece.finish_reason = "tool_calls"
-        self.finish_reason = piece.finish_reason
+                delta.finish_reason = "tool_calls"
+        self.finish_reason = delta.finish_reason
 
     def _skip(self, token: Token) -> None:
         self._num_marks += 1

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from gateway.output.piece import FinishText, Piece, TokenEntry
+from gateway.output.choice_delta import ChoiceDelta, FinishText, TokenEntry
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
 from proto.generate_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, FinishReason, Token
@@ -30,7 +30,7 @@ class Output(Protocol):
     @property
     def sum_logprob(self) -> float: ...
 
-    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> Piece:
+    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> ChoiceDelta:
         """Takes the next tokens, in order, and the worker's reason to end, if it has one."""
         ...
 
@@ -68,7 +68,7 @@ class OutputText:
         self._end_token_ids = end_token_ids
         self._entries: deque[TokenEntry] = deque()
 
-    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> Piece:
+    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> ChoiceDelta:
         """Takes the next tokens; those behind the end of a stop string are not counted.
 
         The token that ended the request (STOP) is counted but neither shown nor listed; a
@@ -126,14 +126,14 @@ class OutputText:
             self._stops = StopStrings(())
         return stops.find(text) if self.num_tokens > self._min_tokens else None
 
-    def _take(self, num_characters: int) -> Piece:
+    def _take(self, num_characters: int) -> ChoiceDelta:
         text, self._held = self._held[:num_characters], self._held[num_characters:]
         self._num_out += len(text)
         entries = []
         ended = self.finish_reason is not None
         while self._entries and (ended or self._entries[0].end <= self._num_out):
             entries.append(self._entries.popleft())
-        return Piece(text, entries, self.finish_reason)
+        return ChoiceDelta(text, entries, self.finish_reason)
 
 
 def alternatives(token: Token) -> tuple[tuple[int, float], ...]:

@@ -16,7 +16,7 @@ the text: a vocabulary need not have them as tokens.
 import secrets
 from enum import Enum
 
-from gateway.output.piece import CallDelta
+from gateway.output.choice_delta import CallDelta
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

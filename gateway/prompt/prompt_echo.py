@@ -3,8 +3,8 @@
 import codecs
 from collections.abc import Sequence
 
+from gateway.output.choice_delta import ChoiceDelta, TokenEntry
 from gateway.output.output_text import alternatives
-from gateway.output.piece import Piece, TokenEntry
 from gateway.text.tokenizer import Tokenizer
 from proto.generate_pb2 import Token
 
@@ -33,7 +33,7 @@ class PromptEcho:
     def num_characters(self) -> int:
         return len(self.text)
 
-    def before(self, piece: Piece, logprobs: Sequence[Token]) -> Piece:
+    def before(self, delta: ChoiceDelta, logprobs: Sequence[Token]) -> ChoiceDelta:
         """`piece`, the choice's first one, with the prompt in front of it: its text, and an
         entry for each of `logprobs`."""
         entries = [
@@ -48,4 +48,4 @@ class PromptEcho:
                 self._token_ids, logprobs, self._bounds, self._bounds[1:], strict=False
             )
         ]
-        return Piece(self.text + piece.text, entries + piece.entries, piece.finish_reason)
+        return ChoiceDelta(self.text + delta.text, entries + delta.entries, delta.finish_reason)

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.cluster.job import Job
 from gateway.cluster.run import Usage
-from gateway.output.piece import CallDelta, Piece, TokenEntry
+from gateway.output.choice_delta import CallDelta, ChoiceDelta, TokenEntry
 from gateway.replies.logprob_text import chat_logprob
 from gateway.replies.reply import chunk_frame, encode_json, envelope, sse_event, usage_object
 from gateway.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ class ChatReply:
     def opening(self, choice: int) -> bytes:
         return self._chunk(choice, b'{"role":"assistant","content":""}', b"null", b"null")
 
-    def events(self, choice: int, piece: Piece) -> bytes:
+    def events(self, choice: int, piece: ChoiceDelta) -> bytes:
         events = []
         if self._tells_thoughts and (piece.reasoning or piece.reasoning_entries):
             delta = b'{"reasoning_content":' + encode_json(piece.reasoning) + b"}"
@@ -45,7 +45,7 @@ class ChatReply:
             events.append(self._chunk(choice, b"{}", b"null", reason))
         return b"".join(events)
 
-    def whole(self, choices: Sequence[Piece], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         objects = [
             {
                 "index": index,
@@ -58,7 +58,7 @@ class ChatReply:
         fields = {"choices": objects, "usage": usage_object(usage)}
         return encode_json(envelope(self._job, self._model, WHOLE) | fields)
 
-    def _message(self, piece: Piece) -> dict[str, Any]:
+    def _message(self, piece: ChoiceDelta) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": piece.text,

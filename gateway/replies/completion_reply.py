@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.cluster.job import Job
 from gateway.cluster.run import Usage
-from gateway.output.piece import Piece
+from gateway.output.choice_delta import ChoiceDelta
 from gateway.replies.logprob_text import completion_logprobs
 from gateway.replies.reply import chunk_frame, encode_json, envelope, sse_event, usage_object
 from gateway.text.tokenizer import Tokenizer
@@ -25,25 +25,25 @@ class CompletionReply:
     def opening(self, choice: int) -> bytes:
         return b""
 
-    def events(self, choice: int, piece: Piece) -> bytes:
+    def events(self, choice: int, delta: ChoiceDelta) -> bytes:
         events = b""
-        if piece.text or piece.entries:
-            text = encode_json(piece.text)
-            events = self._chunk(choice, text, encode_json(self._logprobs(piece)), b"null")
-        if piece.finish_reason is not None:
-            reason = encode_json(piece.finish_reason)
+        if delta.text or delta.entries:
+            text = encode_json(delta.text)
+            events = self._chunk(choice, text, encode_json(self._logprobs(delta)), b"null")
+        if delta.finish_reason is not None:
+            reason = encode_json(delta.finish_reason)
             events += self._chunk(choice, b'""', b"null", reason)
         return events
 
-    def whole(self, choices: Sequence[Piece], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         objects = [
             {
                 "index": index,
-                "text": piece.text,
-                "logprobs": self._logprobs(piece),
-                "finish_reason": piece.finish_reason,
+                "text": delta.text,
+                "logprobs": self._logprobs(delta),
+                "finish_reason": delta.finish_reason,
             }
-            for index, piece in enumerate(choices)
+            for index, delta in enumerate(choices)
         ]
         fields = {"choices": objects, "usage": usage_object(usage)}
         return encode_json(envelope(self._job, self._model, KIND) | fields)
@@ -57,7 +57,7 @@ class CompletionReply:
         middle = b',"text":' + text + b',"logprobs":' + logprobs + b',"finish_reason":' + reason
         return self._head + index + middle + self._tail
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any] | None:
         if not self._job.tells_logprobs:
             return None
-        return completion_logprobs(self._tokenizer, piece.entries)
+        return completion_logprobs(self._tokenizer, delta.entries)

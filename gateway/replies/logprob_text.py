@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.output.piece import TokenEntry
+from gateway.output.choice_delta import TokenEntry
 from gateway.text.tokenizer import Tokenizer
 
 # JSON has no infinities; what OpenAI's API shows for tokens that cannot be.

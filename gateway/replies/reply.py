@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.cluster.job import Job
 from gateway.cluster.run import Usage
-from gateway.output.piece import Piece
+from gateway.output.choice_delta import ChoiceDelta
 
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -30,11 +30,11 @@ class Reply(Protocol):
         """SSE events before a choice's first piece."""
         ...
 
-    def events(self, choice: int, piece: Piece) -> bytes:
+    def events(self, choice: int, delta: ChoiceDelta) -> bytes:
         """SSE events of a piece, that of its finish reason included."""
         ...
 
-    def whole(self, choices: Sequence[Piece], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         """The JSON object of a reply that is not streamed; one piece a choice."""
         ...
 

@@ -12,7 +12,7 @@ from kernels.attention.rope_write_triton import halves_of, words_of, write_line
 from kernels.build.dependent_launch_triton import dependent
 
 
-class Shape(NamedTuple):
+class AbsorbQueryShape(NamedTuple):
     """Tokens and columns of a block, warps of a program."""
 
     tokens: int
@@ -20,10 +20,10 @@ class Shape(NamedTuple):
     num_warps: int
 
 
-def shape_for(num_tokens: int) -> Shape:
+def shape_for(num_tokens: int) -> AbsorbQueryShape:
     if num_tokens <= 32:
-        return Shape(max(16, triton.next_power_of_2(num_tokens)), 128, 4)
-    return Shape(64, 128, 4 if num_tokens <= 64 else 8)
+        return AbsorbQueryShape(max(16, triton.next_power_of_2(num_tokens)), 128, 4)
+    return AbsorbQueryShape(64, 128, 4 if num_tokens <= 64 else 8)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_slots"])
@@ -96,7 +96,7 @@ def launch(
     latent_norm: torch.Tensor,
     eps: float,
     leads: bool = False,
-    shape: Shape | None = None,
+    shape: AbsorbQueryShape | None = None,
 ) -> torch.Tensor:
     """`shape`: another one than that of the number of tokens, to measure it."""
     num_tokens, num_heads, width = query.shape

@@ -11,7 +11,7 @@ from kernels.build.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
 from kernels.elementwise.quantise_triton import quantise_group
 
 
-class Shape(NamedTuple):
+class AbsorbShape(NamedTuple):
     """Tokens a program, summands a step of its pipeline."""
 
     tokens: int
@@ -20,12 +20,12 @@ class Shape(NamedTuple):
     num_stages: int
 
 
-def shape_for(num_tokens: int) -> Shape:
+def shape_for(num_tokens: int) -> AbsorbShape:
     if num_tokens <= 32:
-        return Shape(max(16, triton.next_power_of_2(num_tokens)), 128, 4, 3)
+        return AbsorbShape(max(16, triton.next_power_of_2(num_tokens)), 128, 4, 3)
     if num_tokens <= 64:
-        return Shape(64, 64, 4, 4)
-    return Shape(128, 64, 8, 4)
+        return AbsorbShape(64, 64, 4, 4)
+    return AbsorbShape(128, 64, 8, 4)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -61,7 +61,7 @@ def launch(
     nope_dim: int,
     *,
     follows: bool = False,
-    shape: Shape | None = None,
+    shape: AbsorbShape | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`shape`: another one than that of the number of tokens, to measure it."""
     num_tokens, num_heads, latent_dim = latents.shape

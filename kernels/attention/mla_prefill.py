@@ -165,7 +165,7 @@ def _check(
 def _check_groups(query: torch.Tensor, cache: torch.Tensor, groups: Sequence[KeyGroup]) -> None:
     check_contiguous(cache=cache)
     for group in groups:
-        last = group.pieces[-1]  # they are in the order of their tokens
+        last = group.spans[-1]  # they are in the order of their tokens
         if last.query + last.num_queries > len(query):
             raise ValueError(f"{last} does not fit {len(query)} tokens")
         check_ids("slots", group.slots, 0, cache.shape[0] * cache.shape[1])
@@ -202,22 +202,22 @@ def attend_group_reference(
     *,
     scale: float,
 ) -> None:
-    """One piece at a time; arguments as those of `kernels.attention.mla_prefill_triton.launch`."""
+    """One span at a time; arguments as those of `kernels.attention.mla_prefill_triton.launch`."""
     value_dim = out.shape[2]
-    for piece in group.pieces:
-        of_queries = slice(piece.query, piece.query + piece.num_queries)
-        of_keys = slice(piece.key, piece.key + piece.num_keys)
+    for span in group.spans:
+        of_queries = slice(span.query, span.query + span.num_queries)
+        of_keys = slice(span.key, span.key + span.num_keys)
         nope, value = both[of_keys].split((both.shape[2] - value_dim, value_dim), dim=-1)
         shared = key_rope[of_keys, None].expand(-1, both.shape[1], -1)
         key = torch.cat((nope, shared), dim=-1).float()
         scores = torch.einsum("qhd,khd->qhk", query[of_queries].float(), key) * scale
-        hidden = torch.ones(piece.num_queries, piece.num_keys, dtype=torch.bool)
-        hidden = hidden.triu_(piece.shift + 1).unsqueeze(1).to(scores.device)
+        hidden = torch.ones(span.num_queries, span.num_keys, dtype=torch.bool)
+        hidden = hidden.triu_(span.shift + 1).unsqueeze(1).to(scores.device)
         scores.masked_fill_(hidden, float("-inf"))
         part_lse = scores.logsumexp(dim=-1)
         shares = (scores - part_lse.unsqueeze(-1)).exp().nan_to_num_()  # -inf - -inf: no key
         part = torch.einsum("qhk,khv->qhv", shares, value.float()).to(out.dtype)
-        if not piece.is_first:
+        if not span.is_first:
             part, part_lse = merge_states_reference(
                 out[of_queries], lse[of_queries], part, part_lse
             )

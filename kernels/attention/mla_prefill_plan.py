@@ -2,8 +2,8 @@
 number of tokens are expanded at once.
 
 Keys of all rows are visited from the first to the last, in groups of at most `max_keys`. What a row
-has in one group is a piece of it: its new tokens against keys that follow each other. The first
-piece of a row begins with its first token, which every query sees; each further one is merged with
+has in one group is a span of it: its new tokens against keys that follow each other. The first
+span of a row begins with its first token, which every query sees; each further one is merged with
 what there is. Made on the host once a pass, for all layers.
 """
 
@@ -22,7 +22,7 @@ BLOCK_QUERIES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class KeySpan:
     """New tokens query .. query + num_queries of the batch against keys key .. key + num_keys of
     the group. Query i sees those with j <= i + shift."""
 
@@ -38,14 +38,14 @@ class Piece:
 class KeyGroup:
     """
     slots   [keys] int64, where the latents are in the cache
-    pieces  of different rows
-    blocks  [N, 6] int32, pieces cut to BLOCK_QUERIES queries, in the order of the fields of Piece;
+    spans  of different rows
+    blocks  [N, 6] int32, spans cut to BLOCK_QUERIES queries, in the order of the fields of KeySpan;
             those with most keys to look at first, those that see none left out
     drawn   [2] int32, zeros in front of a kernel and behind it, which counts here what it has begun
     """
 
     slots: torch.Tensor
-    pieces: tuple[Piece, ...]
+    spans: tuple[KeySpan, ...]
     blocks: torch.Tensor
     drawn: torch.Tensor
 
@@ -59,18 +59,18 @@ def plan_groups(
     rows: Sequence[Row], page_tokens: int, most: int, device: torch.device
 ) -> tuple[KeyGroup, ...]:
     """`most` keys a group."""
-    groups: list[tuple[Piece, ...]] = []
+    groups: list[tuple[KeySpan, ...]] = []
     arrays: list[np.ndarray] = []  # slots and blocks of each group
-    pieces: list[Piece] = []
+    spans: list[KeySpan] = []
     slots: list[np.ndarray] = []
     used = 0
 
     def close() -> None:
         nonlocal used
-        if pieces:
-            groups.append(tuple(pieces))
-            arrays.extend((np.concatenate(slots), _blocks(pieces).ravel()))
-        pieces.clear()
+        if spans:
+            groups.append(tuple(spans))
+            arrays.extend((np.concatenate(slots), _blocks(spans).ravel()))
+        spans.clear()
         slots.clear()
         used = 0
 
@@ -83,7 +83,7 @@ def plan_groups(
                 close()
             count = min(most - used, row.kv_length - begin)
             shift = row.kv_length - num_queries - begin
-            pieces.append(Piece(row.start, num_queries, used, count, shift, begin == 0))
+            spans.append(KeySpan(row.start, num_queries, used, count, shift, begin == 0))
             slots.append(of_row[begin : begin + count])
             used += count
             begin += count
@@ -100,15 +100,15 @@ def plan_groups(
     )
 
 
-def _blocks(pieces: Sequence[Piece]) -> np.ndarray:
+def _blocks(spans: Sequence[KeySpan]) -> np.ndarray:
     """[N, 6] int64."""
     blocks = []
-    for piece in pieces:
-        for first in range(0, piece.num_queries, BLOCK_QUERIES):
-            count = min(BLOCK_QUERIES, piece.num_queries - first)
-            shift = piece.shift + first
-            seen = min(piece.num_keys, shift + count)
+    for span in spans:
+        for first in range(0, span.num_queries, BLOCK_QUERIES):
+            count = min(BLOCK_QUERIES, span.num_queries - first)
+            shift = span.shift + first
+            seen = min(span.num_keys, shift + count)
             if seen > 0:
-                blocks.append((piece.query + first, count, piece.key, seen, shift, piece.is_first))
+                blocks.append((span.query + first, count, span.key, seen, shift, span.is_first))
     blocks.sort(key=lambda block: (-block[3], block))
     return np.array(blocks, dtype=np.int64).reshape(-1, 6)

@@ -15,7 +15,7 @@ from kernels.build.aligned_rows import ALIGNMENT
 BLOCK_N = 128
 
 
-class Shape(NamedTuple):
+class GroupedShape(NamedTuple):
     """How a product is cut: rows and sums a tile, warps and pipeline stages a program."""
 
     block_m: int
@@ -24,10 +24,10 @@ class Shape(NamedTuple):
     num_stages: int
 
 
-def shape_for(expected_rows: int, dtype: torch.dtype) -> Shape:
+def shape_for(expected_rows: int, dtype: torch.dtype) -> GroupedShape:
     block_m = min(128, max(16, triton.next_power_of_2(expected_rows)))
     block_k = 64 if dtype == torch.bfloat16 else 32
-    return Shape(block_m, block_k, 8 if block_m >= 128 else 4, 4)
+    return GroupedShape(block_m, block_k, 8 if block_m >= 128 else 4, 4)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_experts"])
@@ -99,7 +99,7 @@ def _run(
     where: torch.Tensor,
     num_rows: int,
     grid: tuple[int, int],
-    shape: Shape,
+    shape: GroupedShape,
     *,
     aligned: bool,
 ) -> None:

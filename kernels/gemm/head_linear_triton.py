@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-class Shape(NamedTuple):
+class HeadLinearShape(NamedTuple):
     """Tokens and rows of a block; warps and pipeline stages of a program."""
 
     tokens: int
@@ -20,14 +20,14 @@ class Shape(NamedTuple):
     num_stages: int
 
 
-def shape_for(num_tokens: int, n: int) -> Shape:
+def shape_for(num_tokens: int, n: int) -> HeadLinearShape:
     """As measured on an H200 for the two products of DeepSeek-V3."""
     tokens = min(128, max(16, triton.next_power_of_2(num_tokens)))
     if tokens <= 32:
-        return Shape(tokens, 64, 4, 3)
+        return HeadLinearShape(tokens, 64, 4, 3)
     if n > 128:
-        return Shape(tokens, 64, 4, 1)
-    return Shape(tokens, 128, 8, 3)
+        return HeadLinearShape(tokens, 64, 4, 1)
+    return HeadLinearShape(tokens, 128, 8, 3)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -64,7 +64,7 @@ def launch(
     scale: torch.Tensor | None,  # [heads, N / 128, K / 128]
     out: torch.Tensor | None,
     *,
-    shape: Shape | None = None,
+    shape: HeadLinearShape | None = None,
 ) -> torch.Tensor:
     """`shape`: another than usual, to measure it."""
     num_tokens = x.shape[0]

@@ -18,19 +18,21 @@ _OTHERWISE = "logits of the gate take their slower path"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RouterCudaShape:
     """Tokens of a thread block, for which the kernel is compiled, and blocks that share a sum."""
 
     tokens: int
     splits: int = SPLITS
 
 
-def shape_for(num_rows: int) -> Shape:
+def shape_for(num_rows: int) -> RouterCudaShape:
     """More thread blocks than multiprocessors take longer than larger ones."""
-    return Shape(8 if num_rows <= 8 else 16 if num_rows <= 16 else 32 if num_rows <= 96 else 64)
+    return RouterCudaShape(
+        8 if num_rows <= 8 else 16 if num_rows <= 16 else 32 if num_rows <= 96 else 64
+    )
 
 
-def shared_bytes(shape: Shape, groups: int) -> int:
+def shared_bytes(shape: RouterCudaShape, groups: int) -> int:
     """Of a thread block: operands, of which 64 tokens' are where parts of sums are then received,
     those parts, and barriers."""
     steps = -(-groups // shape.splits)
@@ -56,7 +58,7 @@ def is_possible(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def launch(
-    hidden: torch.Tensor, weight: torch.Tensor, *, shape: Shape | None = None
+    hidden: torch.Tensor, weight: torch.Tensor, *, shape: RouterCudaShape | None = None
 ) -> torch.Tensor:
     """For operands that are possible. `shape`: another one than that of the number of rows, to
     measure it. Raises RuntimeError where it cannot be launched."""

@@ -19,7 +19,7 @@ MORE_ROWS = (1, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RouterTritonShape:
     """Of a program's block; as many splits of K as make about `programs` of them."""
 
     block_m: int
@@ -29,11 +29,11 @@ class Shape:
     programs: int = 128
 
 
-def shape_for(num_rows: int) -> Shape:
+def shape_for(num_rows: int) -> RouterTritonShape:
     if num_rows <= 256:
-        return Shape(min(64, max(16, triton.next_power_of_2(num_rows))), 16, 128, 4)
+        return RouterTritonShape(min(64, max(16, triton.next_power_of_2(num_rows))), 16, 128, 4)
     # Wide blocks read tokens twice instead of once for every 16 experts.
-    return Shape(128, 128, 64, 8)
+    return RouterTritonShape(128, 128, 64, 8)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -113,7 +113,7 @@ def launch(
     few_rows: int = FEW_ROWS,
     columns: int = 0,
     num_warps: int = 0,
-    shape: Shape | None = None,
+    shape: RouterTritonShape | None = None,
 ) -> torch.Tensor:
     """Up to `few_rows` tokens are too few for the matrix instruction. `shape`: another one than
     that of the number of rows, to measure it."""

@@ -337,7 +337,7 @@ def _decide_tail(
         tl.store(out + row, token)
 
 
-class Shape(NamedTuple):
+class SampleShape(NamedTuple):
     """Tokens of a part and of those how many may be gathered, tokens of a step of deciding: powers
     of two; and the warps of either."""
 
@@ -356,7 +356,7 @@ def launch(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     *,
-    shape: Shape = Shape(),  # noqa: B008 - immutable
+    shape: SampleShape = SampleShape(),  # noqa: B008 - immutable
 ) -> torch.Tensor:
     """`shape`: other ones for tests and to measure."""
     num_rows, num = logits.shape

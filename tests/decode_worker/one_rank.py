@@ -47,7 +47,7 @@ from engine.sampling.history import history_of
 from engine.sampling.sampler import SampleRow
 from engine.sampling.sequence_end import suppressed_token_ids
 from engine.start.rank import RankContext
-from engine.step.runner import Piece, Runner
+from engine.step.runner import Runner, SequenceChunk
 from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
@@ -98,7 +98,7 @@ class FakePrefill:
             match = self._compiler.match(sampling.grammar, compiled, sampling.stop_token_ids)
             history.attach(match, reserved.token_ids[num_prompt_tokens:])
         pages = list(range(-(-num_tokens // PAGE_TOKENS)))
-        piece = Piece(
+        chunk = SequenceChunk(
             token_ids=reserved.token_ids,
             start=0,
             pages=pages,
@@ -114,7 +114,7 @@ class FakePrefill:
                 history=history,
             ),
         )
-        (token,) = self._runner.step([piece], (num_tokens,))
+        (token,) = self._runner.step([chunk], (num_tokens,))
         assert token is not None
         self.write(reserved, pages)
         return Prefilled(

@@ -13,8 +13,8 @@ import torch
 from decode_worker.rank_stats import StepLog
 from engine.link.messages import Finish, Grammar, Produced, Reserved, TokenOut
 from engine.step.pending_step import PendingStep
-from engine.step.piece import Piece
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 from tests.decode_worker.one_rank import OneRank, one_rank
@@ -154,10 +154,10 @@ class Watched:
         begin, result = Runner.begin, PendingStep.result
 
         def watched_begin(
-            runner: Runner, pieces: Sequence[Piece], tokens_per_rank: tuple[int, ...]
+            runner: Runner, chunks: Sequence[SequenceChunk], tokens_per_rank: tuple[int, ...]
         ) -> PendingStep:
             self.calls.append("launch")
-            return begin(runner, pieces, tokens_per_rank)
+            return begin(runner, chunks, tokens_per_rank)
 
         def watched_result(step: PendingStep) -> list[TokenOut | None]:
             self.calls.append("land")

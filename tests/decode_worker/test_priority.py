@@ -4,7 +4,7 @@ import msgspec
 
 from decode_worker.events import Admit, Event, Grow, Preempt
 from decode_worker.plan import Plan, plan
-from decode_worker.request import Phase
+from decode_worker.request import RequestPhase
 from decode_worker.state import RankState
 from engine.link.messages import Reserved
 from tests.decode_worker.books import all_kv, make_state, prefilled, stepped, submit
@@ -21,7 +21,7 @@ def start(state: RankState, request_id: str, priority: int) -> None:
     assert isinstance(reserved, Reserved)
     arrived = prefilled(reserved.attempt_id, request_id=request_id)
     give(state, arrived, all_kv(reserved.attempt_id))
-    assert state.requests[request_id].phase is Phase.RUNNING
+    assert state.requests[request_id].phase is RequestPhase.RUNNING
 
 
 def test_the_lowest_priority_gives_its_pages_up_then_the_youngest() -> None:

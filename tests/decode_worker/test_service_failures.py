@@ -63,7 +63,7 @@ async def test_a_defect_ends_the_request_too(
     def broken(*_: object) -> None:
         raise RuntimeError("a secret of the worker")
 
-    monkeypatch.setattr("decode_worker.prefill_legs.prefilled_of", broken)
+    monkeypatch.setattr("decode_worker.prefill_calls.prefilled_of", broken)
     error = await failure(both.decode.Generate(both.request(), timeout=60))
     assert type(error) is InternalError
     assert "secret" not in error.message
@@ -143,7 +143,7 @@ async def test_a_prefill_that_dies_in_vain_is_not_blamed_for_a_later_failure(bot
     (rank,), (mine,) = both.front.ranks, both.service._calls.values()
     rank.step_seconds, rank.deaf = 60.0, True
     both.script.hold.set()
-    await until(lambda: both.service._legs._legs[mine.attempt_id].delivered)
+    await until(lambda: both.service._prefill_calls._prefill_calls[mine.attempt_id].delivered)
     await both.kill_prefill()
     await until(lambda: mine.prefill_error is not None)
     rank.deaf = False

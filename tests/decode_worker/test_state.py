@@ -3,7 +3,7 @@
 import pytest
 
 from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
-from decode_worker.request import Phase
+from decode_worker.request import RequestPhase
 from decode_worker.state import RankState
 from engine.kv.pages import pages_of
 from engine.link.kv_notice import KvNotice
@@ -71,7 +71,7 @@ def brought_to(name: str) -> RankState:
     return state
 
 
-def phase_of(state: RankState) -> Phase | None:
+def phase_of(state: RankState) -> RequestPhase | None:
     request = state.requests.get("a")
     return None if request is None else request.phase
 
@@ -88,11 +88,11 @@ def quarantined(attempt_id: str) -> Quarantined:
     return Quarantined(request_id="a", attempt_id=attempt_id)
 
 
-W, P, R = Phase.WAITING, Phase.PREFILLING, Phase.RUNNING
+W, P, R = RequestPhase.WAITING, RequestPhase.PREFILLING, RequestPhase.RUNNING
 ENDED = Ended(request_id="a")
 
 # state, event, phase after it, what the front hears. Whatever is not listed changes nothing.
-TRANSITIONS: list[tuple[str, Event, Phase | None, list[RankMessage]]] = [
+TRANSITIONS: list[tuple[str, Event, RequestPhase | None, list[RankMessage]]] = [
     ("nothing", submit("a"), W, []),
     ("waiting", Abort(request_id="a"), None, [ENDED]),
     ("waiting", failed(""), None, [failed("")]),
@@ -169,7 +169,9 @@ EVENTS: list[Event] = [
 @pytest.mark.parametrize(
     ("name", "event", "phase", "heard"), TRANSITIONS, ids=lambda value: str(value)[:30]
 )
-def test_transition(name: str, event: Event, phase: Phase | None, heard: list[RankMessage]) -> None:
+def test_transition(
+    name: str, event: Event, phase: RequestPhase | None, heard: list[RankMessage]
+) -> None:
     state = brought_to(name)
     assert state.step(event, now=1.0) == heard
     assert phase_of(state) is phase

@@ -54,7 +54,7 @@ class Walk:
         self.outputs: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
         # Tokens on their way, and the pages that their step writes to, by attempt.
-        self.flights: deque[tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = deque()
+        self.inflight_steps: deque[tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = deque()
 
     def do(self, event: Event) -> None:
         for message in self.state.step(event, self.now):
@@ -73,7 +73,7 @@ class Walk:
         assert self.state.pool.counts().quarantined == sum(
             len(pages_of(self.attempts[attempt].sink.runs)) for attempt in self.quarantines
         )
-        for _, written in self.flights:
+        for _, written in self.inflight_steps:
             for attempt_id, pages in written.items():
                 # Nobody else's, and not free.
                 assert self.state.pool.pages(attempt_id)[: len(pages)] == pages
@@ -98,9 +98,9 @@ class Walk:
 
     def turn(self) -> tuple[str, ...]:
         decided = plan(self.state.snapshot())
-        if decided.preempt and self.flights:
+        if decided.preempt and self.inflight_steps:
             # As the loop does: the plan wants pages that nobody writes to any more.
-            while self.flights:
+            while self.inflight_steps:
                 self.land()
             decided = plan(self.state.snapshot())
         for name in decided.preempt:
@@ -118,22 +118,22 @@ class Walk:
             request = self.state.requests[name]
             assert request.attempt is not None
             num_tokens = len(request.tokens) + sum(
-                request.attempt.attempt_id in pages for _, pages in self.flights
+                request.attempt.attempt_id in pages for _, pages in self.inflight_steps
             )
             assert len(request.pages) * FACTS.page_tokens >= num_tokens
             tokens.append(token_behind(name, num_tokens))
             written[request.attempt.attempt_id] = tuple(request.pages)
         self.do(Launched(names))
-        self.flights.append((tuple(tokens), written))
+        self.inflight_steps.append((tuple(tokens), written))
 
     def land(self) -> None:
-        if self.flights:
-            tokens, _ = self.flights.popleft()
+        if self.inflight_steps:
+            tokens, _ = self.inflight_steps.popleft()
             self.do(Landed(tuple(TokenOut(token_id=token) for token in tokens)))
 
     def forward(self) -> None:
         self.launch()
-        while len(self.flights) > self.ahead:
+        while len(self.inflight_steps) > self.ahead:
             self.land()
 
     def some_attempt(self, choice: int) -> Reserved | None:
@@ -163,7 +163,7 @@ class Walk:
             self.attempts = {a: r for a, r in self.attempts.items() if a in self.quarantines}
             self.forward()
         assert not self.state.requests, "a request is stuck"
-        while self.flights:
+        while self.inflight_steps:
             self.land()
         self.stop_all_prefills()
         assert self.state.pool.num_free == self.num_pages

@@ -12,7 +12,7 @@ from bench.deepseek_v3_config import WeightFormat, write_config
 from bench.small_config import SMALL
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from model.deepseek import DeepseekV3
 from model.dummy_checkpoint import DummyCheckpoint
 from tests.model.decode_rows import norm_error
@@ -37,13 +37,13 @@ def load(folder: Path, weights: WeightFormat) -> DeepseekV3:
     )
 
 
-def steps(rng: random.Random, vocab_size: int) -> Iterator[list[Piece]]:
+def steps(rng: random.Random, vocab_size: int) -> Iterator[list[SequenceChunk]]:
     """Batches of changing sizes; requests at random places of random pages."""
     for _ in range(12):
         batch = rng.randint(1, SIZES[-1])
         pages = rng.sample(range(SIZES[-1] * MAX_PAGES), batch * MAX_PAGES)
         yield [
-            Piece(
+            SequenceChunk(
                 token_ids=[rng.randrange(vocab_size)],
                 start=rng.randrange(PAGE_TOKENS * MAX_PAGES),
                 pages=pages[row * MAX_PAGES : (row + 1) * MAX_PAGES],

@@ -21,10 +21,10 @@ from engine.kv.pages import PagePool, pages_of
 from engine.link.kv_notice import KvNotice, decode_notices
 from engine.link.messages import (
     FrontMessage,
+    PageRun,
     Prefilled,
     RankMessage,
     RankStats,
-    Run,
     Sampling,
     Shutdown,
     Sink,
@@ -96,7 +96,7 @@ class SinkRank:
         pages = list(reversed(self.pool.pages(attempt_id)))
         return Sink(
             agent=msgspec.msgpack.encode(self.transfer.describe()),
-            runs=tuple(Run(first=page, count=1) for page in pages),
+            runs=tuple(PageRun(first=page, count=1) for page in pages),
             kv_fingerprint=FINGERPRINT,
         )
 

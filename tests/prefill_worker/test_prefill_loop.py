@@ -6,9 +6,9 @@ import pytest
 from engine.link.messages import (
     Abort,
     Failed,
+    PageRun,
     Prefilled,
     RankMessage,
-    Run,
     Sampling,
     Stopped,
     Submit,
@@ -243,9 +243,9 @@ def broken_sinks(submit: Submit) -> dict[str, Submit]:
             agent=msgspec.msgpack.encode(agent | {"num_bytes": agent["num_bytes"] + 4})
         ),
         "INVALID_ARGUMENT has 2 pages": with_sink(runs=runs[:-1]),
-        "INVALID_ARGUMENT has 4 pages": with_sink(runs=(*runs, Run(first=60, count=1))),
-        "INVALID_ARGUMENT not within": with_sink(runs=(*runs[:-1], Run(first=64, count=1))),
-        "INVALID_ARGUMENT is not within": with_sink(runs=(*runs[:-2], Run(first=63, count=2))),
+        "INVALID_ARGUMENT has 4 pages": with_sink(runs=(*runs, PageRun(first=60, count=1))),
+        "INVALID_ARGUMENT not within": with_sink(runs=(*runs[:-1], PageRun(first=64, count=1))),
+        "INVALID_ARGUMENT is not within": with_sink(runs=(*runs[:-2], PageRun(first=63, count=2))),
         "INVALID_ARGUMENT twice": with_sink(runs=(*runs[:-1], runs[0])),
         "INVALID_ARGUMENT do not fit": replace(submit, token_ids=tuple(tokens(65 * PAGE))),
         "INVALID_ARGUMENT 0 tokens": replace(submit, token_ids=()),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.link.messages import Failed, Prefilled, Sampling, Sink, Stopped, Submit, TokenOut
-from prefill_worker.attempt import Phase
+from prefill_worker.attempt import AttemptPhase
 from prefill_worker.events import (
     AbortAsked,
     Action,
@@ -51,26 +51,26 @@ def sent(actions: list[Action]) -> list[str]:
     ]
 
 
-def in_phase(phase: Phase, num_in_flight: int = 0) -> PrefillState:
+def in_phase(phase: AttemptPhase, num_in_flight: int = 0) -> PrefillState:
     """A machine with attempt "a", 10 tokens, in the given phase."""
     state = PrefillState(max_waiting=4)
     state.step(Arrived(submit("a")), 1.0)
-    if phase is Phase.WAITING:
+    if phase is AttemptPhase.WAITING:
         return state
     state.step(Started("a", 4), 2.0)
     for _ in range(num_in_flight):
         state.step(PushBegan("a", 100), 3.0)
-    if phase is Phase.PUSHING:
+    if phase is AttemptPhase.PUSHING:
         state.step(Advanced("a", 10, 0.5), 4.0)
         state.step(Sampled("a", TOKEN), 4.0)
-    elif phase is Phase.STOPPING:
+    elif phase is AttemptPhase.STOPPING:
         state.step(AbortAsked("a"), 4.0)
     assert state["a"].phase is phase
     return state
 
 
 def test_a_life_without_trouble() -> None:
-    state = in_phase(Phase.RUNNING, num_in_flight=2)
+    state = in_phase(AttemptPhase.RUNNING, num_in_flight=2)
     assert state.step(PushEnded("a"), 4.0) == []
     assert state.step(Advanced("a", 8, 0.25), 5.0) == []
     assert state["a"].num_left_tokens == 2
@@ -96,7 +96,7 @@ def test_a_life_without_trouble() -> None:
 
 
 def test_an_attempt_whose_transfers_are_over_already_ends_with_its_answer() -> None:
-    state = in_phase(Phase.RUNNING, num_in_flight=1)
+    state = in_phase(AttemptPhase.RUNNING, num_in_flight=1)
     assert state.step(PushEnded("a"), 4.0) == []
     state.step(Advanced("a", 10, 0.5), 5.0)
     assert sent(state.step(Sampled("a", TOKEN), 5.0)) == ["Prefilled", "Release"]
@@ -105,26 +105,28 @@ def test_an_attempt_whose_transfers_are_over_already_ends_with_its_answer() -> N
 @pytest.mark.parametrize(
     ("phase", "num_in_flight"),
     [
-        (Phase.WAITING, 0),
-        (Phase.RUNNING, 0),
-        (Phase.RUNNING, 2),
-        (Phase.PUSHING, 1),
-        (Phase.STOPPING, 2),
+        (AttemptPhase.WAITING, 0),
+        (AttemptPhase.RUNNING, 0),
+        (AttemptPhase.RUNNING, 2),
+        (AttemptPhase.PUSHING, 1),
+        (AttemptPhase.STOPPING, 2),
     ],
 )
-def test_an_abort_is_confirmed_once_nothing_is_in_flight(phase: Phase, num_in_flight: int) -> None:
+def test_an_abort_is_confirmed_once_nothing_is_in_flight(
+    phase: AttemptPhase, num_in_flight: int
+) -> None:
     state = in_phase(phase, num_in_flight)
     actions = state.step(AbortAsked("a"), 9.0)
     for index in range(num_in_flight):
         assert actions == ([] if index else [Withdraw("a")])
-        assert state["a"].phase is Phase.STOPPING
+        assert state["a"].phase is AttemptPhase.STOPPING
         actions = state.step(PushEnded("a"), 10.0)
     assert actions == [Release("a"), Send(Stopped(attempt_id="a", was_known=True))]
     assert len(state) == state.num_waiting == 0
 
 
 def test_what_is_withdrawn_in_line_is_no_failure_and_no_progress() -> None:
-    state = in_phase(Phase.STOPPING, num_in_flight=3)
+    state = in_phase(AttemptPhase.STOPPING, num_in_flight=3)
     moved_at = state["a"].peer.moved_at
     assert state.step(PushWithdrawn("a"), 9.0) == state.step(PushWithdrawn("a"), 9.0) == []
     assert state["a"].peer.moved_at == moved_at
@@ -135,12 +137,14 @@ def test_what_is_withdrawn_in_line_is_no_failure_and_no_progress() -> None:
 
 
 def test_an_abort_of_an_unknown_attempt_is_confirmed_at_once() -> None:
-    state = in_phase(Phase.RUNNING)
+    state = in_phase(AttemptPhase.RUNNING)
     assert state.step(AbortAsked("b"), 9.0) == [Send(Stopped(attempt_id="b", was_known=False))]
 
 
-@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PUSHING, Phase.STOPPING])
-def test_a_failed_transfer_ends_the_attempt_when_the_others_are_over(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase", [AttemptPhase.RUNNING, AttemptPhase.PUSHING, AttemptPhase.STOPPING]
+)
+def test_a_failed_transfer_ends_the_attempt_when_the_others_are_over(phase: AttemptPhase) -> None:
     state = in_phase(phase, num_in_flight=2)
     assert state.step(PushEnded("a", "connection lost"), 5.0) == [Withdraw("a")]
     actions = state.step(PushEnded("a"), 5.0)
@@ -150,11 +154,11 @@ def test_a_failed_transfer_ends_the_attempt_when_the_others_are_over(phase: Phas
     assert isinstance(failure.message, Failed)
     assert failure.message.code == "UNAVAILABLE"
     assert "connection lost" in failure.message.message
-    assert ("Stopped" in sent(actions)) == (phase is Phase.STOPPING)
+    assert ("Stopped" in sent(actions)) == (phase is AttemptPhase.STOPPING)
 
 
 def test_a_step_that_outlives_its_attempt_changes_nothing() -> None:
-    state = in_phase(Phase.RUNNING, num_in_flight=1)
+    state = in_phase(AttemptPhase.RUNNING, num_in_flight=1)
     assert state.step(PushFailed("a", "no such peer"), 5.0) == [Withdraw("a")]
     assert state.step(Advanced("a", 10, 0.5), 5.0) == []
     assert state.step(Sampled("a", TOKEN), 5.0) == []
@@ -177,9 +181,9 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_the_same_attempt_twice_is_refused_and_the_first_goes_on() -> None:
-    state = in_phase(Phase.RUNNING)
+    state = in_phase(AttemptPhase.RUNNING)
     assert sent(state.step(Arrived(submit("a")), 3.0)) == ["Failed"]
-    assert state["a"].phase is Phase.RUNNING
+    assert state["a"].phase is AttemptPhase.RUNNING
 
 
 def ticks(state: PrefillState, begin: float, seconds: float, every: float = 0.1) -> list[Action]:
@@ -192,7 +196,7 @@ def ticks(state: PrefillState, begin: float, seconds: float, every: float = 0.1)
 
 
 def test_a_transfer_that_hangs_costs_its_peer_and_at_last_the_process() -> None:
-    state = in_phase(Phase.PUSHING, num_in_flight=1)
+    state = in_phase(AttemptPhase.PUSHING, num_in_flight=1)
     assert ticks(state, 10.0, TRANSFER_STALL_SECONDS - 0.1) == []
     assert ticks(state, 10.0 + TRANSFER_STALL_SECONDS, 0.2) == [ReleasePeer("a")]
     late = 10.2 + TRANSFER_STALL_SECONDS
@@ -204,7 +208,7 @@ def test_a_transfer_that_hangs_costs_its_peer_and_at_last_the_process() -> None:
 
 
 def test_progress_and_long_steps_are_no_stall() -> None:
-    state = in_phase(Phase.PUSHING, num_in_flight=3)
+    state = in_phase(AttemptPhase.PUSHING, num_in_flight=3)
     for begin in (10.0, 14.0):
         assert ticks(state, begin, TRANSFER_STALL_SECONDS - 0.2) == []
         assert state.step(PushEnded("a"), begin + 3.9) == []
@@ -261,7 +265,7 @@ class AttemptsMachine(RuleBasedStateMachine):
             assert name not in self.holding
             assert self.num_aborts.pop(name)
 
-    def those(self, *phases: Phase, in_flight: bool = False) -> list[str]:
+    def those(self, *phases: AttemptPhase, in_flight: bool = False) -> list[str]:
         return [
             attempt.submit.attempt_id
             for attempt in self.state
@@ -279,53 +283,56 @@ class AttemptsMachine(RuleBasedStateMachine):
         self.num_aborts[name] = self.num_aborts.get(name, 0) + 1
         self.do(AbortAsked(name))
 
-    @precondition(lambda self: self.those(Phase.WAITING))
+    @precondition(lambda self: self.those(AttemptPhase.WAITING))
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.those(Phase.WAITING)))
+        name = data.draw(st.sampled_from(self.those(AttemptPhase.WAITING)))
         self.holding.add(name)
         self.do(Started(name, 0))
 
-    @precondition(lambda self: self.those(Phase.RUNNING))
+    @precondition(lambda self: self.those(AttemptPhase.RUNNING))
     @rule(data=st.data(), outcome=st.sampled_from(["began", "failed", "both"]))
     def push(self, data: st.DataObject, outcome: str) -> None:
-        name = data.draw(st.sampled_from(self.those(Phase.RUNNING)))
+        name = data.draw(st.sampled_from(self.those(AttemptPhase.RUNNING)))
         if outcome != "failed":
             self.do(PushBegan(name, 1))
         if outcome != "began":
             self.do(PushFailed(name, "gone"))
 
-    @precondition(lambda self: self.those(Phase.RUNNING))
+    @precondition(lambda self: self.those(AttemptPhase.RUNNING))
     @rule(data=st.data(), num_tokens=st.integers(1, 10))
     def advance(self, data: st.DataObject, num_tokens: int) -> None:
-        name = data.draw(st.sampled_from(self.those(Phase.RUNNING)))
+        name = data.draw(st.sampled_from(self.those(AttemptPhase.RUNNING)))
         num_done = min(10, self.state[name].num_done_tokens + num_tokens)
         self.do(Advanced(name, num_done, 0.1))
         if num_done == 10:
             self.do(Sampled(name, TOKEN))
 
-    @precondition(lambda self: self.those(*Phase, in_flight=True))
+    @precondition(lambda self: self.those(*AttemptPhase, in_flight=True))
     @rule(data=st.data(), error=st.sampled_from(["", "lost"]))
     def end_push(self, data: st.DataObject, error: str) -> None:
-        name = data.draw(st.sampled_from(self.those(*Phase, in_flight=True)))
+        name = data.draw(st.sampled_from(self.those(*AttemptPhase, in_flight=True)))
         self.do(PushEnded(name, error))
 
-    @precondition(lambda self: self.those(Phase.STOPPING))
+    @precondition(lambda self: self.those(AttemptPhase.STOPPING))
     @rule(data=st.data())
     def withdraw_push(self, data: st.DataObject) -> None:
-        self.do(PushWithdrawn(data.draw(st.sampled_from(self.those(Phase.STOPPING)))))
+        self.do(PushWithdrawn(data.draw(st.sampled_from(self.those(AttemptPhase.STOPPING)))))
 
     @invariant()
     def only_what_lives_holds_pages(self) -> None:
-        held = self.those(Phase.RUNNING, Phase.PUSHING, Phase.STOPPING)
+        held = self.those(AttemptPhase.RUNNING, AttemptPhase.PUSHING, AttemptPhase.STOPPING)
         assert set(held) == self.holding
-        assert self.state.num_waiting == len(self.those(Phase.WAITING)) <= 3
+        assert self.state.num_waiting == len(self.those(AttemptPhase.WAITING)) <= 3
         for attempt in self.state:
-            assert attempt.phase not in (Phase.PUSHING, Phase.STOPPING) or attempt.num_in_flight
+            assert (
+                attempt.phase not in (AttemptPhase.PUSHING, AttemptPhase.STOPPING)
+                or attempt.num_in_flight
+            )
 
     def teardown(self) -> None:
         """From wherever it is, everything ends once transfers do."""
-        for name in self.those(Phase.WAITING, Phase.RUNNING):
+        for name in self.those(AttemptPhase.WAITING, AttemptPhase.RUNNING):
             self.abort(name)
         while len(self.state):
             self.do(PushEnded(next(iter(self.state)).submit.attempt_id))

@@ -22,7 +22,7 @@ from core.errors import Draining
 from core.process import new_epoch
 from engine.kv.pages import pages_of
 from engine.link.kv_notice import decode_notices
-from engine.link.messages import Run, Sampling, Sink
+from engine.link.messages import PageRun, Sampling, Sink
 from engine.server.wire import sampling_message, sink_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel, to_error
@@ -88,7 +88,10 @@ class Receiver:
         if self.next_page > POOL_PAGES:
             first, self.next_page = 0, num_pages
         half = num_pages // 2
-        runs = [Run(first=first + half, count=num_pages - half), Run(first=first, count=half)]
+        runs = [
+            PageRun(first=first + half, count=num_pages - half),
+            PageRun(first=first, count=half),
+        ]
         return Sink(
             agent=msgspec.msgpack.encode(self.transfer.describe()),
             runs=tuple(run for run in runs if run.count),

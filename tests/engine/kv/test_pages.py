@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.kv.pages import PagePool, pages_of, runs_of
-from engine.link.messages import Run
+from engine.link.messages import PageRun
 
 NUM_PAGES = 40
 OWNERS = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -113,7 +113,11 @@ TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 def test_runs_and_pages_are_inverse() -> None:
     pages = [4, 5, 6, 2, 3, 9]
-    assert runs_of(pages) == [Run(first=4, count=3), Run(first=2, count=2), Run(first=9, count=1)]
+    assert runs_of(pages) == [
+        PageRun(first=4, count=3),
+        PageRun(first=2, count=2),
+        PageRun(first=9, count=1),
+    ]
     assert pages_of(runs_of(pages)) == pages
     assert runs_of([]) == []
 
@@ -124,7 +128,7 @@ def test_a_long_request_gets_the_longest_runs_when_none_is_long_enough() -> None
         pool.allocate(owner, 2)
     for owner in (1, 2, 4, 7, 8, 9):  # free: 2..5, 8..9, 14..19
         pool.free(owner)
-    assert pool.allocate("long", 9) == [Run(first=14, count=6), Run(first=2, count=3)]
+    assert pool.allocate("long", 9) == [PageRun(first=14, count=6), PageRun(first=2, count=3)]
 
 
 def test_pages_in_another_state_are_refused_and_nothing_changes() -> None:

@@ -17,8 +17,8 @@ from engine.start.rank_memory import RankMemory
 from engine.start.rank_model import Prepared, RankModel
 from engine.start.start_clock import StartClock
 from engine.start.warm_up import batches, lengths_up_to, representatives, warm_up
-from engine.step.piece import Piece
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
 from model.batch import AttentionForm
@@ -60,8 +60,8 @@ def tokens_of(built: RankModel, count: int) -> list[int]:
     tokens = [9]
     for position in range(count):
         row = SampleRow(sampling=Sampling(), position=position + 1)
-        piece = Piece(token_ids=tokens[-1:], start=position, pages=[3, 1], sample=row)
-        (token,) = runner.step([piece], (1,))
+        chunk = SequenceChunk(token_ids=tokens[-1:], start=position, pages=[3, 1], sample=row)
+        (token,) = runner.step([chunk], (1,))
         assert token is not None
         tokens.append(token.token_id)
     return tokens[1:]
@@ -141,8 +141,8 @@ def test_prompts_are_warmed_alone_and_together() -> None:
     def shapes(form: AttentionForm, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
         """(prompts, tokens of each, tokens in front of them)."""
         return [
-            (len(pieces), len(pieces[0].token_ids), pieces[0].start)
-            for pieces in batches(form, lengths, range(8))
+            (len(chunks), len(chunks[0].token_ids), chunks[0].start)
+            for chunks in batches(form, lengths, range(8))
         ]
 
     assert shapes(AttentionForm.ABSORBED, [1, 2, 3]) == [(1, 1, 0), (2, 1, 0), (3, 1, 0)]

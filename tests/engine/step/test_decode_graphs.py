@@ -11,7 +11,7 @@ import torch
 
 from engine.step.decode_graphs import DecodeGraphs, graph_sizes
 from engine.step.graph_capture import RepeatedCall, Step
-from engine.step.piece import Piece
+from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.collective import CollectiveDispatcher
 from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatch.expert_shard import ExpertShard
@@ -89,12 +89,12 @@ class Requests:
 
     def step(
         self, names: Sequence[int], tokens_per_rank: tuple[int, ...]
-    ) -> tuple[ForwardBatch, list[Piece]]:
+    ) -> tuple[ForwardBatch, list[SequenceChunk]]:
         """The next token of each, ragged and as pieces."""
         chunks = {name: [self.next_token[name]] for name in names}
         batch = self.runner.batch(chunks, AttentionForm.ABSORBED, tokens_per_rank=tokens_per_rank)
         pieces = [
-            Piece(token_ids=tokens, start=self.runner.lengths[name] - 1, pages=pages)
+            SequenceChunk(token_ids=tokens, start=self.runner.lengths[name] - 1, pages=pages)
             for (name, tokens), pages in zip(
                 chunks.items(), (self.runner.pages[name] for name in names), strict=True
             )
@@ -186,7 +186,7 @@ def test_tokens_may_come_from_the_device(folder: Path) -> None:
     _, pieces = requests.step([2, 0, 3], (3,))
     want = graphs.run(pieces, 4).clone()
     ids = torch.tensor([piece.token_ids[0] for piece in pieces])
-    hidden = [Piece(token_ids=(0,), start=one.start, pages=one.pages) for one in pieces]
+    hidden = [SequenceChunk(token_ids=(0,), start=one.start, pages=one.pages) for one in pieces]
 
     def put_in(token_ids: torch.Tensor) -> None:
         assert token_ids.shape == (4,)
@@ -210,7 +210,7 @@ def test_every_size_leaves_its_logits_in_one_place() -> None:
     graphs.capture_all()
     assert [len(batch.token_ids) for batch in seen] == [3, 1]
     assert not any(batch.kv_lengths.any() for batch in seen)
-    pieces = [Piece(token_ids=[1], start=start, pages=[0, 1]) for start in (4, 7)]
+    pieces = [SequenceChunk(token_ids=[1], start=start, pages=[0, 1]) for start in (4, 7)]
     logits = graphs.run(pieces, 3)
     assert logits.tolist() == [[4.0] * 3, [7.0] * 3]
     assert graphs.run([], 1).shape == (0, 3)

@@ -12,8 +12,8 @@ from engine.sampling.sampler import SampleRow
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.pending_step import PendingStep, PendingToken
-from engine.step.piece import UNKNOWN, Piece
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import UNKNOWN, SequenceChunk
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 from tests.model.driver import load_all
@@ -71,9 +71,9 @@ def make_runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callab
         runner.close()
 
 
-def piece(row: int, position: int, token_id: int | PendingToken) -> Piece:
+def chunk(row: int, position: int, token_id: int | PendingToken) -> SequenceChunk:
     """The token at `position` of request `row`."""
-    return Piece(
+    return SequenceChunk(
         token_ids=UNKNOWN if isinstance(token_id, PendingToken) else [token_id],
         start=position,
         pages=range(row * PAGES_EACH, (row + 1) * PAGES_EACH),
@@ -82,8 +82,8 @@ def piece(row: int, position: int, token_id: int | PendingToken) -> Piece:
     )
 
 
-def begin(runner: Runner, pieces: Sequence[Piece]) -> PendingStep:
-    return runner.begin(pieces, (len(pieces),))
+def begin(runner: Runner, chunks: Sequence[SequenceChunk]) -> PendingStep:
+    return runner.begin(chunks, (len(chunks),))
 
 
 def known(tokens: Sequence[TokenOut | None]) -> list[TokenOut]:
@@ -94,8 +94,8 @@ def known(tokens: Sequence[TokenOut | None]) -> list[TokenOut]:
 def one_by_one(runner: Runner) -> list[list[TokenOut]]:
     tokens, out = [11 + row for row in range(len(SAMPLINGS))], []
     for position in range(NUM_STEPS):
-        pieces = [piece(row, position, token_id) for row, token_id in enumerate(tokens)]
-        out.append(known(runner.step(pieces, (len(pieces),))))
+        chunks = [chunk(row, position, token_id) for row, token_id in enumerate(tokens)]
+        out.append(known(runner.step(chunks, (len(chunks),))))
         tokens = [token.token_id for token in out[-1]]
     return out
 
@@ -112,13 +112,13 @@ def assert_same(got: list[list[TokenOut]], want: list[list[TokenOut]]) -> None:
 def test_tokens_that_never_pass_through_the_host(make_runner: Callable[[], Runner]) -> None:
     want = one_by_one(make_runner())
     runner = make_runner()
-    steps = [begin(runner, [piece(row, 0, 11 + row) for row in range(len(SAMPLINGS))])]
+    steps = [begin(runner, [chunk(row, 0, 11 + row) for row in range(len(SAMPLINGS))])]
     for position in range(1, NUM_STEPS):
         before = steps[-1]
         steps.append(
             begin(
                 runner,
-                [piece(row, position, PendingToken(before, row)) for row in range(len(SAMPLINGS))],
+                [chunk(row, position, PendingToken(before, row)) for row in range(len(SAMPLINGS))],
             )
         )
     assert_same([known(step.result()) for step in steps], want)
@@ -128,7 +128,7 @@ def test_some_tokens_are_known_and_rows_change_places(make_runner: Callable[[], 
     want = one_by_one(make_runner())
     runner = make_runner()
     order = list(range(len(SAMPLINGS)))
-    before = begin(runner, [piece(row, 0, 11 + row) for row in order])
+    before = begin(runner, [chunk(row, 0, 11 + row) for row in order])
     got: list[dict[int, TokenOut]] = []
     for position in range(1, NUM_STEPS):
         previous, order = order, order[1:] + order[:1]
@@ -139,9 +139,9 @@ def test_some_tokens_are_known_and_rows_change_places(make_runner: Callable[[], 
         step = begin(
             runner,
             [
-                piece(row, position, PendingToken(before, previous.index(row)))
+                chunk(row, position, PendingToken(before, previous.index(row)))
                 if place < half
-                else piece(row, position, here[row].token_id)
+                else chunk(row, position, here[row].token_id)
                 for place, row in enumerate(order)
             ],
         )
@@ -167,7 +167,7 @@ def test_page_lists_may_change_once_a_step_has_begun(folder: Path) -> None:
     slow = Slow(**{name: getattr(model, name) for name in model.__dataclass_fields__})
     runner = Runner(slow, cache, AttentionForm.ABSORBED, in_background=True)
     pages = [3]
-    one = Piece(
+    one = SequenceChunk(
         token_ids=[5], start=0, pages=pages, sample=SampleRow(sampling=Sampling(), position=1)
     )
     step = begin(runner, [one])
@@ -182,12 +182,12 @@ def test_who_waits_gets_the_error(folder: Path) -> None:
     model = load_all(folder)
     cache = torch.zeros(model.config.num_layers, 1, PAGE_TOKENS, model.config.kv_dim)
     runner = Runner(model, cache, AttentionForm.ABSORBED, in_background=True)
-    beyond = begin(runner, [piece(3, 0, 10**6)])  # there is no such token
+    beyond = begin(runner, [chunk(3, 0, 10**6)])  # there is no such token
     with pytest.raises((IndexError, RuntimeError)):
         beyond.wait()
     with pytest.raises((IndexError, RuntimeError)):
         beyond.result()
-    follower = begin(runner, [piece(0, 1, PendingToken(beyond, 0))])
+    follower = begin(runner, [chunk(0, 1, PendingToken(beyond, 0))])
     with pytest.raises(AssertionError, match="overtakes"):
         follower.result()
     assert runner.runs_ahead
@@ -216,13 +216,13 @@ def test_recorded_steps_begin_without_a_look_at_the_gpu(folder: Path) -> None:
     runner = Runner(model, cache, AttentionForm.ABSORBED, graphs=graphs)
     want = one_by_one(runner)  # compiles what samples, too
     rows = range(len(SAMPLINGS))
-    steps = [begin(runner, [piece(row, 0, 11 + row) for row in rows])]
+    steps = [begin(runner, [chunk(row, 0, 11 + row) for row in rows])]
     steps[0].wait()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for position in range(1, NUM_STEPS):
-            pieces = [piece(row, position, PendingToken(steps[-1], row)) for row in rows]
-            steps.append(begin(runner, pieces))
+            chunks = [chunk(row, position, PendingToken(steps[-1], row)) for row in rows]
+            steps.append(begin(runner, chunks))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert_same([known(step.result()) for step in steps], want)

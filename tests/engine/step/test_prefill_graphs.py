@@ -11,9 +11,9 @@ import torch
 from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
 from engine.step.graph_capture import Capture, CudaCapture, RepeatedCall
-from engine.step.piece import Piece
 from engine.step.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
 from engine.step.runner import Runner
+from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
 from ep.dispatch.local_aligned import LocalAlignedDispatcher
@@ -41,7 +41,7 @@ def load(folder: Path, device: str) -> DeepseekV3:
     return DeepseekV3.load(folder, device=device, dtype=dtype, experts=shard)
 
 
-def passes_of(rng: random.Random, vocab_size: int) -> Iterator[list[Piece]]:
+def passes_of(rng: random.Random, vocab_size: int) -> Iterator[list[SequenceChunk]]:
     """Ragged chunks of a few requests, at random pages; some end a prompt, some do not."""
     pages = rng.sample(range(NUM_PAGES), NUM_PAGES)
     lengths = [0, 0, 0]
@@ -51,7 +51,7 @@ def passes_of(rng: random.Random, vocab_size: int) -> Iterator[list[Piece]]:
             count = rng.randint(1, 13)
             sample = SampleRow(sampling=Sampling(), position=lengths[row] + count)
             pieces.append(
-                Piece(
+                SequenceChunk(
                     token_ids=[rng.randrange(vocab_size) for _ in range(count)],
                     start=lengths[row],
                     pages=pages[20 * row : 20 * row + 20],
@@ -114,7 +114,7 @@ def test_what_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recorded, "hidden_rows", spy)
     runner = Runner(model, cache, AttentionForm.PLAIN, passes=recorded)
     for length in (1, SIZES[-1], SIZES[-1] + 1):
-        piece = Piece(token_ids=[5] * length, start=0, pages=range(6))
+        piece = SequenceChunk(token_ids=[5] * length, start=0, pages=range(6))
         runner.forward([piece], (length,))
     assert seen == [1, SIZES[-1]]
     assert prefill_sizes(0) == ()

@@ -8,9 +8,9 @@ from ep.migration.migration_state import (
     Action,
     End,
     Install,
+    MigrationPhase,
     MigrationState,
     Outcome,
-    Phase,
     Report,
     Stage,
     Stop,
@@ -97,7 +97,9 @@ def test_all_ranks_change_together_or_not_at_all(
     wanted = {Outcome.DONE: set(range(num_layers)), Outcome.RESTORED: set()}
     if fleet.outcome in wanted:
         assert fleet.changed[0] == wanted[fleet.outcome]
-    assert all(state.phase is Phase.IDLE and state.report == Report() for state in fleet.states)
+    assert all(
+        state.phase is MigrationPhase.IDLE and state.report == Report() for state in fleet.states
+    )
 
 
 def test_restores_what_was_installed_before_a_failure() -> None:
@@ -110,7 +112,7 @@ def test_restores_what_was_installed_before_a_failure() -> None:
     assert fleet.states[0].num_changed == 3
     fleet.hear(1, -1)
     fleet.exchange()
-    assert fleet.states[0].phase is Phase.RESTORING
+    assert fleet.states[0].phase is MigrationPhase.RESTORING
     assert fleet.states[0].num_changed == 3
     while fleet.outcome is None:
         for rank in range(2):

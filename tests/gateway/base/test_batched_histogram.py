@@ -5,7 +5,7 @@ import threading
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from gateway.base.batched_histogram import MAX_WAITING, LateHistogram
+from gateway.base.batched_histogram import MAX_WAITING, BatchedHistogram
 
 BUCKETS = (0.0, 0.001, 0.5, 1.0, 20.0)
 SPECIAL = (*BUCKETS, -1.0, 1e-9, 20.000001, 1e9)
@@ -14,7 +14,7 @@ SPECIAL = (*BUCKETS, -1.0, 1e-9, 20.000001, 1e9)
 def test_it_tells_what_the_librarys_own_does() -> None:
     source = random.Random()
     registries = CollectorRegistry(), CollectorRegistry()
-    late = LateHistogram("a", "b", buckets=BUCKETS, registry=registries[0])
+    late = BatchedHistogram("a", "b", buckets=BUCKETS, registry=registries[0])
     plain = Histogram("a", "b", buckets=BUCKETS, registry=registries[1])
     for _ in range(20):
         for _ in range(source.randint(0, 3 * MAX_WAITING)):
@@ -29,14 +29,14 @@ def test_it_tells_what_the_librarys_own_does() -> None:
 def test_each_number_lies_in_the_bucket_that_the_library_has_for_it() -> None:
     for amount in SPECIAL:
         registries = CollectorRegistry(), CollectorRegistry()
-        LateHistogram("a", "b", buckets=BUCKETS, registry=registries[0]).observe(amount)
+        BatchedHistogram("a", "b", buckets=BUCKETS, registry=registries[0]).observe(amount)
         Histogram("a", "b", buckets=BUCKETS, registry=registries[1]).observe(amount)
         assert generate_latest(registries[0]) == generate_latest(registries[1])
 
 
 def test_nothing_is_lost_or_counted_twice_while_others_look() -> None:
     registry = CollectorRegistry()
-    late = LateHistogram("a", "b", buckets=BUCKETS, registry=registry)
+    late = BatchedHistogram("a", "b", buckets=BUCKETS, registry=registry)
     is_over = threading.Event()
 
     def look() -> None:

@@ -9,7 +9,7 @@ import pytest
 from core.clock import SystemClock
 from core.errors import DeadlineExceeded
 from gateway.http.reply_sender import ReplySender
-from gateway.http.response_guard import Attendance, Bounds
+from gateway.http.response_guard import Bounds, ResponseGuard
 
 
 class Connection:
@@ -51,16 +51,16 @@ class Scene:
         self.sender = ReplySender(self.client.send, clock)
         bounds = Bounds(clock.now() + seconds, pings, stall)
         connection: Any = self.connection
-        self.attendance = Attendance(connection, self.sender, bounds, clock)
+        self.response_guard = ResponseGuard(connection, self.sender, bounds, clock)
 
 
 async def test_a_client_that_leaves() -> None:
     scene = Scene()
-    with scene.attendance as attendance:
+    with scene.response_guard as response_guard:
         assert scene.connection.on_lost is not None
         asyncio.get_running_loop().call_soon(scene.connection.on_lost)
         await asyncio.Event().wait()
-    assert attendance.outcome == "disconnected"
+    assert response_guard.outcome == "disconnected"
     assert scene.connection.on_lost is None
     task = asyncio.current_task()
     assert task is not None
@@ -73,7 +73,7 @@ async def test_who_is_cancelled_as_well_ends_as_cancelled() -> None:
 
     async def work() -> None:
         scenes.append(Scene())
-        with scenes[0].attendance:
+        with scenes[0].response_guard:
             began.set()
             await asyncio.Event().wait()
 
@@ -87,27 +87,27 @@ async def test_who_is_cancelled_as_well_ends_as_cancelled() -> None:
 
 
 async def test_a_deadline_is_an_error_until_something_was_sent() -> None:
-    with pytest.raises(DeadlineExceeded), Scene(seconds=0.01).attendance:
+    with pytest.raises(DeadlineExceeded), Scene(seconds=0.01).response_guard:
         await asyncio.Event().wait()
     scene = Scene(seconds=0.05)
-    with scene.attendance as attendance:
+    with scene.response_guard as response_guard:
         await scene.sender.events(b"data: a\n\n")
         await asyncio.Event().wait()
-    assert attendance.outcome == "deadline_exceeded"
+    assert response_guard.outcome == "deadline_exceeded"
     assert scene.connection.is_cut
 
 
 async def test_a_client_that_does_not_read_and_pings_in_front_of_it() -> None:
     scene = Scene(pings=0.01, stall=0.1)
     scene.sender.begin_work()
-    with scene.attendance as attendance:
+    with scene.response_guard as response_guard:
         async with asyncio.timeout(20):
             while len(scene.client.messages) < 4:  # the head, then comments
                 await asyncio.sleep(0.005)
         scene.client.reads.clear()
         await scene.sender.events(b"data: a\n\n")
     await scene.sender.close()
-    assert attendance.outcome == "slow_reader"
+    assert response_guard.outcome == "slow_reader"
     assert scene.connection.is_cut
     heads = [one for one in scene.client.messages if one["type"] == "http.response.start"]
     assert len(heads) == 1
@@ -116,10 +116,10 @@ async def test_a_client_that_does_not_read_and_pings_in_front_of_it() -> None:
 
 async def test_work_that_ends_by_itself() -> None:
     scene = Scene(pings=0.01)
-    with scene.attendance as attendance:
+    with scene.response_guard as response_guard:
         pass
-    assert attendance.outcome is None
-    with pytest.raises(ValueError, match="its own"), scene.attendance:
+    assert response_guard.outcome is None
+    with pytest.raises(ValueError, match="its own"), scene.response_guard:
         raise ValueError("its own")
     await asyncio.sleep(0.05)
     assert not scene.client.messages  # the timer is gone

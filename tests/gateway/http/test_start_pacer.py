@@ -2,14 +2,14 @@
 
 import asyncio
 
-from gateway.http.start_pacer import TURNS_BETWEEN, Turns
+from gateway.http.start_pacer import TURNS_BETWEEN, StartPacer
 
 
 class Loop:
     """Counts the turns of the running loop, and tells in which of them somebody began."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = StartPacer()
         self.began: list[tuple[str, int]] = []
         self.num_turns = 0
 

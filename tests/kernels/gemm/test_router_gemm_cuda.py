@@ -10,7 +10,7 @@ from kernels.gemm.router_gemm_cuda import (
     GROUP,
     MAX_SHARED_BYTES,
     SPLITS,
-    Shape,
+    RouterCudaShape,
     shape_for,
     shared_bytes,
 )
@@ -33,16 +33,18 @@ SIZES = [(1, 256, 7168), (5, 12, 296), (64, 200, 1032), (65, 256, 7168), (511, 3
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [None, Shape(8, 5), Shape(16, 1), Shape(32, 3)])
+@pytest.mark.parametrize(
+    "shape", [None, RouterCudaShape(8, 5), RouterCudaShape(16, 1), RouterCudaShape(32, 3)]
+)
 @pytest.mark.parametrize(("rows", "experts", "width"), SIZES)
 def test_against_float64(
-    rng: torch.Generator, rows: int, experts: int, width: int, shape: Shape | None
+    rng: torch.Generator, rows: int, experts: int, width: int, shape: RouterCudaShape | None
 ) -> None:
     # A long sum needs all blocks, a short one has no part for each.
     if width > 2000 and shape:
-        shape = Shape(shape.tokens)
+        shape = RouterCudaShape(shape.tokens)
     elif shape is None and width < SPLITS * GROUP:
-        shape = Shape(32, 2)
+        shape = RouterCudaShape(32, 2)
     hidden, weight = (randn(rng, each, width).bfloat16().cuda() for each in (rows, experts))
     out = router_gemm_cuda.launch(hidden, weight, shape=shape)
     want = hidden.double() @ weight.double().t()

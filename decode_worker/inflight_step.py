@@ -7,11 +7,11 @@ from engine.link.messages import TokenOut
 from engine.sampling.sampler import SampleRow
 from engine.sampling.sequence_end import suppressed_token_ids
 from engine.step.pending_step import PendingStep, PendingToken
-from engine.step.piece import UNKNOWN, Piece
+from engine.step.sequence_chunk import UNKNOWN, SequenceChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class InflightStep:
     """`rows` says which row of the step each request is; `began` in seconds."""
 
     step: PendingStep
@@ -25,7 +25,9 @@ class Flight:
         return tuple(token for token in tokens if token is not None)
 
 
-def next_piece(request: Request, before: Flight | None, eos_token_ids: tuple[int, ...]) -> Piece:
+def next_chunk(
+    request: Request, before: InflightStep | None, eos_token_ids: tuple[int, ...]
+) -> SequenceChunk:
     """The last token, whose KV is missing yet, and how to sample the one behind it. When that
     token is in flight, `before` is the step that samples it."""
     position = request.num_known_soon
@@ -39,7 +41,7 @@ def next_piece(request: Request, before: Flight | None, eos_token_ids: tuple[int
         sampling=request.sampling,
         eos_token_ids=eos_token_ids,
     )
-    return Piece(
+    return SequenceChunk(
         token_ids=UNKNOWN if follows else request.tokens[-1:],
         start=position - 1,
         pages=request.pages,

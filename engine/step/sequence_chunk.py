@@ -7,11 +7,11 @@ from engine.sampling.prompt_scores import PromptScores
 from engine.sampling.sampler import SampleRow
 from engine.step.pending_step import PendingToken
 
-UNKNOWN = (0,)  # `Piece.token_ids` of a token that the host does not know yet
+UNKNOWN = (0,)  # `SequenceChunk.token_ids` of a token that the host does not know yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SequenceChunk:
     """Consecutive tokens of one request.
 
     token_ids  the tokens to compute, at least one

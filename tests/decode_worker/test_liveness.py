@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from decode_worker.presence import Presence
+from decode_worker.liveness import Liveness
 from tests.free_ports import free_port
 
 LISTENS = """
@@ -24,8 +24,8 @@ while True:
 
 async def test_a_stopped_process_is_there_until_it_is_killed() -> None:
     port = free_port()
-    presence = Presence(f"127.0.0.1:{port}")
-    assert not await presence.is_there()
+    liveness = Liveness(f"127.0.0.1:{port}")
+    assert not await liveness.is_there()
     process = subprocess.Popen(
         [sys.executable, "-c", LISTENS, str(port)], stdout=subprocess.PIPE, text=True
     )
@@ -33,45 +33,45 @@ async def test_a_stopped_process_is_there_until_it_is_killed() -> None:
         assert process.stdout is not None
         await asyncio.to_thread(process.stdout.readline)
         os.kill(process.pid, signal.SIGSTOP)
-        assert await presence.is_there()
-        assert all(await asyncio.gather(*(presence.is_there() for _ in range(5))))
+        assert await liveness.is_there()
+        assert all(await asyncio.gather(*(liveness.is_there() for _ in range(5))))
     finally:
         process.kill()
         await asyncio.to_thread(process.communicate)
     async with asyncio.timeout(10):
-        while await presence.is_there():
+        while await liveness.is_there():
             await asyncio.sleep(0.01)
-    presence.close()
+    liveness.close()
 
 
 async def test_one_connection_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        presence = Presence(f"127.0.0.1:{server.getsockname()[1]}")
+        liveness = Liveness(f"127.0.0.1:{server.getsockname()[1]}")
         for _ in range(3):
-            assert await presence.is_there()
+            assert await liveness.is_there()
         server.settimeout(5)
         server.accept()[0].close()
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
-        presence.close()
+        liveness.close()
 
 
 @pytest.mark.parametrize("host", ["nobody.invalid", "a" * 64 + ".invalid"])
 async def test_a_name_that_nobody_has(host: str) -> None:
-    assert not await Presence(f"{host}:1").is_there()
+    assert not await Liveness(f"{host}:1").is_there()
 
 
 async def test_all_who_ask_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is gone, or a full queue of connections, says nothing at all."""
-    monkeypatch.setattr("decode_worker.presence.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("decode_worker.liveness.CONNECT_SECONDS", 0.5)
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
             waits = stack.enter_context(socket.socket())
             waits.setblocking(False)
             waits.connect_ex(server.getsockname())
-        presence = Presence(f"127.0.0.1:{server.getsockname()[1]}")
+        liveness = Liveness(f"127.0.0.1:{server.getsockname()[1]}")
         async with asyncio.timeout(5):
-            assert not any(await asyncio.gather(*(presence.is_there() for _ in range(20))))
-        presence.close()
+            assert not any(await asyncio.gather(*(liveness.is_there() for _ in range(20))))
+        liveness.close()

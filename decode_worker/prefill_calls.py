@@ -38,14 +38,14 @@ from engine.link.messages import (
 from proto import generate_pb2, router_pb2
 from rpc.client import Disconnected, request_metadata, to_error
 
-log = get_logger("decode_worker.prefill_legs")
+log = get_logger("decode_worker.prefill_calls")
 
 Send = Callable[[int, FrontMessage], None]
 OnGone = Callable[[PrefillPeer], None]
 OnDraining = Callable[[router_pb2.WorkerRef], None]
 
 
-class _Leg:
+class _PrefillCall:
     """`task` runs the call; `delivered` once its result is with the rank, `has_stopped` once the
     peer has said that it writes no more."""
 
@@ -58,7 +58,7 @@ class _Leg:
         self.task: asyncio.Task[None] | None = None
 
 
-class PrefillLegs:
+class PrefillCalls:
     """`send` speaks to a rank; `on_gone` hears of peers that cannot be reached any more, whose
     legs have been failed by then, `on_draining` of those that take nothing new. All methods
     return at once."""
@@ -79,12 +79,12 @@ class PrefillLegs:
         self._clock = clock
         self._peers = PrefillPeers(self._lost)
         self._keeper = QuarantineKeeper(self._peers, self._stopped, lease_seconds, clock)
-        self._legs: dict[str, _Leg] = {}  # by attempt id
+        self._prefill_calls: dict[str, _PrefillCall] = {}  # by attempt id
 
     @property
     def num_open(self) -> int:
         """Legs and quarantines."""
-        return len(self._legs) + self._keeper.num_kept
+        return len(self._prefill_calls) + self._keeper.num_kept
 
     def is_gone(self, address: str, epoch: str) -> bool:
         """That worker was lost, and nothing has been heard from its address since."""
@@ -93,109 +93,115 @@ class PrefillLegs:
 
     def begin(self, call: Call, reserved: Reserved) -> None:
         """Has the call's prefill worker fill what was reserved."""
-        leg = _Leg(call, self._peers.borrow(call.prefill.address))
-        self._legs[reserved.attempt_id] = leg
+        prefill_call = _PrefillCall(call, self._peers.borrow(call.prefill.address))
+        self._prefill_calls[reserved.attempt_id] = prefill_call
         call.attempt_id = reserved.attempt_id
         call.prefill_error = None
         name = f"prefill-{reserved.attempt_id}"
-        leg.task = asyncio.create_task(self._drive(leg, reserved), name=name)
+        prefill_call.task = asyncio.create_task(self._drive(prefill_call, reserved), name=name)
 
     def end(self, call: Call) -> None:
         """Cancels the call's leg: nobody waits for it. The prefill worker takes a cancelled
         call for an abort."""
-        leg = self._legs.get(call.attempt_id)
-        if leg is not None and leg.task is not None:
-            leg.task.cancel()
+        prefill_call = self._prefill_calls.get(call.attempt_id)
+        if prefill_call is not None and prefill_call.task is not None:
+            prefill_call.task.cancel()
 
     def over(self, call: Call) -> bool:
         """The rank is through with the call's attempt: its KV is complete, or given up. False
         when that was said before."""
-        if call.attempt_id not in self._legs:
+        if call.attempt_id not in self._prefill_calls:
             return False
         self._drop(call.attempt_id)
         return True
 
     def quarantined(self, rank: int, attempt_id: str) -> None:
         """The rank holds pages back until the attempt has stopped."""
-        leg = self._legs.get(attempt_id)
-        if leg is None:
+        prefill_call = self._prefill_calls.get(attempt_id)
+        if prefill_call is None:
             # Its Reserved came too late to be acted on: nobody was ever asked to write.
             self._stopped(rank, attempt_id)
             return
-        if leg.has_stopped:
+        if prefill_call.has_stopped:
             self._stopped(rank, attempt_id)
         else:
-            self._keeper.keep(rank, attempt_id, leg.peer.address)
+            self._keeper.keep(rank, attempt_id, prefill_call.peer.address)
         self._drop(attempt_id)
 
     async def close(self) -> None:
         """Ends all calls and channels."""
-        tasks = [leg.task for leg in self._legs.values() if leg.task is not None]
-        for attempt_id in list(self._legs):
+        tasks = [
+            prefill_call.task
+            for prefill_call in self._prefill_calls.values()
+            if prefill_call.task is not None
+        ]
+        for attempt_id in list(self._prefill_calls):
             self._drop(attempt_id)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._keeper.close()
         await self._peers.close()
 
     def _drop(self, attempt_id: str) -> None:
-        leg = self._legs.pop(attempt_id)
-        if leg.task is not None:
-            leg.task.cancel()
-        self._peers.give_back(leg.peer)
+        prefill_call = self._prefill_calls.pop(attempt_id)
+        if prefill_call.task is not None:
+            prefill_call.task.cancel()
+        self._peers.give_back(prefill_call.peer)
 
     def _stopped(self, rank: int, attempt_id: str) -> None:
         self._send(rank, PrefillStopped(attempt_id=attempt_id))
 
     def _lost(self, peer: PrefillPeer) -> None:
-        for attempt_id, leg in list(self._legs.items()):
-            if leg.peer is peer and leg.delivered:
-                self._fail(leg, attempt_id, lost_error(leg.call.prefill))
+        for attempt_id, prefill_call in list(self._prefill_calls.items()):
+            if prefill_call.peer is peer and prefill_call.delivered:
+                self._fail(prefill_call, attempt_id, lost_error(prefill_call.call.prefill))
         self._on_gone(peer)
 
-    async def _ask(self, leg: _Leg, reserved: Reserved) -> generate_pb2.PrefillResponse:
-        call = leg.call
+    async def _ask(
+        self, prefill_call: _PrefillCall, reserved: Reserved
+    ) -> generate_pb2.PrefillResponse:
+        call = prefill_call.call
         timeout = None if call.deadline is None else max(0.0, call.deadline - self._clock.now())
         with tracing.begin("prefill", tracing.Kind.CLIENT, parent=call.spans.parent) as span:
             if span.is_recording:
                 attributes = {
                     "epserve.prefill": call.prefill.name,
-                    "server.address": leg.peer.address,
+                    "server.address": prefill_call.peer.address,
                 }
                 span.note(attributes)
-            return await leg.peer.stub.Prefill(
+            return await prefill_call.peer.stub.Prefill(
                 prefill_request(call, reserved, self._model),
                 timeout=timeout,
                 metadata=request_metadata(call.traced_id, span.context),
             )
 
-    async def _drive(self, leg: _Leg, reserved: Reserved) -> None:
+    async def _drive(self, prefill_call: _PrefillCall, reserved: Reserved) -> None:
         try:
-            await self._run(leg, reserved)
+            await self._run(prefill_call, reserved)
         except Exception:
             # A defect, ours or the peer's: nobody else would ever end the request.
             log.exception(
                 "prefill failed unexpectedly",
-                request_id=leg.call.traced_id,
-                id=leg.call.request_id,
+                request_id=prefill_call.call.traced_id,
+                id=prefill_call.call.request_id,
             )
             error = InternalError("internal error; the log of the decode worker has the details")
-            self._fail(leg, reserved.attempt_id, error)
+            self._fail(prefill_call, reserved.attempt_id, error)
 
-    async def _run(self, leg: _Leg, reserved: Reserved) -> None:
-        call, attempt_id = leg.call, reserved.attempt_id
+    async def _run(self, prefill_call: _PrefillCall, reserved: Reserved) -> None:
+        call, attempt_id = prefill_call.call, reserved.attempt_id
         try:
-            reply = await self._ask(leg, reserved)
+            reply = await self._ask(prefill_call, reserved)
         except grpc.aio.AioRpcError as error:
             meant = _meant(error, call)
-            leg.has_stopped = isinstance(meant, Draining)
-            self._fail(leg, attempt_id, meant)
-            if leg.has_stopped:
+            prefill_call.has_stopped = isinstance(meant, Draining)
+            self._fail(prefill_call, attempt_id, meant)
+            if prefill_call.has_stopped:
                 self._on_draining(call.prefill)
-            if error.code() is grpc.StatusCode.UNAVAILABLE and not leg.peer.connected:
-                self._on_gone(leg.peer)
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not prefill_call.peer.connected:
+                self._on_gone(prefill_call.peer)
             return
         if call.sampling.max_tokens and not reply.HasField("first_token"):
-            self._fail(leg, attempt_id, InternalError("prefill answered without a token"))
+            self._fail(prefill_call, attempt_id, InternalError("prefill answered without a token"))
             return
         if not call.num_sent_tokens:
             call.num_cached_tokens = reply.num_cached_tokens
@@ -205,18 +211,18 @@ class PrefillLegs:
         call.record.note_prefill(prefilled)
         call.spans.enter(Stage.WAIT_FOR_KV)
         self._send(call.rank, prefilled)
-        leg.delivered = True
-        if leg.num_losses != leg.peer.num_losses:
-            self._fail(leg, attempt_id, lost_error(call.prefill))
+        prefill_call.delivered = True
+        if prefill_call.num_losses != prefill_call.peer.num_losses:
+            self._fail(prefill_call, attempt_id, lost_error(call.prefill))
 
-    def _fail(self, leg: _Leg, attempt_id: str, error: EpserveError) -> None:
-        call = leg.call
+    def _fail(self, prefill_call: _PrefillCall, attempt_id: str, error: EpserveError) -> None:
+        call = prefill_call.call
         call.prefill_error = error
         log.info(
             "prefill failed",
             request_id=call.traced_id,
             id=call.request_id,
-            peer=leg.peer.address,
+            peer=prefill_call.peer.address,
             code=error.status.grpc,
             reason=error.message,
         )

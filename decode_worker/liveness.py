@@ -12,7 +12,7 @@ from core.keepalive import keep_alive
 CONNECT_SECONDS = 2.0
 
 
-class Presence:
+class Liveness:
     """Of one address; all calls from one event loop."""
 
     def __init__(self, address: str) -> None:

@@ -11,27 +11,27 @@ from decode_worker.request import Attempt
 from engine.kv.pages import PagePool
 
 
-class Flights:
+class InflightSteps:
     """Steps land in the order in which they were launched."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._flights: deque[tuple[Attempt | None, ...]] = deque()
+        self._inflight_steps: deque[tuple[Attempt | None, ...]] = deque()
         self._given_up: set[str] = set()  # attempts whose pages are free once they have landed
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._inflight_steps)
 
     def launch(self, attempts: Sequence[Attempt | None]) -> None:
         """A step begins; None for a row that is nobody's."""
         for attempt in attempts:
             if attempt is not None:
                 attempt.num_in_flight += 1
-        self._flights.append(tuple(attempts))
+        self._inflight_steps.append(tuple(attempts))
 
     def land(self) -> tuple[Attempt | None, ...]:
         """The oldest step is over: its attempts, also those that were given up meanwhile."""
-        attempts = self._flights.popleft()
+        attempts = self._inflight_steps.popleft()
         for attempt in attempts:
             if attempt is None:
                 continue

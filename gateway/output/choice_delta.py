@@ -28,7 +28,7 @@ class CallDelta(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class Piece(msgspec.Struct):
+class ChoiceDelta(msgspec.Struct):
     """What is new: text, and the entries of the tokens whose text is out entirely."""
 
     text: str
@@ -49,9 +49,9 @@ class Piece(msgspec.Struct):
         )
 
 
-def join_pieces(pieces: Sequence[Piece]) -> Piece:
+def join_deltas(pieces: Sequence[ChoiceDelta]) -> ChoiceDelta:
     """All of a choice as one piece, its tool calls whole."""
-    return Piece(
+    return ChoiceDelta(
         "".join(piece.text for piece in pieces),
         [entry for piece in pieces for entry in piece.entries],
         pieces[-1].finish_reason if pieces else None,
