@@ -18,6 +18,7 @@ from kernels.build.fp8_gemm_blocks import candidates
 from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise import quantise_triton, silu_mul_triton
 from kernels.gemm import fp8_gemm_triton, router_gemm_triton
+from kernels.gemm.router_gemm_triton import RouterTritonShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def _router_gemm(make: Tensors) -> Iterator[Variants]:
         ways={
             f"{m}x{n}x{k} programs {programs}": partial(
                 router_gemm_triton.launch, x, weight,
-                shape=router_gemm_triton.RouterTritonShape(m, n, k, 8 if m * n > 8192 else 4, programs),
+                shape=RouterTritonShape(m, n, k, 8 if m * n > 8192 else 4, programs),
             )
             for m, n, k, programs in (
                 (128, 128, 64, 128), (128, 128, 64, 64), (128, 256, 64, 64), (64, 256, 64, 128),

@@ -5,7 +5,7 @@ import torch
 
 from kernels.attention import absorb_query_triton
 from kernels.attention.absorb_query import TOLERANCE, absorb_query_in_parts
-from kernels.attention.absorb_query_triton import Shape
+from kernels.attention.absorb_query_triton import AbsorbQueryShape
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED, dtypes
 
@@ -49,14 +49,14 @@ def operands(
 @pytest.mark.parametrize("dtype", dtypes()[-1:])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("num_tokens", [0, 1, 19] if INTERPRETED else [0, 1, 19, 33, 64, 128, 131])
-@pytest.mark.parametrize("shape", [None, Shape(16, 64, 4)])
+@pytest.mark.parametrize("shape", [None, AbsorbQueryShape(16, 64, 4)])
 def test_absorb_query(
     rng: torch.Generator,
     device: str,
     dtype: torch.dtype,
     sizes: tuple[int, ...],
     num_tokens: int,
-    shape: Shape | None,
+    shape: AbsorbQueryShape | None,
 ) -> None:
     *given, norm = operands(rng, sizes, num_tokens, device, dtype)
     cache, rank = given[5], sizes[3]

@@ -8,13 +8,13 @@ import torch
 
 from kernels.sampling import sample_triton
 from kernels.sampling.sample import BOUND, sample, sample_reference
-from kernels.sampling.sample_triton import Shape
+from kernels.sampling.sample_triton import SampleShape
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED
 
 VOCABULARY = 60 if INTERPRETED else 129_280
 # In the interpreter, which needs a third of a second a row, several steps of fewer tokens.
-SIZES = {"shape": Shape(part=32, capacity=8, block=64)} if INTERPRETED else {}
+SIZES = {"shape": SampleShape(part=32, capacity=8, block=64)} if INTERPRETED else {}
 Knobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
