@@ -1,8 +1,8 @@
 """Lines of product Python by folder, against the budget: `python scripts/line_budget.py`.
 
-The budget, scripts/line_budget.json, only falls; a commit that raises a number names the feature that
-needs it. Generated stubs and tests do not count. Exits 1 where a folder is above its number or has
-none.
+The budget, scripts/line_budget.json, only falls; a commit that raises a number names the feature
+that needs it. Generated stubs and tests do not count. Exits 1 where a folder is above its number or
+has none.
 """
 
 import json

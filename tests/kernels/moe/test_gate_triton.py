@@ -79,7 +79,7 @@ def test_logits(
     want = (hidden.double() @ weight.double().t()).to(device)
     hidden, weight = hidden.to(device), weight.to(device)
     # Again and again: the counters of a launch must be back at zero. Then without them.
-    ways: list[tuple[int, router_gemm_triton.Shape | None]] = [(0, None), (0, None)]
+    ways: list[tuple[int, router_gemm_triton.RouterTritonShape | None]] = [(0, None), (0, None)]
     if num_tokens <= router_gemm_triton.FEW_ROWS:
         ways.append((num_tokens, None))
     if experts == 12 or not INTERPRETED:
