@@ -113,7 +113,15 @@ def commit() -> str:
     if not short:
         return os.environ.get("EPSERVE_COMMIT") or "unknown"
     # Results do not change what is measured.
-    changed = _output("git", "status", "--porcelain", "--", ":!bench/results", ":!README.md")
+    changed = _output(
+        "git",
+        "status",
+        "--porcelain",
+        "--",
+        ":!bench/results",
+        ":!README.md",
+        ":!docs/benchmarks.md",
+    )
     return f"{short}-dirty" if changed else short
 
 

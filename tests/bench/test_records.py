@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import table
-from bench.records import Record, Run, append, commit, kept, read
+from bench.records import RESULTS, Record, Run, append, commit, kept, read
 
 RECORD = Record(
     date="2026-01-01T00:00:00+00:00",
@@ -163,3 +163,22 @@ def test_markers_name_what_is_between_them(tmp_path: Path) -> None:
     benches = [line.split("`")[1] for line in page.read_text().splitlines() if line[:1] == "`"]
     assert benches == ["bench.d", "bench.b", "bench.c"]
     assert "| a case | output_throughput | 300 tokens/s | | |" in page.read_text()
+
+
+def test_a_few_rows_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("In words", RECORD.bench, RECORD.case, RECORD.metric)
+    monkeypatch.setattr(table, "CHOSEN_ROWS", (words,))
+    floor = replace(RECORD, peer="floor", date="2027-01-01T00:00:00+00:00")
+    better = replace(RECORD, peer="a better peer", peer_value=400.0)
+    assert table.table([RECORD, floor, better], ["chosen"]).splitlines() == [
+        "| what | epserve | best peer | ratio | hardware |",
+        "|---|---:|---:|---:|---|",
+        "| In words | 300 tokens/s | a better peer: 400 tokens/s | 0.75x | cpu: 2 x X |",
+    ]
+    with pytest.raises(ValueError, match="no record with a peer"):
+        table.table([floor], ["chosen"])
+
+
+def test_every_chosen_row_has_a_record() -> None:
+    records = [each for file in RESULTS.glob("*.jsonl") for each in read(file)]
+    assert len(table.chosen(records).splitlines()) == 2 + len(table.CHOSEN_ROWS)
