@@ -42,7 +42,7 @@ from engine.grammar.grammars import GRAMMAR_POLL_SECONDS, Grammars
 from engine.link.kv_notice import decode_notices
 from engine.link.messages import (
     ExpertOrder,
-    FrontMessage,
+    LoopMessage,
     RankMessage,
     Shutdown,
     Submit,
@@ -242,7 +242,7 @@ class DecodeLoop:
                 log.warning("notice refused", sender=notification.sender, reason=str(error))
         return events
 
-    def _heard(self, messages: list[FrontMessage]) -> list[Event]:
+    def _heard(self, messages: list[LoopMessage]) -> list[Event]:
         events: list[Event] = []
         for message in messages:
             if isinstance(message, Shutdown):

@@ -6,7 +6,7 @@ layer after the last.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -165,7 +165,7 @@ def _write_shards(folder: Path, weights: dict[str, torch.Tensor]) -> None:
             shard_bytes = 0
         shards[-1][name] = tensor
         shard_bytes += tensor.nbytes
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file_name, metadata={"format": "pt"})
@@ -177,5 +177,5 @@ def _write_shards(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     )
 
 
-def _write_json(path: Path, values: dict[str, object]) -> None:
+def _write_json(path: Path, values: Mapping[str, object]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

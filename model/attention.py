@@ -1,6 +1,7 @@
 """Multi-head latent attention of one layer, in both forms, with one projection for q_a and kv_a."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -137,7 +138,7 @@ class Attention:
             leads=is_ours,
         )
         given = absorbed, cache, plan.block_table, plan.kv_lengths
-        options = {"scale": config.softmax_scale, "schedule": plan.schedule}
+        options: dict[str, Any] = {"scale": config.softmax_scale, "schedule": plan.schedule}
         if self.out.is_fp8:
             latents = mla_decode_pieces(*given, value_dim=config.kv_lora_rank, **options)
             return self.out.forward(absorb_values(latents, self.kv_b, nope_dim, follows=is_ours))
@@ -156,7 +157,7 @@ class Attention:
         """[T, heads * V], what `out` projects, from the query that `write` gave, in the forms that
         the plan was built for; into `out` where there is one."""
         kv_b, kv_b_scale = self.expanding_kv_b
-        options = {"scale": self.config.softmax_scale, "kv_b_scale": kv_b_scale}
+        options: dict[str, Any] = {"scale": self.config.softmax_scale, "kv_b_scale": kv_b_scale}
         values = None if out is None else out.view(len(query), self.config.num_heads, -1)
         if plan.groups:
             found = self.attend_absorbed(query, plan.groups, cache)
@@ -211,7 +212,7 @@ class Attention:
         nope, rotated = query.split((nope_dim, config.qk_rope_head_dim), dim=-1)
         folded = head_linear(nope, self.kv_b[:, :nope_dim].transpose(1, 2))
         absorbed = torch.cat((folded, rotated), dim=-1)
-        sizes = {"value_dim": config.kv_lora_rank, "scale": config.softmax_scale}
+        sizes: dict[str, Any] = {"value_dim": config.kv_lora_rank, "scale": config.softmax_scale}
         if isinstance(rows, PagedRows):
             table, lengths, schedule = rows.block_table, rows.kv_lengths, rows.schedule
             latents = mla_decode_paged(absorbed, cache, table, lengths, **sizes, schedule=schedule)

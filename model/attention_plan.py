@@ -84,7 +84,8 @@ class AttentionPlan:
             return cls(**shared, groups=group_rows(*batch.rows.parts, page_tokens))
         if path_of("mla_prefill", device) == "reference":
             return cls(**shared, rows=split_rows(*batch.rows.parts, page_tokens))
-        plain, absorbed = split_rows(*batch.host_rows.parts, page_tokens), ()
+        plain: Sequence[Row] = split_rows(*batch.host_rows.parts, page_tokens)
+        absorbed: Sequence[Row] = ()
         if has_paged:
             plain, absorbed = split_forms(plain)
         most = max_keys(
@@ -100,7 +101,8 @@ class AttentionPlan:
 
 def split_forms(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """(in plain form, in absorbed form)."""
-    plain, absorbed = [], []
+    plain: list[Row] = []
+    absorbed: list[Row] = []
     for row in rows:
         num_new = row.stop - row.start
         form = attention_form(row.kv_length - num_new, num_new)

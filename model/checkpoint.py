@@ -97,7 +97,8 @@ class Checkpoint:
         """As it is stored."""
         path = self.stored[name].file
         if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt").__enter__()
+            opened: Any = safe_open(path, framework="pt")
+            self._open[path] = opened.__enter__()
         tensor: torch.Tensor = self._open[path].get_tensor(name)
         self.bytes_read += tensor.nbytes
         return tensor
@@ -140,7 +141,7 @@ class Checkpoint:
         stored = self.stored[name]
         scale = self.stored.get(name + SCALE_SUFFIX)
         if self.is_int4(name) and (scale is None or scale.dtype in FLOAT_TYPES):
-            return int4_problem(name, stored.shape, scale and scale.shape, shape)
+            return int4_problem(name, stored.shape, None if scale is None else scale.shape, shape)
         if stored.shape != shape:
             return f"{name} is {list(stored.shape)}, not {list(shape)}"
         if stored.dtype in FLOAT_TYPES and scale is None:
@@ -172,7 +173,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """All tensors of the folder by name, from the headers of its files."""
     if (folder / INDEX).is_file():
         weight_map = read_index(folder / INDEX)
-        stored = {}
+        stored: dict[str, Stored] = {}
         for file in sorted(set(weight_map.values())):
             header = read_header(folder / file)
             stored |= {name: one for name, one in header.items() if weight_map.get(name) == file}

@@ -181,8 +181,10 @@ class Moe:
             out, total = add_rms_norm(x, residual, weight, eps)
             return out, None, total
         if payload.scale is not None:
-            out, *small, sent, total = add_rms_norm_all(x, residual, weight, eps, payload.scale)
-            return out, NormedRows((small[0], small[1]), (sent, None)), total
+            out, values, scales, sent, total = add_rms_norm_all(
+                x, residual, weight, eps, payload.scale
+            )
+            return out, NormedRows((values, scales), (sent, None)), total
         out, values, scales, total = add_rms_norm_both(x, residual, weight, eps)
         small = values, scales
         return out, NormedRows(small, small if payload.quantises else None), total

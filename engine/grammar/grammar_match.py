@@ -74,7 +74,8 @@ class GrammarCompiler:
             return compiler.compile_regex(grammar.regex)
         if grammar.ebnf is not None:
             return compiler.compile_grammar_from_strings(grammar.ebnf, "root")
-        any_whitespace, most, separators = True, MAX_WHITESPACE, None
+        most: int | None = MAX_WHITESPACE
+        any_whitespace, separators = True, None
         if grammar.compact:
             any_whitespace, most, separators = False, None, COMPACT_SEPARATORS
         indent = None

@@ -16,6 +16,7 @@ from engine.link.messages import (
     FrontBatch,
     FrontMessage,
     LogLevel,
+    LoopMessage,
     RankBatch,
     RankMessage,
     RankStats,
@@ -128,9 +129,9 @@ class RankLink:
         self.socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT_SECONDS * 1000))
         self.socket.connect(endpoint)
 
-    def drain(self) -> list[FrontMessage]:
+    def drain(self) -> list[LoopMessage]:
         """All messages that have arrived, in order; never blocks. Raises LinkError."""
-        messages: list[FrontMessage] = []
+        messages: list[LoopMessage] = []
         while True:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)

@@ -180,9 +180,9 @@ class LogLevel(Frozen, frozen=True, kw_only=True):
     level: str
 
 
-FrontMessage = (
-    Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder | LogLevel
-)
+# What a rank's loop hears; the link itself obeys a LogLevel.
+LoopMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder
+FrontMessage = LoopMessage | LogLevel
 
 
 class FrontBatch(Frozen, frozen=True, kw_only=True):

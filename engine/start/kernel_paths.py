@@ -193,6 +193,8 @@ class _Rank:
             shared = mlp if isinstance(mlp, Mlp) else mlp.shared
             if shared is not None:
                 projections += [shared.gate_up, shared.down]
+            elif isinstance(mlp, Mlp):
+                continue
             elif isinstance(mlp.experts, Fp8Experts) and mlp.experts.folds_shared:
                 yield from (each.shape[1:] for each in (mlp.experts.gate_up, mlp.experts.down))
         yield from (each.weight.shape for each in projections if each.is_fp8)

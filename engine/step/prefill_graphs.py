@@ -14,6 +14,7 @@ next size with tokens that are neither written, nor attended, nor sent to an exp
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -127,7 +128,7 @@ class RecordedPass:
             # Outputs of a step have their places before it is recorded.
             self._hidden.append(values)
             self._queries.append(values)
-            self._steps.append(capture(lambda layer=layer: self._step(layer)))
+            self._steps.append(capture(partial(self._step, layer)))
             self._queries[layer] = capture.borrowed(self._queries[layer])
             if layer:
                 self._hidden[layer - 1] = capture.borrowed(self._hidden[layer - 1])

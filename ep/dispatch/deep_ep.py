@@ -18,8 +18,9 @@ from ep.dispatch.deep_ep_buffer import DeepEpBuffer, Layout
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.dispatch.masked_rows import as_payload
+from kernels.build.aligned_rows import Permuted
 from kernels.elementwise.combine import combine
-from kernels.moe.permute import Permuted, permute
+from kernels.moe.permute import permute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
