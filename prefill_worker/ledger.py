@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kv.pages import PagePool
-from engine.kv.prefix_tree import Lease, PrefixTree
+from engine.kv.prefix_tree import Found, Lease, PrefixTree
 from engine.link.messages import RankStats
 
 
@@ -29,6 +29,7 @@ class Ledger:
         self._tree = PrefixTree(page_tokens)
         self._page_tokens = page_tokens
         self._holdings: dict[str, _Holding] = {}
+        self._found: dict[str, Found] = {}  # of attempts that wait
 
     @property
     def num_available(self) -> int:
@@ -38,14 +39,18 @@ class Ledger:
     def num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_tokens)
 
-    def num_known_tokens(self, token_ids: Sequence[int]) -> int:
-        """Tokens of the prefix that would not have to be computed."""
-        return self._tree.num_matching(token_ids) * self._page_tokens
+    def num_known_tokens(self, attempt_id: str, token_ids: Sequence[int]) -> int:
+        """Tokens of the prefix that would not have to be computed, of an attempt that waits. It is
+        asked about in every turn, so what was found is kept until the attempt begins or ends."""
+        found = self._tree.find(token_ids, self._found.get(attempt_id))
+        self._found[attempt_id] = found
+        return found.num_pages * self._page_tokens
 
     def hold(self, attempt_id: str, token_ids: Sequence[int], *, reuse: bool = True) -> int:
         """Takes a lease on the longest known prefix; how many tokens that are. Without `reuse`
         everything is to be computed anew, and nothing is leased."""
         assert attempt_id not in self._holdings, attempt_id
+        self._found.pop(attempt_id, None)
         lease = self._tree.match(token_ids if reuse else ())
         self._holdings[attempt_id] = _Holding(token_ids, lease, lease.pages)
         return lease.num_pages * self._page_tokens
@@ -74,6 +79,7 @@ class Ledger:
 
     def close(self, attempt_id: str) -> None:
         """Gives everything back; does nothing for an attempt that holds nothing."""
+        self._found.pop(attempt_id, None)
         holding = self._holdings.pop(attempt_id, None)
         if holding is not None:
             self._tree.unlock(holding.lease)

@@ -223,7 +223,7 @@ class PrefillLoop:
         """Tokens that are not computed. Log-probabilities need all."""
         if submit.wants_prompt_logprobs:
             return 0
-        return self._ledger.num_known_tokens(submit.token_ids)
+        return self._ledger.num_known_tokens(submit.attempt_id, submit.token_ids)
 
     def _begin(self, attempts: list[Attempt]) -> None:
         """Pages for those that start; what is known of them is pushed at once.

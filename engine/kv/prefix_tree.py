@@ -50,6 +50,15 @@ class Lease:
         return len(self._nodes)
 
 
+@dataclass(slots=True, eq=False)
+class Found:
+    """The longest known prefix of a prompt as of a version of the tree. Holds nothing."""
+
+    node: _Node
+    num_pages: int
+    version: int
+
+
 class PrefixTree:
     """Least recently used leaves go first; a lease uses all pages of its prefix."""
 
@@ -61,6 +70,7 @@ class PrefixTree:
         self._num_pages = 0
         self._num_locked = 0
         self._tick = 0
+        self._version = 0  # of what is known
         # (last_used, tie, node) of leaves that were evictable when they were pushed. Entries
         # go stale when a node is used again; they are skipped, and swept when too many.
         self._heap: list[tuple[int, int, _Node]] = []
@@ -89,16 +99,26 @@ class PrefixTree:
         self._lock(nodes)
         return Lease(nodes)
 
-    def num_matching(self, token_ids: Sequence[int]) -> int:
-        """Pages that `match` would hold now. Holds nothing and uses nothing."""
-        node = self._root
-        most = (len(token_ids) - 1) // self._page_tokens
-        for index in range(most):
+    def find(self, token_ids: Sequence[int], found: Found | None = None) -> Found:
+        """What `match` would hold now. Holds nothing and uses nothing.
+
+        `found` is what the same tokens gave before: it is where the search goes on from. A page
+        below it may be known by now, or the last ones of it may be evicted.
+        """
+        if found is None:
+            found = Found(self._root, 0, -1)
+        if found.version == self._version:
+            return found
+        node, num_pages = found.node, found.num_pages
+        while not node.alive:
+            assert node.parent is not None
+            node, num_pages = node.parent, num_pages - 1
+        for index in range(num_pages, (len(token_ids) - 1) // self._page_tokens):
             child = node.children.get(self._key(token_ids, index))
             if child is None:
-                return index
-            node = child
-        return max(most, 0)
+                break
+            node, num_pages = child, index + 1
+        return Found(node, num_pages, self._version)
 
     def extend(
         self, lease: Lease, token_ids: Sequence[int], pages: Sequence[int], num_pages: int
@@ -121,6 +141,7 @@ class PrefixTree:
                 child = _Node(page=pages[index], key=key, parent=node)
                 node.children[key] = child
                 self._num_pages += 1
+                self._version += 1
                 taken.append(pages[index])
             fresh.append(child)
             node = child
@@ -156,6 +177,7 @@ class PrefixTree:
             node.alive = False
             del parent.children[node.key]
             self._num_pages -= 1
+            self._version += 1
             freed.append(node.page)
             if parent is not self._root:
                 self._offer(parent)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.kv.prefix_tree import Lease, PrefixTree
+from engine.kv.prefix_tree import Found, Lease, PrefixTree
 
 PAGE = 2  # tokens a page: small, so that prefixes meet
 Prefix = tuple[int, ...]
@@ -26,6 +26,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.locks: dict[Prefix, int] = {}
         self.used_at: dict[Prefix, int] = {}
         self.leases: list[tuple[Lease, list[int], list[int]]] = []  # lease, tokens, own pages
+        self.found: dict[Prefix, Found] = {}  # what waiting prompts were told last
         self.next_page = 0
         self.time = 0
 
@@ -40,9 +41,22 @@ class TreeMachine(RuleBasedStateMachine):
         return found
 
     @rule(tokens=tokens)
+    def wait(self, tokens: list[int]) -> None:
+        """A prompt begins to wait."""
+        self.found[tuple(tokens)] = self.tree.find(tokens)
+
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        """Some of those that wait, after any number of changes: as if asked for the first time."""
+        for tokens in self.found:
+            if data.draw(st.booleans()):
+                found = self.tree.find(tokens, self.found[tokens])
+                assert found.num_pages == len(self.known(list(tokens)))
+                self.found[tokens] = found
+
+    @rule(tokens=tokens)
     def match(self, tokens: list[int]) -> None:
         expected = self.known(tokens)
-        assert self.tree.num_matching(tokens) == len(expected)
         lease = self.tree.match(tokens)
         assert lease.pages == [self.page_of[prefix] for prefix in expected]
         assert lease.num_pages * PAGE < max(len(tokens), 1)
