@@ -2,11 +2,12 @@
 
 import subprocess
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench import kernels_w4a8
+from bench import kernel_before, kernels_w4a8
 from bench.kernel_before import at_revision, launched
 from kernels.build.cuda_kernel import CudaKernel
 from kernels.moe import w4a8_grouped_gemm_cuda as w4a8
@@ -16,14 +17,29 @@ ROOT = Path(__file__).parents[2]
 
 def test_sources_are_those_of_the_revision(tmp_path: Path) -> None:
     at_revision("HEAD", tmp_path)
-    found = sorted(path.name for path in (tmp_path / "kernels").iterdir())
-    assert "w4a8_grouped_gemm.cu" in found
-    assert not [name for name in found if not name.endswith((".cu", ".cuh"))]
-    for name in found:
+    found = sorted(path for path in (tmp_path / "kernels").rglob("*") if path.is_file())
+    assert "w4a8_grouped_gemm.cu" in [path.name for path in found]
+    assert not [path for path in found if path.suffix not in (".cu", ".cuh")]
+    for path in found:
         wanted = subprocess.run(
-            ("git", "show", f"HEAD:kernels/{name}"), cwd=ROOT, capture_output=True, check=True
-        ).stdout
-        assert (tmp_path / "kernels" / name).read_bytes() == wanted
+            ("git", "show", f"HEAD:{path.relative_to(tmp_path)}"),
+            cwd=ROOT, capture_output=True, check=True,
+        ).stdout  # fmt: skip
+        assert path.read_bytes() == wanted
+
+
+def test_a_revision_from_before_there_were_rooms(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(("git", "-C", str(tmp_path), *words), capture_output=True, check=True)
+
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "w4a8_grouped_gemm.cu").write_text("// flat")
+    git("init")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "flat")
+    with patch.object(kernel_before, "_ROOT", tmp_path):
+        at_revision("HEAD", tmp_path / "out")
+    assert (tmp_path / "out" / "kernels" / "w4a8_grouped_gemm.cu").read_text() == "// flat"
 
 
 def test_a_revision_that_there_is_not(tmp_path: Path) -> None:
