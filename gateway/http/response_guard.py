@@ -1,8 +1,8 @@
 """Ends the work on a response early: with its client, at its deadline, or when nobody reads.
 
-    with ResponseGuard(connection, sender, bounds) as attendance:
+    with ResponseGuard(connection, sender, bounds) as guard:
         ...                                     # in the task that answers the request
-    attendance.outcome                          # why it was ended, if it was
+    guard.outcome                               # why it was ended, if it was
 
 Callbacks of connection and timer instead of tasks beside the work: those would be a tenth of
 what a short request costs.
@@ -18,7 +18,7 @@ from core.log import get_logger
 from gateway.http.http_protocol import HttpProtocol
 from gateway.http.reply_sender import ReplySender
 
-log = get_logger("gateway.attendance")
+log = get_logger("gateway.response_guard")
 
 TOO_LATE = STATUS[DeadlineExceeded].code
 
