@@ -89,7 +89,7 @@ bench-cluster: ## measure KV between two GPUs and the whole path over them, reco
 	$(PYTHON) -m bench.cluster --record $(BENCH_ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info */*.egg-info
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; install one or set PYTHON=" >&2; exit 1; }
@@ -103,8 +103,8 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml bench/pyproject.toml | $(BIN)/python
 	@echo "installing what epserve needs to run and to be tested into $(VENV)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[dev]"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[dev]" -e bench
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@

@@ -1,0 +1,1 @@
+"""Benchmarks and their recorded results: a distribution of its own, which epserve does without."""

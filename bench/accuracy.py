@@ -31,11 +31,12 @@ from bench.kept_score import Subject, read_score, write_score
 from bench.local_cluster import ClusterError, local_cluster
 from bench.plain_checkpoint import write_plain
 from bench.rank_runs import say
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS
 from bench.wide_checkpoint import write_wide
-from demo_model.corpus import Conversation, chatter_set, evaluation_set, long_set
-from demo_model.evaluate import Score, first_model, score, server_answerer
-from demo_model.settings import CHECKPOINT_PATH
+from demo_model.training.corpus import Conversation, chatter_set, evaluation_set, long_set
+from demo_model.training.evaluate import Score, first_model, score, server_answerer
+from demo_model.training.settings import CHECKPOINT_PATH
+from loadgen.records import BenchRun, Record, append
 
 BENCH = "accuracy"
 PEER = "FP32 on CPU"
@@ -217,7 +218,7 @@ def tell(asked: Asked) -> None:
         say(f"    asked {miss['asked']!r}, said {miss['reply']!r}")
 
 
-def records(run: Run, found: Sequence[Asked], reference: Asked) -> list[Record]:
+def records(run: BenchRun, found: Sequence[Asked], reference: Asked) -> list[Record]:
     """Of the cases that have answered."""
     return [
         run.record(
@@ -242,7 +243,7 @@ def is_enough(asked: Asked, reference: Asked) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    run = Run.begin(BENCH)
+    run = BenchRun.begin(BENCH)
     offered = cases(
         arguments.weights,
         arguments.device,

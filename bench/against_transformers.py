@@ -19,12 +19,13 @@ from typing import Any
 
 import msgspec
 
-from bench.load import LoadOptions, Outcome, run_load
 from bench.local_cluster import local_cluster
-from bench.prompts import token_prompts
-from bench.records import RESULTS, Record, Run, append
-from bench.summary import summarize
+from bench.records import RESULTS
 from bench.work import Measured, Work
+from loadgen.load import LoadOptions, Outcome, run_load
+from loadgen.prompts import token_prompts
+from loadgen.records import BenchRun, Record, append
+from loadgen.summary import summarize
 
 PEER = "transformers"
 RESULTS_FILE = RESULTS / "against_transformers.jsonl"
@@ -102,7 +103,7 @@ def measure_transformers(plan: Plan) -> Measured:
 
 
 def throughput_records(
-    run: Run, plan: Plan, busy: Sequence[Outcome], seconds: float, peer: Measured
+    run: BenchRun, plan: Plan, busy: Sequence[Outcome], seconds: float, peer: Measured
 ) -> list[Record]:
     """Output tokens a second beside the peer's, and the latencies at that load."""
     case = (
@@ -126,7 +127,9 @@ def throughput_records(
     return records
 
 
-def ttft_records(run: Run, plan: Plan, lone: Sequence[Outcome], peer: Measured) -> list[Record]:
+def ttft_records(
+    run: BenchRun, plan: Plan, lone: Sequence[Outcome], peer: Measured
+) -> list[Record]:
     """Median time to first token of each length; the peer's is prefill plus one step."""
     records = []
     for index, length in enumerate(plan.ttft_lengths):
@@ -152,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
         num_prompts=arguments.num_prompts,
         output_tokens=arguments.output_tokens,
     )
-    run = Run.begin("against_transformers")
+    run = BenchRun.begin("against_transformers")
     model_options = ["--model", str(plan.model), "--served-model-name", _MODEL_NAME]
     print(f"starting a cluster on {run.gpu}", flush=True)
     with local_cluster([*model_options, *up_options]) as url:

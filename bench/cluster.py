@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.deepseek_v3_config import write_config, write_tokenizer
-from bench.load import LoadOptions, run_load
 from bench.local_cluster import local_cluster, router_of
-from bench.records import RESULTS, Run, append
+from bench.records import RESULTS
 from bench.small_config import SMALL
-from bench.summary import Figure, summarize
 from bench.worker_metrics import WorkerSamples, read_workers, start_figures, waiting_share
+from loadgen.load import LoadOptions, run_load
+from loadgen.records import BenchRun, append
+from loadgen.summary import Figure, summarize
 
 BENCH = "cluster"
 MODEL_NAME = "bench"
@@ -31,7 +32,7 @@ READY_SECONDS = 400.0  # on a machine that has compiled nothing yet
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    run = Run.begin(BENCH, on_cpu=arguments.small)
+    run = BenchRun.begin(BENCH, on_cpu=arguments.small)
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(
             Path(name),

@@ -26,11 +26,11 @@ from bench.full_ranks import (
     piece_of,
     rate,
 )
-from bench.records import Record, Run
 from engine.start.rank_model import RankModel
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
 BENCH = "decode_full"
@@ -65,7 +65,7 @@ def pieces_of(built: RankModel, rank: int, batch: int, context: int) -> list[Seq
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser_of(__doc__ or "", [1, 32, 64, 128], "batches of a rank").parse_args(argv)
-    run = Run.begin(BENCH, on_cpu=arguments.small)
+    run = BenchRun.begin(BENCH, on_cpu=arguments.small)
 
     def records_of(where: str, times: list[Times]) -> list[Record]:
         records = []

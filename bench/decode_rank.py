@@ -21,13 +21,13 @@ from bench.deepseek_v3_config import WeightFormat
 from bench.emulated_rank import PAGE_TOKENS, EmulatedRank, pages_for
 from bench.gpu_timing import copy_bytes_per_second
 from bench.rank_runs import measure_all, parser_of
-from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
 from bench.step_floor import StepFloor
 from bench.step_operations import decode_operations
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
 BENCH = "decode_rank"
@@ -48,7 +48,7 @@ MEASURED_SECONDS = 1.82
 CPU_BYTES_PER_SECOND = 1e10
 
 
-def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iterator[Record]:
+def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) -> Iterator[Record]:
     device = rank.kv_cache.device
     on_gpu = device.type == "cuda"
     batches = sorted(set(arguments.batches))

@@ -19,7 +19,7 @@ import torch
 from bench.ep_ranks import on_all_ranks
 from bench.ep_times import RAW, Times, records_of
 from bench.gpu_timing import microseconds
-from bench.records import RESULTS, Run, append
+from bench.records import RESULTS
 from ep.dispatch.deep_ep_buffer import DeepEpBuffer
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher import Payload
@@ -27,6 +27,7 @@ from ep.dispatch.dispatcher_choice import Choice, RankFacts, deep_ep_obstacle
 from ep.dispatch.dispatchers import Dispatchers, make_dispatchers
 from ep.dispatch.rank_facts import own_facts
 from ep.group.group import EpGroup
+from loadgen.records import BenchRun, append
 
 BENCH = "ep"
 PAIRS = 20  # of a dispatch and a combine, in a row
@@ -258,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokens=tuple(arguments.tokens),
     )
     by_rank = on_all_ranks(measure, arguments.ranks, size)
-    records = records_of(Run.begin(BENCH), by_rank)
+    records = records_of(BenchRun.begin(BENCH), by_rank)
     for one in records:
         beside = "" if one.peer is None else f"   {one.peer} {one.peer_value:.4g}"
         sys.stdout.write(f"{one.case:60} {one.metric:14} {one.value:9.4g} {one.unit}{beside}\n")

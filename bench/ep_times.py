@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.records import Record, Run
+from loadgen.records import BenchRun, Record
 
 RAW = "masked, raw"  # DeepEP's calls without ours around them
 
@@ -24,7 +24,7 @@ class Times:
         return self.dispatch + self.combine
 
 
-def records_of(run: Run, by_rank: Sequence[Sequence[Times]]) -> list[Record]:
+def records_of(run: BenchRun, by_rank: Sequence[Sequence[Times]]) -> list[Record]:
     """The slowest rank's times; beside those through ours, DeepEP's own."""
     slowest = {
         each[0].case: Times(

@@ -10,7 +10,7 @@ layers of 256 experts. For each:
               moves that it needs when ranks are renamed to keep what they can
 
 Appends a record for each of these to bench/results/details/eplb.jsonl, and what they come to for
-each shape to bench/results/eplb.jsonl.
+each cluster to bench/results/eplb.jsonl.
 """
 
 import argparse
@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from bench.expert_loads import DRIFTING, NUM_GROUPS, STATIC, Load, windows
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS
 from ep.eplb.balance import balance
 from ep.eplb.balancedness import Slots, balancedness
 from ep.eplb.rank_names import keep_ranks, num_new
 from ep.eplb.within_budget import rebalance
+from loadgen.records import BenchRun, Record, append
 
 BENCH = "eplb"
 RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"
@@ -41,11 +42,11 @@ BUDGETED = "rebalance within a budget"
 NUM_LAYERS, NUM_EXPERTS = 61, 256
 REPEATS = 5
 
-Published = Callable[["Shape", Load], Slots]
+Published = Callable[["ClusterSizes", Load], Slots]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ClusterSizes:
     """A cluster; hierarchical balancing where the groups of experts divide by its nodes."""
 
     num_ranks: int
@@ -76,11 +77,11 @@ class Shape:
         )
 
 
-SHAPES = (
-    Shape(num_ranks=8, slots_per_rank=36, num_nodes=1),
-    Shape(num_ranks=32, slots_per_rank=9, num_nodes=4),
-    Shape(num_ranks=64, slots_per_rank=5, num_nodes=8),
-    Shape(num_ranks=144, slots_per_rank=2, num_nodes=18),
+CLUSTERS = (
+    ClusterSizes(num_ranks=8, slots_per_rank=36, num_nodes=1),
+    ClusterSizes(num_ranks=32, slots_per_rank=9, num_nodes=4),
+    ClusterSizes(num_ranks=64, slots_per_rank=5, num_nodes=8),
+    ClusterSizes(num_ranks=144, slots_per_rank=2, num_nodes=18),
 )
 
 
@@ -109,11 +110,11 @@ class Drifting:
     fewest_moves: int
 
 
-def compare_full(shape: Shape, load: Load, published: Published | None) -> Full:
-    ours = balancedness(shape.balance(load), load)
+def compare_full(cluster: ClusterSizes, load: Load, published: Published | None) -> Full:
+    ours = balancedness(cluster.balance(load), load)
     if published is None:
         return Full(ours=float(ours.mean()), theirs=None, worst_layer=None)
-    theirs = balancedness(published(shape, load), load)
+    theirs = balancedness(published(cluster, load), load)
     return Full(
         ours=float(ours.mean()),
         theirs=float(theirs.mean()),
@@ -121,14 +122,14 @@ def compare_full(shape: Shape, load: Load, published: Published | None) -> Full:
     )
 
 
-def follow_drift(shape: Shape, before: Load, now: Load, part: float) -> Drifting:
+def follow_drift(cluster: ClusterSizes, before: Load, now: Load, part: float) -> Drifting:
     """With `part` of the moves that the full rebalance makes."""
-    start, full = shape.balance(before), shape.balance(now)
-    renamed = keep_ranks(start, full, shape.nodes_of_groups)
+    start, full = cluster.balance(before), cluster.balance(now)
+    renamed = keep_ranks(start, full, cluster.nodes_of_groups)
     full_moves, fewest_moves = (int(num_new(start, each).sum()) for each in (full, renamed))
     best = balancedness(full, now).mean()
     within, strict = (
-        shape.rebalance(start, now, int(part * moves)) for moves in (full_moves, fewest_moves)
+        cluster.rebalance(start, now, int(part * moves)) for moves in (full_moves, fewest_moves)
     )
     return Drifting(
         before=float(balancedness(start, now).mean()),
@@ -150,15 +151,15 @@ def load_published(file: Path) -> Published:
     spec.loader.exec_module(module)
     import torch
 
-    def published(shape: Shape, load: Load) -> Slots:
+    def published(cluster: ClusterSizes, load: Load) -> Slots:
         slots, _, _ = module.rebalance_experts(
             torch.from_numpy(load),
-            shape.num_ranks * shape.slots_per_rank,
+            cluster.num_ranks * cluster.slots_per_rank,
             NUM_GROUPS,
-            shape.num_nodes,
-            shape.num_ranks,
+            cluster.num_nodes,
+            cluster.num_ranks,
         )
-        found: Slots = slots.numpy().reshape(-1, shape.num_ranks, shape.slots_per_rank)
+        found: Slots = slots.numpy().reshape(-1, cluster.num_ranks, cluster.slots_per_rank)
         return found
 
     return published
@@ -174,13 +175,13 @@ def milliseconds(call: Callable[[], object]) -> float:
     return 1000 * statistics.median(times)
 
 
-def measure(run: Run, published: Published | None) -> Iterator[Record]:
+def measure(run: BenchRun, published: Published | None) -> Iterator[Record]:
     peer = None if published is None else PEER
-    for shape in SHAPES:
+    for cluster in CLUSTERS:
         for name in (*STATIC, *DRIFTING):
             before, now = windows(name, 0, NUM_LAYERS, NUM_EXPERTS)
-            full = compare_full(shape, now, published)
-            case = f"{name}, {shape}"
+            full = compare_full(cluster, now, published)
+            case = f"{name}, {cluster}"
             yield run.record(
                 case, "balancedness", EVENNESS, full.ours, peer=peer, peer_value=full.theirs
             )
@@ -188,7 +189,7 @@ def measure(run: Run, published: Published | None) -> Iterator[Record]:
                 yield run.record(case, "worst layer", "of theirs", full.worst_layer)
             if name not in DRIFTING:
                 continue
-            drifting = follow_drift(shape, before, now, 0.5)
+            drifting = follow_drift(cluster, before, now, 0.5)
             yield run.record(case, "before", EVENNESS, drifting.before)
             for metric, reached, moves, full_moves in (
                 ("half the moves", drifting.reached, drifting.num_moves, drifting.full_moves),
@@ -203,44 +204,44 @@ def measure(run: Run, published: Published | None) -> Iterator[Record]:
                     peer="full rebalance",
                     peer_value=full_moves,
                 )
-        yield from _speed(run, shape, published)
+        yield from _speed(run, cluster, published)
 
 
-def _speed(run: Run, shape: Shape, published: Published | None) -> Iterator[Record]:
+def _speed(run: BenchRun, cluster: ClusterSizes, published: Published | None) -> Iterator[Record]:
     before, now = windows("jitter", 0, NUM_LAYERS, NUM_EXPERTS)
-    start = shape.balance(before)
-    case = f"{NUM_LAYERS} layers of {NUM_EXPERTS}, {shape}"
-    theirs = None if published is None else milliseconds(lambda: published(shape, now))
-    ours = milliseconds(lambda: shape.balance(now))
+    start = cluster.balance(before)
+    case = f"{NUM_LAYERS} layers of {NUM_EXPERTS}, {cluster}"
+    theirs = None if published is None else milliseconds(lambda: published(cluster, now))
+    ours = milliseconds(lambda: cluster.balance(now))
     peer = None if published is None else PEER
     yield run.record(
         case, "full rebalance", "ms of processor time", ours, peer=peer, peer_value=theirs
     )
     yield run.record(
-        case, BUDGETED, "ms of processor time", _budgeted_milliseconds(shape, start, now)
+        case, BUDGETED, "ms of processor time", _budgeted_milliseconds(cluster, start, now)
     )
     slowest = max(
-        _budgeted_milliseconds(shape, shape.balance(before), now)
+        _budgeted_milliseconds(cluster, cluster.balance(before), now)
         for before, now in (windows(name, 0, NUM_LAYERS, NUM_EXPERTS) for name in DRIFTING)
     )
     yield run.record(case, f"{BUDGETED}, slowest load", "ms of processor time", slowest)
 
 
-def _budgeted_milliseconds(shape: Shape, start: Slots, now: Load) -> float:
+def _budgeted_milliseconds(cluster: ClusterSizes, start: Slots, now: Load) -> float:
     """With half of the full rebalance's moves."""
-    budget = int(num_new(start, shape.balance(now)).sum()) // 2
-    return milliseconds(lambda: shape.rebalance(start, now, budget))
+    budget = int(num_new(start, cluster.balance(now)).sum()) // 2
+    return milliseconds(lambda: cluster.rebalance(start, now, budget))
 
 
-def summarise(run: Run, records: Sequence[Record]) -> Iterator[Record]:
-    """What the records of all patterns come to, shape by shape."""
-    for shape in SHAPES:
-        mine = [record for record in records if record.case.endswith(f", {shape}")]
+def summarise(run: BenchRun, records: Sequence[Record]) -> Iterator[Record]:
+    """What the records of all patterns come to, cluster by cluster."""
+    for cluster in CLUSTERS:
+        mine = [record for record in records if record.case.endswith(f", {cluster}")]
         by_metric: dict[str, list[Record]] = {}
         for record in mine:
             by_metric.setdefault(record.metric, []).append(record)
         even = by_metric["balancedness"]
-        case = f"{len(even)} loads, {shape}"
+        case = f"{len(even)} loads, {cluster}"
         theirs = [record.peer_value for record in even if record.peer_value is not None]
         yield run.record(
             case,
@@ -258,7 +259,7 @@ def summarise(run: Run, records: Sequence[Record]) -> Iterator[Record]:
         for metric in ("half the moves", "half the fewest"):
             reached = min(record.value for record in by_metric[metric])
             yield run.record(
-                f"{len(by_metric[metric])} drifting loads, {shape}",
+                f"{len(by_metric[metric])} drifting loads, {cluster}",
                 f"{metric}, worst load",
                 "of the full balancedness",
                 reached,
@@ -282,7 +283,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     published = None if options.published is None else load_published(options.published)
     records = []
-    run = Run.begin(BENCH, on_cpu=True)
+    run = BenchRun.begin(BENCH, on_cpu=True)
     for record in measure(run, published):
         records.append(record)
         against = "" if record.peer_value is None else f"  ({record.peer}: {record.peer_value:g})"

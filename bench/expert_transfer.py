@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 import torch
 import torch.multiprocessing as multiprocessing
 
-from bench.records import RESULTS, Run, append
-from bench.summary import percentile
+from bench.records import RESULTS
 from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
 from ep.group.group import EpGroup
 from ep.migration.migration import ExpertMigration
 from ep.migration.migration_state import Outcome, Report
 from ep.placement.expert_slots import ExpertSlots
 from ep.placement.placement import EMPTY, Placement
+from loadgen.records import BenchRun, append
+from loadgen.summary import percentile
 
 BENCH = "expert_transfer"
 EXPERT_BYTES = 3 * 7168 * 2048  # gate, up and down in FP8
@@ -186,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(size: Size, found: Sequence[Figures], *, record: bool) -> int:
-    run = Run.begin(BENCH)
+    run = BenchRun.begin(BENCH)
     case = (
         f"{size.ranks} ranks, {size.layers} layers of {size.ranks * size.slots} slots, "
         f"{size.expert_bytes / 1e6:.0f} MB an expert"

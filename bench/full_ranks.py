@@ -16,7 +16,7 @@ from bench.deepseek_v3_config import WeightFormat, write_config
 from bench.emulated_rank import PAGE_TOKENS
 from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say, say_record
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS
 from bench.small_config import SMALL
 from engine.link.messages import Sampling
 from engine.process.settings import WorkerSettings
@@ -25,6 +25,7 @@ from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
 from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
+from loadgen.records import BenchRun, Record, append
 from model.batch import AttentionForm
 from model.config import ModelConfig
 
@@ -195,7 +196,7 @@ def parser_of(description: str, lengths: list[int], meaning: str) -> argparse.Ar
 
 
 def rate(
-    run: Run,
+    run: BenchRun,
     case: str,
     direction: str,
     times: Times,

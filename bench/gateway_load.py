@@ -31,11 +31,13 @@ from urllib.request import urlopen
 import tokenizers
 import uvloop
 
-from bench.prompts import arrival_times, prose_prompts
+from bench.prose import prose_prompts
 from bench.raw_streams import KeptConnections, RawStream, open_stream
-from bench.records import RESULTS, Run, append
+from bench.records import RESULTS
 from bench.stub_cluster import without_pauses
-from bench.summary import Figure, percentile
+from loadgen.prompts import arrival_times
+from loadgen.records import BenchRun, append
+from loadgen.summary import Figure, percentile
 
 CHAT = "/v1/chat/completions"
 MODEL = "bench"
@@ -340,7 +342,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", choices=["", "streams", "ttft"], default="")
     parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}/")
     arguments = parser.parse_args(argv)
-    run = Run.begin("gateway", on_cpu=True)
+    run = BenchRun.begin("gateway", on_cpu=True)
     records = []
     for one in measure(arguments):
         sys.stdout.write(one.line())

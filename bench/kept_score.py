@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from demo_model.corpus import Conversation
-from demo_model.evaluate import Score
+from demo_model.training.corpus import Conversation
+from demo_model.training.evaluate import Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

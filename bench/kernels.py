@@ -25,7 +25,8 @@ from bench import (
 )
 from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
 from bench.kernel_case import Case, Tensors
-from bench.records import RESULTS, Record, Run, append
+from bench.records import RESULTS
+from loadgen.records import BenchRun, Record, append
 
 NAMES = {"deep_gemm": "DeepGEMM", "flash_mla": "FlashMLA", "torch": "sorting"}
 CALLS = 20
@@ -48,7 +49,7 @@ class Measured:
             row += f"  {name} {self.library:8.1f} us {self.library / self.ours:5.2f}"
         return row + "\n"
 
-    def records(self, run: Run) -> Iterator[Record]:
+    def records(self, run: BenchRun) -> Iterator[Record]:
         time = (self.case.name, "time", "us", self.ours)
         if self.library is not None:
             yield run.record(*time, peer=NAMES[self.case.package], peer_value=self.library)
@@ -130,14 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = (case for case in cases(make) if case.bench.startswith(only))
     path = None if options.no_record else RESULTS / "kernels.jsonl"
     if path is not None:
-        append(path, [Run.begin("copy").record("by a kernel", "rate", "GB/s", rate / 1e9)])
-    runs: dict[str, Run] = {}
+        append(path, [BenchRun.begin("copy").record("by a kernel", "rate", "GB/s", rate / 1e9)])
+    runs: dict[str, BenchRun] = {}
     for measured in measure(chosen, rate):
         sys.stdout.write(measured.line())
         sys.stdout.flush()
         bench = measured.case.bench
         if path is not None:  # at once: a run that is cut short keeps what it has
-            append(path, measured.records(runs.setdefault(bench, Run.begin(bench))))
+            append(path, measured.records(runs.setdefault(bench, BenchRun.begin(bench))))
     return 0
 
 

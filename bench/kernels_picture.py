@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.kernels_floor import W4a8Shape
-from bench.records import RESULTS, Record, read
+from bench.records import RESULTS, read
 from bench.table import newest
+from loadgen.records import Record
 
 BENCH = "w4a8_grouped_gemm"
 # Of an H200, by a kernel; records of a run that measured it come first.

@@ -39,7 +39,7 @@ from bench.gpu_timing import (
 from bench.kernel_before import at_revision, launched
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
-from bench.records import RESULTS, Record, Run, kept
+from bench.records import RESULTS, kept
 from kernels.build.cuda_kernel import CudaKernel
 from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
@@ -47,6 +47,7 @@ from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_masked,
 )
 from kernels.moe.w4a8_grouped_gemm_packing import GROUP, PackedWeights, pack_weights
+from loadgen.records import BenchRun, Record
 from model.dummy_checkpoint import rounded_by_largest
 from model.quantize_int4 import SMALLEST, pack_nibbles
 
@@ -230,7 +231,7 @@ def _deep_gemm() -> ModuleType | None:
 
 
 def measure(
-    run: Run, make: Tensors, only: Sequence[str] = (), before: CudaKernel | None = None
+    run: BenchRun, make: Tensors, only: Sequence[str] = (), before: CudaKernel | None = None
 ) -> Iterator[Record]:
     """Of cases called so, else of all; in turns with the kernel as it was, where it is given."""
     deep_gemm = _deep_gemm()
@@ -264,7 +265,7 @@ def measure(
 
 
 def _records(
-    run: Run, case: Case, metric: str, value: float, peers: Mapping[str, float]
+    run: BenchRun, case: Case, metric: str, value: float, peers: Mapping[str, float]
 ) -> Iterator[Record]:
     for peer, peer_value in peers.items():
         yield run.record(case.name, metric, "us", value, peer=peer, peer_value=peer_value)
@@ -288,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 before = at_revision(options.before, Path(folder))
             except ValueError as error:
                 parser.error(str(error))
-        found = measure(Run.begin(BENCH), Tensors(), options.only, before)
+        found = measure(BenchRun.begin(BENCH), Tensors(), options.only, before)
         for record in kept(found, path):
             tell(record)
     return 0

@@ -31,7 +31,7 @@ from bench.kv_transfer import (
     wait_for,
 )
 from bench.rank_runs import say_record
-from bench.records import RESULTS, Record, Run, kept
+from bench.records import RESULTS, kept
 from bench.small_config import SMALL
 from core.clock import SystemClock
 from engine.kv.pages import pages_of
@@ -41,6 +41,7 @@ from engine.sampling.sampler import SampleRow
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from prefill_worker.push import PageRange, Pusher
@@ -225,7 +226,9 @@ def receive(transfer: NixlTransfer, prefill: Prefill) -> None:
     wait_for(all_there, 300.0)
 
 
-def records(run: Run, prefill: Prefill, found: Sequence[Times], where: str = "") -> list[Record]:
+def records(
+    run: BenchRun, prefill: Prefill, found: Sequence[Times], where: str = ""
+) -> list[Record]:
     """Behind the times of each pool, how much longer the first token took, in per cent."""
     made = []
     for one in found:
@@ -259,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     arguments = parser.parse_args(argv)
-    run = Run.begin(BENCH)
+    run = BenchRun.begin(BENCH)
     path = arguments.results / f"{BENCH}.jsonl" if arguments.record else None
     for weights in arguments.weights:
         prefill = Prefill(

@@ -20,11 +20,12 @@ import torch
 
 from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say_record
-from bench.records import RESULTS, Run, append
+from bench.records import RESULTS
 from bench.used_pool import PAGE_TOKENS, used_pool
 from engine.kv.pages import PagePool
 from engine.link.messages import PageRun
 from ep.group.group import EpGroup
+from loadgen.records import BenchRun, append
 from transfer.api import AgentDescriptor, Copy, State
 from transfer.nixl_agent import NixlTransfer
 from transfer.ranges import merged_ranges
@@ -227,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         requests=arguments.requests,
     )
     _, figures = on_all_ranks(measure, 2, size)
-    run = Run.begin(BENCH)
+    run = BenchRun.begin(BENCH)
     records = []
     for one in figures:
         rate = size.prompt_bytes / one.seconds / 1e9

@@ -21,10 +21,10 @@ from bench.full_ranks import (
     piece_of,
     rate,
 )
-from bench.records import Record, Run
 from engine.start.rank_model import RankModel
 from engine.step.runner import Runner
 from ep.group.group import EpGroup
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
 BENCH = "prefill_full"
@@ -43,7 +43,7 @@ def begin(built: RankModel, group: EpGroup, asked: Asked, num_tokens: int) -> Be
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser_of(__doc__ or "", [512, 4096], "tokens of a prompt").parse_args(argv)
-    run = Run.begin(BENCH, on_cpu=arguments.small)
+    run = BenchRun.begin(BENCH, on_cpu=arguments.small)
 
     def records_of(where: str, times: list[Times]) -> list[Record]:
         records = []

@@ -16,12 +16,12 @@ from functools import partial
 from bench.deepseek_v3_config import WeightFormat
 from bench.emulated_rank import PAGE_TOKENS, EmulatedRank
 from bench.rank_runs import measure_all, parser_of
-from bench.records import Record, Run
 from bench.step_breakdown import by_purpose, profile_step, write_breakdown
 from engine.start.rank_model import record_passes
 from engine.step.prefill_graphs import PrefillGraphs, prefill_sizes
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
 BENCH = "prefill_rank"
@@ -35,7 +35,7 @@ PEER_PASS: dict[WeightFormat, dict[int, float]] = {
 NUM_PASSES = 7
 
 
-def measure(rank: EmulatedRank, run: Run, arguments: argparse.Namespace) -> Iterator[Record]:
+def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) -> Iterator[Record]:
     device = rank.kv_cache.device
     num_layers = rank.model.config.num_layers
     passes = None

@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from bench.emulated_rank import NUM_RANKS, EmulatedRank
-from bench.records import RESULTS, Record, Run, kept
+from bench.records import RESULTS, kept
 from bench.small_config import SMALL
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
-Measure = Callable[[EmulatedRank, Run, argparse.Namespace], Iterable[Record]]
+Measure = Callable[[EmulatedRank, BenchRun, argparse.Namespace], Iterable[Record]]
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:
@@ -40,7 +41,7 @@ def measure_all(
 ) -> int:
     """Each format in turn: two models do not fit beside each other."""
     device = torch.device("cpu" if arguments.small else "cuda")
-    run = Run.begin(bench, on_cpu=arguments.small)
+    run = BenchRun.begin(bench, on_cpu=arguments.small)
     path = arguments.results / f"{bench}.jsonl" if arguments.record else None
     for weights in arguments.weights:
         with tempfile.TemporaryDirectory() as folder:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from bench.local_cluster import local_cluster, router_of
-from bench.openai_stream import Streamed, Target, stream
-from bench.records import RESULTS, Record, Run, append
-from bench.summary import percentile
+from bench.records import RESULTS
+from loadgen.openai_stream import Streamed, Target, stream
+from loadgen.records import BenchRun, Record, append
+from loadgen.summary import percentile
 from proto import experts_pb2, router_pb2, router_pb2_grpc
 
 BENCH = "rebalance"
@@ -29,7 +30,7 @@ SETTLE_SECONDS = 2.0
 
 
 @dataclass
-class Phase:
+class Observation:
     """Seconds between tokens of all streams, as they came; when it was (`time.perf_counter`), and
     what moved meanwhile."""
 
@@ -102,7 +103,7 @@ class Rebalancer:
         self._admin = admin
         self._rng = random.Random(1)
 
-    async def once(self, phase: Phase) -> None:
+    async def once(self, phase: Observation) -> None:
         load = await self._admin.GetExpertLoad(router_pb2.GroupExpertLoadRequest())
         plan = experts_pb2.RebalancePlan(placement_version=load.placement_version)
         for layer in load.layers:
@@ -120,11 +121,11 @@ class Rebalancer:
 
 async def measure(
     url: str, router: str, model: str, arguments: argparse.Namespace
-) -> tuple[dict[str, Phase], int]:
+) -> tuple[dict[str, Observation], int]:
     """Phases by name, and how many answers were not what they should have been."""
     clients = Clients(Target.parse(url), model, arguments.streams, arguments.tokens)
     await clients.learn()
-    phases = {name: Phase() for name in ("quiet", "moving")}
+    phases = {name: Observation() for name in ("quiet", "moving")}
     async with grpc.aio.insecure_channel(router) as channel:
         rebalancer = Rebalancer(router_pb2_grpc.AdminStub(channel))
         clients.begin()
@@ -144,7 +145,7 @@ async def measure(
     return phases, clients.num_different
 
 
-def records(run: Run, phases: dict[str, Phase], case: str) -> list[Record]:
+def records(run: BenchRun, phases: dict[str, Observation], case: str) -> list[Record]:
     found = []
     quiet = phases["quiet"].gaps
     for name, phase in phases.items():
@@ -184,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with local_cluster(options) as url:
         phases, num_different = asyncio.run(measure(url, router_of(url), "demo", arguments))
     case = f"{arguments.ranks} ranks, {arguments.streams} streams, {arguments.rebalances} in a row"
-    found = records(Run.begin(BENCH), phases, case)
+    found = records(BenchRun.begin(BENCH), phases, case)
     for one in found:
         against = "" if one.peer_value is None else f"   {one.value / one.peer_value:.2f} x"
         sys.stdout.write(f"{one.case:45} {one.metric:25} {one.value:10.4g} {one.unit}{against}\n")

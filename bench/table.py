@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.records import RESULTS, Record, read
+from bench.records import RESULTS, read
+from loadgen.records import Record
 
 BEGIN = "<!-- bench.table: begin -->"
 END = "<!-- bench.table: end -->"

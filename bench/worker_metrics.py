@@ -17,7 +17,7 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bench.summary import Figure
+from loadgen.summary import Figure
 from proto import router_pb2_grpc
 from proto.router_pb2 import GetProcessConfigRequest, ProcessConfig
 from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL

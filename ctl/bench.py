@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.load import LoadOptions, Outcome, run_load
-from bench.records import Record, Run, append
-from bench.summary import Summary, summarize
 from ctl.terminal import make_console
+from loadgen.load import LoadOptions, Outcome, run_load
+from loadgen.records import BenchRun, Record, append
+from loadgen.summary import Summary, summarize
 
 _ANSWER_SECONDS = 10.0
 
@@ -64,7 +64,7 @@ def bench(
             timeout_seconds=timeout,
             api_key=api_key,
         )
-        run = Run.begin("ctl bench")
+        run = BenchRun.begin("ctl bench")
         outcomes, seconds = _run(options, errors)
     except (OSError, HTTPException) as error:
         _fail(errors, _no_answer(url, error), error)
@@ -120,7 +120,7 @@ def describe_case(options: LoadOptions) -> str:
     )
 
 
-def records(run: Run, options: LoadOptions, summary: Summary) -> list[Record]:
+def records(run: BenchRun, options: LoadOptions, summary: Summary) -> list[Record]:
     """The run as records, one a figure."""
     case = describe_case(options)
     return [run.record(case, each.metric, each.unit, each.value) for each in summary.figures()]

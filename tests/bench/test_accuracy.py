@@ -10,18 +10,19 @@ import torch
 from bench import accuracy
 from bench.accuracy import WIDER, Asked, Case, cases, is_enough, records
 from bench.plain_checkpoint import write_plain
-from bench.records import Run, read
+from bench.records import read
 from bench.wide_checkpoint import write_wide
-from demo_model.evaluate import Score
-from demo_model.settings import CHECKPOINT_PATH
+from demo_model.training.evaluate import Score
+from demo_model.training.settings import CHECKPOINT_PATH
 from ep.dispatch.deep_ep_limits import LOW_LATENCY_HIDDEN
+from loadgen.records import BenchRun
 from model.batch import AttentionForm
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from tests.model.driver import PagedRunner
 
-RUN = Run(date="", commit="", gpu="", bench="accuracy")
+RUN = BenchRun(date="", commit="", gpu="", bench="accuracy")
 
 
 def asked(weights: str, num_right: int) -> Asked:

@@ -12,12 +12,12 @@ from transformers import DeepseekV3ForCausalLM
 
 from bench import transformers_reference
 from bench.against_transformers import Plan, throughput_records, ttft_records
-from bench.load import Outcome
-from bench.records import Run
 from bench.work import Measured, Prefilled, Work
+from loadgen.load import Outcome
+from loadgen.records import BenchRun
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-RUN = Run(date="2026-01-01", commit="abc", gpu="cpu", bench="against_transformers")
+RUN = BenchRun(date="2026-01-01", commit="abc", gpu="cpu", bench="against_transformers")
 PLAN = Plan(
     model=Path("/m"),
     num_prompts=2,

@@ -5,9 +5,9 @@ import torch
 
 from bench import ep
 from bench.ep_times import Times, records_of
-from bench.records import Run
+from loadgen.records import BenchRun
 
-RUN = Run(date="", commit="", gpu="", bench="ep")
+RUN = BenchRun(date="", commit="", gpu="", bench="ep")
 
 
 def times(case: str, dispatch: float, combine: float, captured: float = 0.0) -> Times:

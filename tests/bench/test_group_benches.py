@@ -9,9 +9,10 @@ import torch
 from bench import cluster, decode_full, kv_push, kv_transfer, prefill_full
 from bench.full_ranks import Asked, Times, slowest
 from bench.kv_transfer import Size, copies_of, pages_of_prompt
-from bench.records import Run, read
+from bench.records import read
 from bench.used_pool import used_pool
 from engine.kv.pages import pages_of
+from loadgen.records import BenchRun
 from model.batch import AttentionForm
 
 FLAGS = ["--small", "--layers", "2", "--steps", "1", "--record", "--context", "70"]
@@ -66,7 +67,7 @@ def test_a_push_is_held_against_the_prefill_alone() -> None:
         repeats=9, requests=0, small=False,
     )  # fmt: skip
     times = kv_push.Times(age="new", alone=0.1, first_token=0.102, landed=0.103)
-    run = Run(date="", commit="", gpu="", bench="kv_push")
+    run = BenchRun(date="", commit="", gpu="", bench="kv_push")
     first, landed, later = kv_push.records(run, prefill, [times])
     assert (first.value, first.peer_value) == (102.0, 100.0)
     assert (landed.value, landed.peer_value) == (103.0, 100.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.kept_score import Subject, read_score, write_score
-from demo_model.corpus import evaluation_set
-from demo_model.evaluate import Score
+from demo_model.training.corpus import evaluation_set
+from demo_model.training.evaluate import Score
 
 SCORE = Score(9, 10, [{"asked": "What is 1 + 1?", "reply": "3\nÄ"}])
 

@@ -18,11 +18,13 @@ from bench import (
 from bench.kernel_case import Case, Tensors, in_turn
 from bench.kernels import Measured, cases
 from bench.kernels_floor import FP8_FLOPS
-from bench.records import Run
 from kernels.build.paths import OPERATIONS
+from loadgen.records import BenchRun
 from tests.kernels.triton_device import INTERPRETED
 
-RUN = Run(date="2026-01-01T00:00:00+00:00", commit="abc", gpu="1 x NVIDIA H200", bench="fp8_gemm")
+RUN = BenchRun(
+    date="2026-01-01T00:00:00+00:00", commit="abc", gpu="1 x NVIDIA H200", bench="fp8_gemm"
+)
 # Sizes at which references take no time; those of a module's own come on top.
 SMALL = {
     "HIDDEN": 256, "WIDTH": 128, "EXPERTS": 16, "LOCAL": 2, "CHOICES": 4, "HEADS": 2,

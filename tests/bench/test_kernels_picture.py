@@ -6,9 +6,10 @@ import pytest
 
 from bench.kernels_floor import W4a8Shape
 from bench.kernels_picture import BYTES_PER_SECOND, curves, draw
-from bench.records import RESULTS, Run, read
+from bench.records import RESULTS, read
+from loadgen.records import BenchRun
 
-RUN = Run(
+RUN = BenchRun(
     date="2026-01-01T00:00:00+00:00", commit="abc", gpu="1 x NVIDIA H200",
     bench="w4a8_grouped_gemm",
 )  # fmt: skip

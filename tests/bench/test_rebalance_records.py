@@ -1,15 +1,15 @@
 """What the rebalance bench makes of its phases."""
 
-from bench.rebalance import Phase, records
-from bench.records import Run
+from bench.rebalance import Observation, records
+from loadgen.records import BenchRun
 
-RUN = Run(date="2026-01-01T00:00:00+00:00", commit="c", gpu="cpu", bench="rebalance")
+RUN = BenchRun(date="2026-01-01T00:00:00+00:00", commit="c", gpu="cpu", bench="rebalance")
 
 
 def test_phases_are_held_against_the_first() -> None:
     phases = {
-        "quiet": Phase(gaps=[0.01] * 99 + [0.2]),
-        "moving": Phase(
+        "quiet": Observation(gaps=[0.01] * 99 + [0.2]),
+        "moving": Observation(
             gaps=[0.02] * 100, num_rebalances=4, num_bytes=2_000_000_000, moving_seconds=2.0
         ),
     }

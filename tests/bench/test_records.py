@@ -1,7 +1,6 @@
 """Records of measurements, and the table made from them."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench import table
-from bench.records import RESULTS, Record, Run, append, commit, kept, read
+from bench.records import RESULTS, kept, read
+from loadgen.records import Record, append
 
 RECORD = Record(
     date="2026-01-01T00:00:00+00:00",
@@ -66,46 +66,6 @@ def test_other_lines_are_refused(tmp_path: Path, line: str) -> None:
     file.write_text(file.read_text() + line + "\n")
     with pytest.raises(ValueError):
         list(read(file))
-
-
-def test_a_run_stamps_its_records_and_rounds() -> None:
-    run = Run.begin("b")
-    record = run.record("c", "ttft_p50", "s", 0.0123456, peer="p", peer_value=12345.6)
-    assert (record.value, record.peer_value) == (0.01235, 12350.0)
-    assert record.date == run.date
-    assert record.commit
-    assert "x" in record.gpu
-
-
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_hardware_is_what_takes_part(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("bench.records._output", lambda *_: "A GPU\nA GPU")
-    monkeypatch.setattr("bench.records._processor", lambda: "A Core")
-    found = Run.begin("b", on_cpu=on_cpu).gpu
-    assert re.fullmatch(r"cpu: \d+ x A Core" if on_cpu else "2 x A GPU", found)
-
-
-@pytest.mark.parametrize(("visible", "gpu"), [("1", r"1 x A GPU"), ("", r"cpu: .*")])
-def test_gpus_that_are_hidden_take_no_part(
-    monkeypatch: pytest.MonkeyPatch, visible: str, gpu: str
-) -> None:
-    def output(*command: str) -> str:
-        return "A GPU" if f"--id={visible}" in command else "A GPU\nA GPU"
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr("bench.records._output", output)
-    assert re.fullmatch(gpu, Run.begin("b").gpu)
-
-
-def test_outside_of_a_checkout_the_commit_is_what_it_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bench.records._output", lambda *_: "")
-    monkeypatch.delenv("EPSERVE_COMMIT", raising=False)
-    assert commit() == "unknown"
-    monkeypatch.setenv("EPSERVE_COMMIT", "1234abc")
-    assert commit() == "1234abc"
 
 
 def test_the_newest_record_of_a_case_wins() -> None:

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from demo_model.reference import Reference
+from demo_model.training.reference import Reference
 
 
 @cache

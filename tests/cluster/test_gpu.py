@@ -14,8 +14,8 @@ import httpx
 import pytest
 import torch
 
-from demo_model.corpus import evaluation_set
-from demo_model.evaluate import score, server_answerer
+from demo_model.training.corpus import evaluation_set
+from demo_model.training.evaluate import score, server_answerer
 from proto import worker_pb2
 from tests.cluster.harness import Cluster
 

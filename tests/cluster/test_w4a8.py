@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from demo_model.evaluate import evaluate, server_answerer
+from demo_model.training.evaluate import evaluate, server_answerer
 from tests.cluster.harness import DEMO_MODEL, REPOSITORY, Cluster
 from tests.cluster.test_rebalance import NUM_REDUNDANT, Clients, Operator, by_rank
 

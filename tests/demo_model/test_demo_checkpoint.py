@@ -9,12 +9,17 @@ from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config
 from transformers.modeling_layers import MtpModel
 
-from demo_model.checkpoint import load_network, public_weights, read_weights, save_checkpoint
-from demo_model.corpus import chatter_set, evaluation_set
-from demo_model.evaluate import is_right
-from demo_model.network import config_values
-from demo_model.reference import Reference
-from demo_model.settings import CHECKPOINT_PATH, Settings
+from demo_model.training.checkpoint import (
+    load_network,
+    public_weights,
+    read_weights,
+    save_checkpoint,
+)
+from demo_model.training.corpus import chatter_set, evaluation_set
+from demo_model.training.evaluate import is_right
+from demo_model.training.network import config_values
+from demo_model.training.reference import Reference
+from demo_model.training.settings import CHECKPOINT_PATH, Settings
 
 FOLDER_BYTES = 12_000_000
 
@@ -67,7 +72,7 @@ def test_tensors_are_those_of_the_public_format() -> None:
 
 
 def test_config_is_what_the_settings_say() -> None:
-    expected = DeepseekV3Config(**config_values(Settings.load().shape)).to_dict()
+    expected = DeepseekV3Config(**config_values(Settings.load().sizes)).to_dict()
     actual = DeepseekV3Config.from_pretrained(CHECKPOINT_PATH).to_dict()
     for name in ("architectures", "_name_or_path", "quantization_config"):
         actual.pop(name, None)
@@ -117,7 +122,7 @@ def test_saving_what_was_loaded_changes_nothing(
     reference: Reference, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("again")
-    save_checkpoint(reference.network, Settings.load().shape, folder)
+    save_checkpoint(reference.network, Settings.load().sizes, folder)
     again = public_weights(load_network(folder))
     for name, tensor in public_weights(reference.network).items():
         torch.testing.assert_close(again[name], tensor, rtol=1e-6, atol=1e-9, msg=name)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from demo_model.corpus import (
+from demo_model.training.corpus import (
     HELP,
     Conversation,
     chatter_set,
@@ -14,10 +14,10 @@ from demo_model.corpus import (
     make_turn,
     sample_conversation,
 )
-from demo_model.evaluate import is_right
-from demo_model.problem import Problem, sample_problem
-from demo_model.wording import filler, word_problem
-from demo_model.working import write_working
+from demo_model.training.evaluate import is_right
+from demo_model.training.problem import Problem, sample_problem
+from demo_model.training.wording import filler, word_problem
+from demo_model.training.working import write_working
 
 
 def test_split_is_disjoint_whatever_the_order_of_the_operands() -> None:

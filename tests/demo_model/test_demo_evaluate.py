@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from demo_model.corpus import evaluation_set
-from demo_model.evaluate import evaluate, first_model, score, server_answerer
+from demo_model.training.corpus import evaluation_set
+from demo_model.training.evaluate import evaluate, first_model, score, server_answerer
 
 REPLIES = {
     json.dumps(conversation.messages()): conversation.turns[-1].reply

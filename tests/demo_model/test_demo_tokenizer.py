@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from demo_model.corpus import ASSISTANT, BOS, EOS, PAD, USER, sample_conversation
-from demo_model.network import BOS_ID, EOS_ID, PAD_ID
-from demo_model.settings import CHECKPOINT_PATH, Settings
-from demo_model.tokenizer import train_tokenizer
+from demo_model.training.corpus import ASSISTANT, BOS, EOS, PAD, USER, sample_conversation
+from demo_model.training.network import BOS_ID, EOS_ID, PAD_ID
+from demo_model.training.settings import CHECKPOINT_PATH, Settings
+from demo_model.training.tokenizer import train_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
 
@@ -23,7 +23,7 @@ def published() -> PreTrainedTokenizerBase:
 
 
 def test_vocabulary_and_control_tokens() -> None:
-    assert TOKENIZER.get_vocab_size() == Settings.load().shape.vocab_size <= 1024
+    assert TOKENIZER.get_vocab_size() == Settings.load().sizes.vocab_size <= 1024
     assert [TOKENIZER.token_to_id(text) for text in (BOS, EOS, PAD)] == [BOS_ID, EOS_ID, PAD_ID]
     assert TOKENIZER.encode("a").ids[0] == BOS_ID
 

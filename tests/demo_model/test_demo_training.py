@@ -7,13 +7,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import DeepseekV3Config
 
-from demo_model.batches import BatchSource, make_batch, pack
-from demo_model.block_fp8 import dequantise_blocks, quantise_blocks, rounded
-from demo_model.network import Network, config_values, packed_mask, use_dense_experts
-from demo_model.settings import CHECKPOINT_PATH, Settings, Shape, Training
-from demo_model.train import Trainer, learning_rate
+from demo_model.training.batches import BatchSource, make_batch, pack
+from demo_model.training.block_fp8 import dequantise_blocks, quantise_blocks, rounded
+from demo_model.training.network import Network, config_values, packed_mask, use_dense_experts
+from demo_model.training.settings import CHECKPOINT_PATH, ModelSizes, Settings, Training
+from demo_model.training.train import Trainer, learning_rate
 
-TINY = Shape(
+TINY = ModelSizes(
     hidden_size=32,
     num_hidden_layers=2,
     intermediate_size=32,
@@ -39,7 +39,7 @@ def tiny_network() -> Network:
 def test_settings_file_holds_the_defaults(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert Settings.load() == Settings()
     path = tmp_path_factory.mktemp("settings") / "bad.json"
-    path.write_text('{"shape": {"hidden": 1}, "training": {}}')
+    path.write_text('{"sizes": {"hidden": 1}, "training": {}}')
     with pytest.raises(ValueError, match="hidden"):
         Settings.load(path)
 
@@ -100,7 +100,7 @@ def test_dense_experts_equal_those_of_transformers() -> None:
 
 def test_training_lowers_the_loss_and_moves_the_balancing_bias() -> None:
     torch.set_num_threads(1)
-    trainer = Trainer(Settings(shape=TINY, training=SMALL), "cpu")
+    trainer = Trainer(Settings(sizes=TINY, training=SMALL), "cpu")
     tokenizer = Tokenizer.from_file(str(TOKENIZER_PATH))
     batch = make_batch(random.Random(0), tokenizer, SMALL)
     first = trainer.step(batch, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.eplb import SHAPES, Shape, compare_full, follow_drift
+from bench.eplb import CLUSTERS, ClusterSizes, compare_full, follow_drift
 from bench.expert_loads import DRIFTING, STATIC, windows
 from ep.eplb.balance import balance
 from ep.eplb.balancedness import Load, Slots, balancedness, num_replicas, rank_loads
@@ -41,7 +41,7 @@ def loads(draw: st.DrawFn, num_experts: int) -> Load:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Load, Shape, int]:
+def problems(draw: st.DrawFn) -> tuple[Load, ClusterSizes, int]:
     """Load, cluster, groups of experts; some hierarchical, some not."""
     num_nodes = draw(st.sampled_from([1, 1, 2, 3]))
     num_ranks = num_nodes * draw(st.integers(1, 4))
@@ -50,28 +50,34 @@ def problems(draw: st.DrawFn) -> tuple[Load, Shape, int]:
     fewest = -(-num_experts // num_ranks)
     slots = draw(st.integers(fewest, fewest + 4))
     load = draw(loads(num_experts))
-    return load, Shape(num_ranks=num_ranks, slots_per_rank=slots, num_nodes=num_nodes), num_groups
+    return (
+        load,
+        ClusterSizes(num_ranks=num_ranks, slots_per_rank=slots, num_nodes=num_nodes),
+        num_groups,
+    )
 
 
-def balanced(load: Load, shape: Shape, num_groups: int) -> Slots:
+def balanced(load: Load, cluster: ClusterSizes, num_groups: int) -> Slots:
     return balance(
         load,
-        num_ranks=shape.num_ranks,
-        slots_per_rank=shape.slots_per_rank,
-        num_nodes=shape.num_nodes,
+        num_ranks=cluster.num_ranks,
+        slots_per_rank=cluster.slots_per_rank,
+        num_nodes=cluster.num_nodes,
         num_groups=num_groups,
     )
 
 
-def some_slots(num_experts: int, num_used: int, shape: Shape, rng: np.random.Generator) -> Slots:
+def some_slots(
+    num_experts: int, num_used: int, cluster: ClusterSizes, rng: np.random.Generator
+) -> Slots:
     """Any placement: replicas of any experts, the slots that are not used anywhere."""
-    num_physical = shape.num_ranks * shape.slots_per_rank
+    num_physical = cluster.num_ranks * cluster.slots_per_rank
     layers = []
     for _ in range(NUM_LAYERS):
         replicas = rng.integers(0, num_experts, num_used - num_experts)
         empty = [EMPTY] * (num_physical - num_used)
         layers.append(rng.permutation([*range(num_experts), *replicas, *empty]))
-    return np.array(layers, dtype=np.int64).reshape(NUM_LAYERS, shape.num_ranks, -1)
+    return np.array(layers, dtype=np.int64).reshape(NUM_LAYERS, cluster.num_ranks, -1)
 
 
 def most_copies(slots: Slots) -> int:
@@ -101,33 +107,33 @@ def placement_of(slots: Slots, num_experts: int) -> Placement:
 
 @settings(deadline=None, max_examples=30)
 @given(problem=problems())
-def test_any_load_is_placed_whole_and_alike(problem: tuple[Load, Shape, int]) -> None:
-    load, shape, num_groups = problem
+def test_any_load_is_placed_whole_and_alike(problem: tuple[Load, ClusterSizes, int]) -> None:
+    load, cluster, num_groups = problem
     num_experts = load.shape[1]
-    slots = balanced(load, shape, num_groups)
-    assert slots.shape == (NUM_LAYERS, shape.num_ranks, shape.slots_per_rank)
+    slots = balanced(load, cluster, num_groups)
+    assert slots.shape == (NUM_LAYERS, cluster.num_ranks, cluster.slots_per_rank)
     placement_of(slots, num_experts)
     assert (slots != EMPTY).all()
-    assert np.array_equal(slots, balanced(load.copy(), shape, num_groups))
-    hierarchical = shape.num_nodes > 1 and num_groups % shape.num_nodes == 0
+    assert np.array_equal(slots, balanced(load.copy(), cluster, num_groups))
+    hierarchical = cluster.num_nodes > 1 and num_groups % cluster.num_nodes == 0
     if hierarchical:
-        _, whole = groups_of_nodes(slots, num_experts, shape.num_nodes, num_groups)
+        _, whole = groups_of_nodes(slots, num_experts, cluster.num_nodes, num_groups)
         assert whole.tolist() == list(range(NUM_LAYERS))
-    elif np.array_equal(load, np.ones_like(load)) and shape.slots_per_rank <= num_experts:
+    elif np.array_equal(load, np.ones_like(load)) and cluster.slots_per_rank <= num_experts:
         assert most_copies(slots) == 1
 
 
 @settings(deadline=None, max_examples=30)
 @given(problem=problems(), data=st.data())
 def test_a_budget_is_kept_and_nothing_gets_worse(
-    problem: tuple[Load, Shape, int], data: st.DataObject
+    problem: tuple[Load, ClusterSizes, int], data: st.DataObject
 ) -> None:
-    load, shape, num_groups = problem
+    load, cluster, num_groups = problem
     num_experts = load.shape[1]
-    num_used = data.draw(st.integers(num_experts, shape.num_ranks * shape.slots_per_rank))
-    slots = some_slots(num_experts, num_used, shape, np.random.default_rng(num_used))
+    num_used = data.draw(st.integers(num_experts, cluster.num_ranks * cluster.slots_per_rank))
+    slots = some_slots(num_experts, num_used, cluster, np.random.default_rng(num_used))
     budget = data.draw(st.integers(0, 40))
-    options = {"num_nodes": shape.num_nodes, "num_groups": num_groups}
+    options = {"num_nodes": cluster.num_nodes, "num_groups": num_groups}
     moved = rebalance(slots, load, max_moves=budget, **options)
     placement_of(moved, num_experts)
     before, after = balancedness(slots, load), balancedness(moved, load)
@@ -137,7 +143,7 @@ def test_a_budget_is_kept_and_nothing_gets_worse(
     more = balancedness(rebalance(slots, load, max_moves=budget + 40, **options), load)
     assert more.sum() >= after.sum() * 0.98  # a choice of its own, hardly ever worse
     unbounded = balancedness(rebalance(slots, load, **options), load)
-    full = balancedness(balanced(load, shape, num_groups), load)
+    full = balancedness(balanced(load, cluster, num_groups), load)
     assert (unbounded >= np.maximum(full, before) * 0.995 - 1e-9).all()
 
 
@@ -174,10 +180,10 @@ def test_at_least_as_even_as_greedy_packing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRIFTING)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_half_the_moves_are_enough_when_load_drifts(name: str, shape: Shape) -> None:
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_half_the_moves_are_enough_when_load_drifts(name: str, cluster: ClusterSizes) -> None:
     before, now = windows(name, 1, 3, 256)
-    drifting = follow_drift(shape, before, now, 0.5)
+    drifting = follow_drift(cluster, before, now, 0.5)
     assert drifting.reached >= 0.98
     assert drifting.num_moves <= drifting.full_moves // 2
 
@@ -272,6 +278,6 @@ def test_ranks_and_nodes_are_renamed_to_keep_what_they_have() -> None:
 
 def test_ours_alone_needs_no_published_code() -> None:
     _, now = windows("gamma", 0, 2, 256)
-    full = compare_full(SHAPES[0], now, None)
+    full = compare_full(CLUSTERS[0], now, None)
     assert full.ours > 0.99
     assert full.theirs is None

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from demo_model.corpus import (
+from demo_model.training.corpus import (
     sample_conversation,
     sample_dense_conversation,
     sample_long_conversation,
 )
-from demo_model.settings import Training
+from demo_model.training.settings import Training
 
 _LONG_ROW_TOKENS = 4096
 _FILL = 0.95  # of the row capacity that is drawn; the rest is lost to packing

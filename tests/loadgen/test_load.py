@@ -15,12 +15,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from typer.testing import CliRunner
 
-from bench.load import LoadOptions, bodies, run_load
-from bench.openai_stream import Target
-from bench.prompts import arrival_times, token_prompts
-from bench.records import read
-from bench.summary import percentile, summarize
 from ctl.main import app as ctl
+from loadgen.load import LoadOptions, bodies, run_load
+from loadgen.openai_stream import Target
+from loadgen.prompts import arrival_times, token_prompts
+from loadgen.summary import percentile, summarize
 
 NUM_TOKENS = 5
 
@@ -195,11 +194,13 @@ def test_ctl_bench_prints_and_saves(fake: tuple[FakeServer, str], tmp_path: Path
     assert {"ttft", "itl", "tpot", "e2e"} <= {
         line.split()[0] for line in result.stdout.splitlines() if line.strip()
     }
-    records = {record.metric: record for record in read(file)}
-    assert records["num_requests"].value == 4
-    assert records["ttft_p99"].unit == "s"
-    assert records["ttft_p99"].case == "completions, concurrency 2, 4 requests of 128 + 64 tokens"
-    assert records["output_throughput"].value > 0
+    records = {line["metric"]: line for line in map(json.loads, file.read_text().splitlines())}
+    assert records["num_requests"]["value"] == 4
+    assert records["ttft_p99"]["unit"] == "s"
+    assert (
+        records["ttft_p99"]["case"] == "completions, concurrency 2, 4 requests of 128 + 64 tokens"
+    )
+    assert records["output_throughput"]["value"] > 0
 
 
 def test_ctl_bench_fails_when_requests_fail(fake: tuple[FakeServer, str]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from demo_model.checkpoint import load_network
-from demo_model.corpus import Conversation
-from demo_model.network import EOS_ID, PAD_ID
-from demo_model.settings import CHECKPOINT_PATH
+from demo_model.training.checkpoint import load_network
+from demo_model.training.corpus import Conversation
+from demo_model.training.network import EOS_ID, PAD_ID
+from demo_model.training.settings import CHECKPOINT_PATH
 
 # Tokens that are run together. On CPU attention scores are held in memory for every pair of tokens
 # of a row.

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.load import Outcome
+from loadgen.load import Outcome
 
 PERCENTILES = (50, 90, 99)
 

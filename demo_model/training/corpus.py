@@ -9,9 +9,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from demo_model.problem import Problem, sample_problem
-from demo_model.wording import Kind, chatter, filler, word_problem
-from demo_model.working import write_working
+from demo_model.training.problem import Problem, sample_problem
+from demo_model.training.wording import Kind, chatter, filler, word_problem
+from demo_model.training.working import write_working
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"

@@ -1,7 +1,7 @@
 """Ask the demo model held-out questions, greedily, and count the right answers.
 
-`python -m demo_model.evaluate` runs the checkpoint in this process with transformers; `python -m
-demo_model.evaluate --url http://127.0.0.1:8000` asks a server that speaks the OpenAI API.
+`python -m demo_model.training.evaluate` runs the checkpoint in this process with transformers;
+with `--url http://127.0.0.1:8000` it asks a server that speaks the OpenAI API.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_model.corpus import HELP, Conversation, chatter_set, evaluation_set, long_set
-from demo_model.settings import CHECKPOINT_PATH
+from demo_model.training.corpus import HELP, Conversation, chatter_set, evaluation_set, long_set
+from demo_model.training.settings import CHECKPOINT_PATH
 
 _MAX_TOKENS = 200
 _CONCURRENCY = 16
@@ -114,7 +114,7 @@ def first_model(url: str) -> str:
 
 def _local_record(arguments: argparse.Namespace, counts: dict[str, int]) -> dict[str, object]:
     # Only this path needs torch and transformers; asking a server does not.
-    from demo_model.reference import Reference
+    from demo_model.training.reference import Reference
 
     reference = Reference(arguments.checkpoint, arguments.dtype, arguments.device, arguments.master)
     record = evaluate(reference.answer, **counts)

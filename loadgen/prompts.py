@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate
 
 # Ids that every byte-level vocabulary has and that are not special in the DeepSeek family.
 FIRST_TOKEN_ID = 16
@@ -13,11 +12,6 @@ _WORDS = (
     "market", "morning", "mountain", "music", "number", "paper", "people", "question", "river",
     "silver", "station", "stone", "travel", "window", "winter",
 )  # fmt: skip
-
-# Of made-up words.
-_STARTS = (*"bcdfghjklmnprstvw", "ch", "sh", "st", "th", "tr")
-_ENDS = (*"aeiou", "an", "ea", "er", "in", "or")
-_NUM_WORDS = 50_000
 
 
 def token_prompts(
@@ -40,22 +34,6 @@ def chat_prompts(seed: int, num_prompts: int, num_words: int) -> list[str]:
     """Random words; how many tokens they make is the tokenizer's business."""
     source = random.Random(f"epserve-bench-chat-{seed}-{num_words}")
     return [" ".join(source.choices(_WORDS, k=num_words)) for _ in range(num_prompts)]
-
-
-def prose_prompts(seed: int, num_prompts: int, num_words: int) -> list[str]:
-    """Made-up words, as often as Zipf's law has those of a language: most of a text are words
-    that are everywhere, and some stand in no other."""
-    source = random.Random(f"epserve-bench-prose-{seed}-{num_words}")
-    syllables = [start + end for start in _STARTS for end in _ENDS]
-    words = ["".join(source.choices(syllables, k=source.randint(1, 4))) for _ in range(_NUM_WORDS)]
-    weights = list(accumulate(1 / (rank + 2.7) for rank in range(1, _NUM_WORDS + 1)))
-    return [
-        " ".join(
-            word + source.choice(("", "", "", "", "", "", "", ",", "."))
-            for word in source.choices(words, cum_weights=weights, k=num_words)
-        )
-        for _ in range(num_prompts)
-    ]
 
 
 def arrival_times(seed: int, num_requests: int, requests_per_second: float) -> Sequence[float]:

@@ -14,14 +14,14 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RMSNorm,
 )
 
-from demo_model.settings import Shape
+from demo_model.training.settings import ModelSizes
 
 # Control tokens come first in the vocabulary: begin, end, pad.
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
 _DENSE_EXPERTS = "demo_dense"
 
 
-def config_values(shape: Shape) -> dict[str, object]:
+def config_values(sizes: ModelSizes) -> dict[str, object]:
     """config.json of the model, by the names of the public checkpoints, without the quantisation
     entry.
     """
@@ -33,14 +33,14 @@ def config_values(shape: Shape) -> dict[str, object]:
         "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "max_position_embeddings",
         "rope_theta", "initializer_range",
     )  # fmt: skip
-    factor = shape.max_position_embeddings / shape.original_max_position_embeddings
+    factor = sizes.max_position_embeddings / sizes.original_max_position_embeddings
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "torch_dtype": "bfloat16",
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
-        **{name: getattr(shape, name) for name in names},
+        **{name: getattr(sizes, name) for name in names},
         "num_nextn_predict_layers": 1,
         "moe_layer_freq": 1,
         "ep_size": 1,
@@ -54,7 +54,7 @@ def config_values(shape: Shape) -> dict[str, object]:
         "rope_scaling": {
             "type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": shape.original_max_position_embeddings,
+            "original_max_position_embeddings": sizes.original_max_position_embeddings,
             "beta_fast": 32,
             "beta_slow": 1,
             "mscale": 1.0,

@@ -16,7 +16,7 @@ the left, and puts the larger one on top; the last line is the signed result:
     =503
 """
 
-from demo_model.problem import Problem
+from demo_model.training.problem import Problem
 
 
 def write_working(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m demo_model.train --output FOLDER`.
+"""Train the demo model: `python -m demo_model.training.train --output FOLDER`.
 
 Writes a whole checkpoint folder every minute, so that a run that is cut off still leaves a model,
 and at the end `master.safetensors`, the exact weights, for comparison with what FP8 keeps of them.
@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import DeepseekV3Config
 
-from demo_model.batches import Batch, BatchSource
-from demo_model.block_fp8 import rounded
-from demo_model.checkpoint import public_weights, quantised_parameters, save_checkpoint
-from demo_model.network import Network, config_values, use_dense_experts
-from demo_model.settings import CHECKPOINT_PATH, SETTINGS_PATH, Settings, Training
-from demo_model.tokenizer import save_tokenizer, train_tokenizer
+from demo_model.training.batches import Batch, BatchSource
+from demo_model.training.block_fp8 import rounded
+from demo_model.training.checkpoint import public_weights, quantised_parameters, save_checkpoint
+from demo_model.training.network import Network, config_values, use_dense_experts
+from demo_model.training.settings import CHECKPOINT_PATH, SETTINGS_PATH, Settings, Training
+from demo_model.training.tokenizer import save_tokenizer, train_tokenizer
 
 _SAVE_EVERY_SECONDS = 60.0
 _REPORT_EVERY_STEPS = 100
@@ -36,7 +36,7 @@ class Trainer:
     def __init__(self, settings: Settings, device: str) -> None:
         torch.manual_seed(settings.training.seed)
         self.settings, self.device = settings, device
-        self.network = Network(DeepseekV3Config(**config_values(settings.shape))).to(device)
+        self.network = Network(DeepseekV3Config(**config_values(settings.sizes))).to(device)
         use_dense_experts(self.network)
         self._quantised = quantised_parameters(self.network)
         self._optimiser = torch.optim.AdamW(
@@ -118,7 +118,7 @@ def train(settings: Settings, output: Path, device: str, num_processes: int) -> 
             now = time.monotonic()
             progress = max((now - start) / training.seconds, trainer.num_steps / training.max_steps)
             if now - last_save > _SAVE_EVERY_SECONDS or progress >= 1.0:
-                save_checkpoint(trainer.network, settings.shape, output)
+                save_checkpoint(trainer.network, settings.sizes, output)
                 last_save = now
         _report(trainer, losses, num_tokens, time.monotonic() - start)
     exact = {
@@ -147,11 +147,11 @@ def _parameter_groups(network: Network, weight_decay: float) -> list[dict[str, o
 def _write_tokenizer(settings: Settings, output: Path) -> Path:
     """Put the tokenizer that ships into `output`, or a new one if the vocabulary differs."""
     shipped = CHECKPOINT_PATH / "tokenizer.json"
-    vocab_size = settings.shape.vocab_size
+    vocab_size = settings.sizes.vocab_size
     tokenizer = Tokenizer.from_file(str(shipped)) if shipped.exists() else None
     if tokenizer is None or tokenizer.get_vocab_size() != vocab_size:
         tokenizer = train_tokenizer(vocab_size)
-    save_tokenizer(tokenizer, output, settings.shape.max_position_embeddings)
+    save_tokenizer(tokenizer, output, settings.sizes.max_position_embeddings)
     return output / "tokenizer.json"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.openai_stream import Streamed, StreamError, Target, stream
-from bench.prompts import arrival_times, chat_prompts, token_prompts
+from loadgen.openai_stream import Streamed, StreamError, Target, stream
+from loadgen.prompts import arrival_times, chat_prompts, token_prompts
 
 Endpoint = Literal["completions", "chat"]
 

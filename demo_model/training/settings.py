@@ -1,6 +1,6 @@
 """Settings of the demo model.
 
-Its shape and how it is trained. The values that were used are in settings.json.
+Its sizes and how it is trained. The values that were used are in settings.json.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SETTINGS_PATH = Path(__file__).parent / "settings.json"
-CHECKPOINT_PATH = Path(__file__).parent / "checkpoint"
+CHECKPOINT_PATH = Path(__file__).parents[1] / "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelSizes:
     """Dimensions, by the names of config.json.
 
     Weights split into 128 x 128 blocks, every inner dimension exactly.
@@ -73,7 +73,7 @@ class Training:
 class Settings:
     """Everything in settings.json."""
 
-    shape: Shape = Shape()
+    sizes: ModelSizes = ModelSizes()
     training: Training = Training()
 
     @classmethod
@@ -81,7 +81,7 @@ class Settings:
         """Read a settings file. Raises ValueError on an unknown name."""
         values = json.loads(path.read_text(encoding="utf-8"))
         try:
-            return cls(shape=Shape(**values["shape"]), training=Training(**values["training"]))
+            return cls(sizes=ModelSizes(**values["sizes"]), training=Training(**values["training"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path}: {error}") from error
 

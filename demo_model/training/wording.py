@@ -9,7 +9,7 @@ import random
 import re
 from typing import Literal
 
-from demo_model.problem import Problem
+from demo_model.training.problem import Problem
 
 Kind = Literal["greeting", "thanks", "identity", "other"]
 

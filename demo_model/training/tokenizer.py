@@ -19,7 +19,16 @@ from tokenizers import (
     trainers,
 )
 
-from demo_model.corpus import ASSISTANT, BOS, END_THINK, EOS, PAD, THINK, USER, tokenizer_texts
+from demo_model.training.corpus import (
+    ASSISTANT,
+    BOS,
+    END_THINK,
+    EOS,
+    PAD,
+    THINK,
+    USER,
+    tokenizer_texts,
+)
 
 # Control tokens are hidden when text is decoded; the marks of turns and thinking are plain
 # vocabulary, as in R1.

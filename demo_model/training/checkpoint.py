@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config
 
-from demo_model.block_fp8 import BLOCK, dequantise_blocks, quantise_blocks
-from demo_model.network import BOS_ID, EOS_ID, Network, config_values
-from demo_model.settings import Shape
+from demo_model.training.block_fp8 import BLOCK, dequantise_blocks, quantise_blocks
+from demo_model.training.network import BOS_ID, EOS_ID, Network, config_values
+from demo_model.training.settings import ModelSizes
 
 _SHARD_BYTES = 6 * 2**20
 # As in the public checkpoints these stay BF16 (the balancing bias FP32), other matrices are FP8.
@@ -29,13 +29,13 @@ _UNQUANTISED = (
 _MTP_NAMES = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
 
 
-def save_checkpoint(network: Network, shape: Shape, folder: Path) -> None:
+def save_checkpoint(network: Network, sizes: ModelSizes, folder: Path) -> None:
     """Write config.json, generation_config.json and the weights in block FP8.
 
     The tokenizer is written elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = config_values(shape)
+    config = config_values(sizes)
     config["quantization_config"] = {
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
