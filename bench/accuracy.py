@@ -3,8 +3,7 @@
 The held-out questions of `demo_model` over HTTP, to a cluster for each format of the weights, with
 and without recorded steps and with and without planning ahead; on several GPUs also with two decode
 ranks, by NCCL and by DeepEP. What comes out is held against a cluster in FP32 on the CPU, asked the
-same in the same run, or before: `--reference FILE` keeps its answers. Exit status 1 where a case
-loses more than it may, or does not run to its end.
+same in the same run. Exit status 1 where a case loses more than it may, or does not run to its end.
 
 DeepEP's low-latency kernels do not know the 256 values that a token of the demo model has: in
 recorded steps over DeepEP they are filled up with zeros (`bench.wide_checkpoint`).
@@ -27,7 +26,6 @@ from pathlib import Path
 
 import torch
 
-from bench.kept_score import Subject, read_score, write_score
 from bench.local_cluster import ClusterError, local_cluster
 from bench.plain_checkpoint import write_plain
 from bench.rank_runs import say
@@ -251,14 +249,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         deep_ep=find_spec("deep_ep") is not None,
     )
     wanted = [case for case in offered if case.num_ranks in arguments.ranks]
-    kept = arguments.reference
-    subject = Subject.of(CHECKPOINT_PATH, conversations_of(arguments), REFERENCE.options)
-    try:
-        known = read_score(kept, subject) if kept else None
-    except ValueError as error:
-        sys.exit(str(error))
-    asked = wanted if known else [REFERENCE, *wanted]
-    reference = Asked(case=REFERENCE, score=known) if known else None
+    asked = [REFERENCE, *wanted]
+    reference = None
     found: list[Asked] = []
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
         folders = write_folders({case.model for case in asked}, Path(name), arguments.device)
@@ -268,8 +260,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found.append(one)
             elif one.score is not None:
                 reference = one
-                if kept:
-                    write_score(kept, subject, one.score)
             if reference is not None and arguments.record:  # a run that is cut short keeps these
                 new = found if one is reference else [one]
                 append(arguments.results / f"{BENCH}.jsonl", records(run, new, reference))
@@ -300,8 +290,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="clusters that run beside each other")  # fmt: skip
     parser.add_argument("--case-seconds", type=float, default=CASE_SECONDS,
                         help="a cluster that needs longer is killed and told of")  # fmt: skip
-    parser.add_argument("--reference", type=Path, metavar="FILE",
-                        help=f"answers of {PEER}: read, or written if missing")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     return parser.parse_args(argv)

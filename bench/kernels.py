@@ -3,8 +3,7 @@
 Prints, per operation and shape, our time, a library's for the same where one is installed, the
 floor from bytes and FLOPs (bytes at the rate that a large copy by a kernel reaches in the same
 run) and the ratios; appends records to bench/results/kernels.jsonl, one a peer. A time is the
-median over replays of a CUDA graph of several calls, ours and the library's in turns. --variants
-compares ways to launch small kernels instead.
+median over replays of a CUDA graph of several calls, ours and the library's in turns.
 """
 
 import argparse
@@ -21,7 +20,6 @@ from bench import (
     kernel_cases_experts,
     kernel_cases_products,
     kernel_cases_rows,
-    kernel_variants,
 )
 from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
 from bench.kernel_case import Case, Tensors
@@ -97,35 +95,15 @@ def _module(name: str) -> ModuleType | None:
         return None
 
 
-def compare_variants(chosen: Iterable[kernel_variants.Variants]) -> None:
-    """Prints the time of each way, the best marked; the first is what is in use."""
-    for each in chosen:
-        tried = {name: _captured(call, name) for name, call in each.ways.items()}
-        ways = {name: way for name, way in tried.items() if way is not None}
-        times = dict(zip(ways, in_turns(*ways.values()), strict=True))
-        best = min(times, key=lambda name: times[name], default=None)
-        goal = f"  goal {each.goal:.1f} us" if each.goal else ""
-        sys.stdout.write(f"{each.bench} {each.name}{goal}\n")
-        for name, time in times.items():
-            sys.stdout.write(f"    {'*' if name == best else ' '} {name:32} {time:8.2f} us\n")
-        sys.stdout.flush()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the kernels.")
     parser.add_argument("--no-record", action="store_true", help="only print")
     parser.add_argument("--only", nargs="*", default=[], help="operations that begin so")
-    parser.add_argument("--variants", action="store_true", help="compare ways to launch")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     only = tuple(options.only) or ("",)
     make = Tensors()
-    if options.variants:
-        compare_variants(
-            each for each in kernel_variants.all_of(make) if each.bench.startswith(only)
-        )
-        return 0
     rate = copy_bytes_per_second()
     sys.stdout.write(f"copy: {rate / 1e12:.2f} TB/s\n")
     chosen = (case for case in cases(make) if case.bench.startswith(only))

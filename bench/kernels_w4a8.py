@@ -9,19 +9,16 @@ say so have a -8 among them, which takes another code. A time is the median over
 graph of several calls, ours and DeepGEMM's in turns, divided by their number; weights exceed the L2
 cache several times over. Those that power binds, of 256 rows and more, are compared where each has
 its own power, too: behind a rest, and each by itself for a second. Without DeepGEMM only our times
-are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl; with `--before REVISION`, which
-times the kernel of that revision in turns with the others, it only prints.
+are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
 """
 
 import argparse
 import importlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
@@ -36,11 +33,9 @@ from bench.gpu_timing import (
     rested,
     sustained,
 )
-from bench.kernel_before import at_revision, launched
 from bench.kernel_case import Tensor, Tensors
 from bench.kernels_floor import W4a8Shape
 from bench.records import RESULTS, kept
-from kernels.build.cuda_kernel import CudaKernel
 from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_gated,
@@ -230,10 +225,8 @@ def _deep_gemm() -> ModuleType | None:
         return None
 
 
-def measure(
-    run: BenchRun, make: Tensors, only: Sequence[str] = (), before: CudaKernel | None = None
-) -> Iterator[Record]:
-    """Of cases called so, else of all; in turns with the kernel as it was, where it is given."""
+def measure(run: BenchRun, make: Tensors, only: Sequence[str] = ()) -> Iterator[Record]:
+    """Of cases called so, else of all."""
     deep_gemm = _deep_gemm()
     rate = copy_bytes_per_second()
     yield run.record("copy by a kernel", "rate", "GB/s", rate / 1e9)
@@ -244,12 +237,8 @@ def measure(
         weights = Weights(_NUM_EXPERTS, n, k, make)
         for case in of_shape:
             calls = 10 if case.capacity else 2
-            call = ours(case, weights.packed(case), make)
-            own = captured(call, calls)
+            own = captured(ours(case, weights.packed(case), make), calls)
             peers: dict[str, Replay] = {}
-            if before is not None:
-                with launched(before):
-                    peers["before"] = captured(call, calls)
             if deep_gemm and not case.is_gated:
                 library = _theirs(case, deep_gemm, weights.fp8(case), make)
                 layout = "masked" if case.capacity else "contiguous"
@@ -275,23 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the W4A8 grouped GEMM.")
     parser.add_argument("--no-record", action="store_true", help="only print")
     parser.add_argument("--only", nargs="*", default=[], metavar="CASE", help="cases called so")
-    parser.add_argument("--before", metavar="REVISION", help="beside the kernel of then; no record")
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - {case.name for case in cases()}:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
-    path = None if options.no_record or options.before else RESULTS_FILE
-    with tempfile.TemporaryDirectory() as folder:
-        before = None
-        if options.before:
-            try:
-                before = at_revision(options.before, Path(folder))
-            except ValueError as error:
-                parser.error(str(error))
-        found = measure(BenchRun.begin(BENCH), Tensors(), options.only, before)
-        for record in kept(found, path):
-            tell(record)
+    path = None if options.no_record else RESULTS_FILE
+    for record in kept(measure(BenchRun.begin(BENCH), Tensors(), options.only), path):
+        tell(record)
     return 0
 
 

@@ -10,13 +10,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.process_tree import ask_for_stacks
+from core.log import STACKS_SIGNAL
 
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_WRITE_SECONDS = 0.05  # between two that may share a log
 _STACKS_SECONDS = 1.0  # until all have written where they are
 _ASK_AGAIN_SECONDS = 0.1
 _LOG_LINES = 12
@@ -76,8 +77,13 @@ def _killed_behind(
     said = []
 
     def give_up() -> None:
+        import psutil
+
         before = {log: log.stat().st_size for log in _logs(output)}
-        ask_for_stacks(process.pid)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(STACKS_SIGNAL)
+            time.sleep(_WRITE_SECONDS)
         time.sleep(_STACKS_SECONDS)
         said.append(f"not over after {seconds:g} s: {_said(output, before)}")
         process.kill()

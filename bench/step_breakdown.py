@@ -1,16 +1,34 @@
 """Where the time of a step goes: microseconds by kernel, and by what kernels are for."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.step_floor import StepFloor
-from bench.step_kernels import purpose_of
+OTHER = "everything else"
+# The first pattern that a kernel's name has counts.
+PURPOSES: dict[str, str] = {
+    r"w4a8|grouped|fused_moe|GemmType\)[1-9]|_aligned_gemm|masked_gemm": "expert products",
+    r"quantise|silu|rescale": "quantise and activate",
+    r"mla|flash|splitkv|attend|_merge_states|^_join$": "attention",
+    r"rms_norm|rope": "norms and rotation",
+    r"router|_gate|count_experts|_rank$": "gate",
+    r"permute|_place$|_align$|_copy$|combine": "permute and combine",
+    r"gemm|cutlass|cublas|splitk|_splits|bmm|dot_kernel|absorb|nvjet": "dense products",
+}
+
+
+def purpose_of(kernel: str) -> str:
+    found = (
+        purpose
+        for pattern, purpose in PURPOSES.items()
+        if re.search(pattern, kernel, re.IGNORECASE)
+    )
+    return next(found, OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +36,9 @@ class Kernel:
     """Of one step: `count` launches that take `microseconds` together."""
 
     name: str
+    purpose: str
     count: int
     microseconds: float
-
-    @property
-    def purpose(self) -> str:
-        return purpose_of(self.name)
 
 
 def profile_step(step: Callable[[], object], device: torch.device) -> list[Kernel]:
@@ -38,6 +53,7 @@ def profile_step(step: Callable[[], object], device: torch.device) -> list[Kerne
     kernels = [
         Kernel(
             name=each.key,
+            purpose=purpose_of(each.key),
             count=each.count,
             microseconds=each.self_device_time_total if on_gpu else each.self_cpu_time_total,
         )
@@ -55,45 +71,17 @@ def by_purpose(kernels: Sequence[Kernel]) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def write_breakdown(
-    path: Path, case: str, kernels: Sequence[Kernel], floor: StepFloor | None = None
-) -> None:
-    """JSON: by purpose, then every kernel, with the floor next to each; null where there is none.
-    Without `floor` there is none at all."""
-    if floor is not None:  # by the rate that is written, which gives the same ones again
-        floor = replace(floor, bytes_per_second=float(f"{floor.bytes_per_second:.5g}"))
+def write_breakdown(path: Path, case: str, kernels: Sequence[Kernel]) -> None:
+    """JSON: by purpose, then every kernel."""
     content = {
         "case": case,
-        "bytes_per_second": floor and floor.bytes_per_second,
         "num_kernels": sum(kernel.count for kernel in kernels),
         "microseconds": round(sum(kernel.microseconds for kernel in kernels), 1),
-        "floor": floor and _digits(floor.of_step),
         "purposes": [
-            {
-                "purpose": purpose,
-                "microseconds": round(used, 1),
-                "floor": floor and _digits(floor.of_purpose(purpose)),
-            }
+            {"purpose": purpose, "microseconds": round(used, 1)}
             for purpose, used in by_purpose(kernels).items()
         ],
-        "kernels": [_kernel_row(kernel, floor) for kernel in kernels],
+        "kernels": [asdict(kernel) for kernel in kernels],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _kernel_row(kernel: Kernel, floor: StepFloor | None) -> dict[str, Any]:
-    names, least = floor.of_kernel(kernel.name, kernel.count) if floor else ((), None)
-    return {
-        "name": kernel.name,
-        "purpose": kernel.purpose,
-        "operations": list(names),
-        "count": kernel.count,
-        "microseconds": kernel.microseconds,
-        "floor": _digits(least),
-    }
-
-
-def _digits(value: float | None) -> float | None:
-    """Five significant digits, more than were measured."""
-    return None if value is None else float(f"{value:.5g}")

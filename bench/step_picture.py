@@ -2,8 +2,8 @@
 
     python -m bench.step_picture picture.png bench/results/details/decode_rank_*.json
 
-A bar for each purpose of kernels, and for each of the kernels that take longest; in front of it
-what it could not be faster than, where that makes sense.
+A bar for each purpose of kernels, and for each of the kernels that take longest. Some files also
+have a floor of them: what they could not be faster than, drawn before it.
 """
 
 import argparse
@@ -57,13 +57,13 @@ def _bars(rows: Sequence[dict[str, Any]], names: list[str]) -> Bars:
     return Bars(
         names=names,
         microseconds=[float(row["microseconds"]) for row in rows],
-        floors=[None if row["floor"] is None else float(row["floor"]) for row in rows],
+        floors=[row.get("floor") for row in rows],
     )
 
 
 def _name(kernel: dict[str, Any]) -> str:
     """Of what it computes, if that is known and not all of a kind."""
-    names = [str(name) for name in kernel["operations"]]
+    names = [str(name) for name in kernel.get("operations", ())]
     if 0 < len(names) <= 3:
         return "; ".join(names)
     return re.sub(r"^void |\(anonymous namespace\)::|[<(].*", "", str(kernel["name"]))

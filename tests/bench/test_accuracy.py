@@ -62,27 +62,18 @@ def test_a_case_may_lose_a_point_and_int4_two() -> None:
     assert [(one.case, one.value, one.peer_value) for one in only] == [("bf16", 98.4, 99.5)]
 
 
-def test_a_reference_that_is_kept_is_not_asked_again(
+def test_what_is_answered_before_the_reference_is_recorded_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = []
-
     def ask_all(wanted: list[Case], folders: object, arguments: object) -> Iterator[Asked]:
-        rounds.append([case.name for case in wanted])
-        # The reference comes last: what was answered before it is recorded with it.
         yield from (Asked(case=case, score=Score(3, 4, [])) for case in reversed(wanted))
 
     monkeypatch.setattr(accuracy, "ask_all", ask_all)
     monkeypatch.setattr(accuracy, "write_folders", lambda models, folder, device: {})
-    flags = ["--device", "cpu", "--weights", "bf16", "--chatter", "0", "--long", "0"]
-    flags += ["--reference", str(tmp_path / "reference.json"), "--questions"]
-    recorded = ["--record", "--results", str(tmp_path)]
-    assert [accuracy.main([*flags, "4", *recorded]) for _ in range(2)] == [0, 0]
+    flags = ["--device", "cpu", "--weights", "bf16", "--questions", "4", "--record"]
+    assert accuracy.main([*flags, "--results", str(tmp_path)]) == 0
     written = read(tmp_path / "accuracy.jsonl")
-    assert [(one.case, one.value, one.peer_value) for one in written] == [("bf16, cpu", 75, 75)] * 2
-    assert rounds == [["fp32, cpu", "bf16, cpu"], ["bf16, cpu"]]
-    with pytest.raises(SystemExit, match="of other questions: remove the file"):
-        accuracy.main([*flags, "5"])
+    assert [(one.case, one.value, one.peer_value) for one in written] == [("bf16, cpu", 75, 75)]
 
 
 def test_clusters_over_several_gpus_are_asked_one_at_a_time(

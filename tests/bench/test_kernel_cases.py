@@ -12,7 +12,6 @@ from bench import (
     kernel_cases_experts,
     kernel_cases_products,
     kernel_cases_rows,
-    kernel_variants,
     kernels_w4a8,
 )
 from bench.kernel_case import Case, Tensors, in_turn
@@ -221,14 +220,3 @@ def test_records_name_each_peer(all_cases: list[Case]) -> None:
     alone = replace(measured, library=None)
     assert [each.peer for each in alone.records(RUN)] == ["floor"]
     assert "DeepGEMM" not in alone.line()
-
-
-def test_variants_have_what_is_in_use_first() -> None:
-    found = list(kernel_variants.all_of(Tensors("meta")))
-    assert {
-        "quantise", "silu_mul", "merge_states", "router_gemm", "fp8_gemm", "mla_decode",
-        "mla_prefill",
-    } == {each.bench for each in found}  # fmt: skip
-    for each in found:
-        assert len(each.ways) >= 2, each.name
-    assert next(iter(found[0].ways)) == "in use"

@@ -9,12 +9,9 @@ import torch
 from bench import decode_rank, prefill_rank
 from bench.deepseek_v3_config import write_config
 from bench.emulated_rank import EmulatedRank, InTurn, pages_for
-from bench.records import read
+from bench.records import RESULTS, read
 from bench.small_config import SMALL
-from bench.step_breakdown import Kernel, by_purpose, write_breakdown
-from bench.step_floor import StepFloor
-from bench.step_kernels import EXPERT_PRODUCTS, KERNELS, OTHER, purpose_of
-from bench.step_operations import ATTENTION, Operation
+from bench.step_breakdown import OTHER, PURPOSES, Kernel, by_purpose, purpose_of, write_breakdown
 from bench.step_picture import draw, read_step
 from model.config import ModelConfig
 
@@ -50,12 +47,7 @@ def test_a_decode_step_is_broken_down(tmp_path: Path) -> None:
             assert metrics[f"{where}, batch {batch}", "step with its launch"] > 0
         details = json.loads((tmp_path / "details" / f"decode_rank_{weights}_3.json").read_text())
         assert details["num_kernels"] == sum(kernel["count"] for kernel in details["kernels"])
-        assert {each["purpose"] for each in details["purposes"]} <= {
-            OTHER, *(match.purpose for match in KERNELS)
-        }  # fmt: skip
-        floors = {each["purpose"]: each["floor"] for each in details["purposes"]}
-        assert details["floor"] > 0
-        assert floors[OTHER] is None
+        assert {each["purpose"] for each in details["purposes"]} <= {OTHER, *PURPOSES.values()}
 
 
 def test_a_prefill_pass_is_measured(tmp_path: Path) -> None:
@@ -77,12 +69,12 @@ def test_experts_get_equally_many_rows(tmp_path: Path) -> None:
     pieces = rank.decode_pieces(8, 100)
     pages = [page for piece in pieces for page in piece.pages]
     assert len(set(pages)) == len(pages) == 8 * 2
-    one, eight = (
-        decode_rank.floor_of(rank, batch, 100, 1e9).of_purpose(EXPERT_PRODUCTS) for batch in (1, 8)
-    )
-    # One token of four choices reads half of the experts, more tokens all of them.
-    assert one is not None
-    assert eight == pytest.approx(2 * one)
+    one, two, eight = (decode_rank.memory_bytes(rank, batch, 100) for batch in (1, 2, 8))
+    # One token of four choices reads half of the experts, more tokens all of them; each has 101
+    # latents in each layer. One of the two layers has experts: 3 matrices of 256 x 128 each.
+    latents = 2 * 101 * rank.model.config.kv_dim * 4
+    assert eight - two == 6 * latents
+    assert two - one - latents >= 4 * 3 * 256 * 128
 
 
 def test_kernels_have_purposes() -> None:
@@ -103,7 +95,8 @@ def test_kernels_have_purposes() -> None:
     }
     assert {name: purpose_of(name) for name in named} == named
     kernels = [
-        Kernel(name=name, count=1, microseconds=float(number)) for number, name in enumerate(named)
+        Kernel(name=name, purpose=purpose, count=1, microseconds=float(number))
+        for number, (name, purpose) in enumerate(named.items())
     ]
     sums = by_purpose(kernels)
     assert sums["attention"] == 3 + 4
@@ -112,24 +105,37 @@ def test_kernels_have_purposes() -> None:
 
 def test_a_breakdown_is_written_and_drawn(tmp_path: Path) -> None:
     kernels = [
-        Kernel(name="void (anonymous namespace)::attend<2>(Maps)", count=61, microseconds=9150.0),
-        Kernel(name="_rms_norm", count=122, microseconds=800.0),
-    ]
-    floor = StepFloor(
-        operations=(Operation(name=ATTENTION, count=61, memory_bytes=4e8),), bytes_per_second=4e12
-    )
-    write_breakdown(tmp_path / "step.json", "fp8, batch 128", kernels, floor)
+        Kernel(
+            name="void (anonymous namespace)::attend<2>(Maps)", purpose="attention", count=61,
+            microseconds=9150.0,
+        ),
+        Kernel(name="_rms_norm", purpose="norms and rotation", count=122, microseconds=800.0),
+    ]  # fmt: skip
+    write_breakdown(tmp_path / "step.json", "fp8, batch 128", kernels)
     step = read_step(tmp_path / "step.json")
     assert step.microseconds == 9950.0
     assert step.purposes.names == ["attention", "norms and rotation"]
-    assert step.kernels.names == ["attention", "_rms_norm"]
+    assert step.kernels.names == ["attend", "_rms_norm"]
     for bars in (step.purposes, step.kernels):
-        assert (bars.microseconds, bars.floors) == ([9150.0, 800.0], [6100.0, None])
-    draw([step], tmp_path / "step.png")
-    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+        assert (bars.microseconds, bars.floors) == ([9150.0, 800.0], [None, None])
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match="no breakdown"):
         read_step(tmp_path / "other.json")
+
+
+def test_breakdowns_in_git_can_be_drawn(tmp_path: Path) -> None:
+    steps = [read_step(path) for path in sorted((RESULTS / "details").glob("*_rank_*.json"))]
+    assert len(steps) == 8
+    assert {each.purposes.floors[0] is None for each in steps} == {True, False}, "prefill has none"
+    assert "attention" in steps[0].kernels.names, "what is known to compute one thing is called so"
+    draw(steps[:2], tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_purposes_are_those_of_breakdowns_in_git() -> None:
+    for path in (RESULTS / "details").glob("*_rank_*.json"):
+        for kernel in json.loads(path.read_text())["kernels"]:
+            assert purpose_of(kernel["name"]) == kernel["purpose"], kernel["name"]
 
 
 def test_a_config_of_any_depth_is_one_that_can_be_served(tmp_path: Path) -> None:
