@@ -28,8 +28,7 @@ import torch
 
 from bench.local_cluster import ClusterError, local_cluster
 from bench.plain_checkpoint import write_plain
-from bench.rank_runs import say
-from bench.records import RESULTS
+from bench.records import bench_parser, report, say
 from bench.wide_checkpoint import write_wide
 from demo_model.training.corpus import Conversation, chatter_set, evaluation_set, long_set
 from demo_model.training.evaluate import Score, first_model, score, server_answerer
@@ -265,9 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 append(arguments.results / f"{BENCH}.jsonl", records(run, new, reference))
     if reference is None:
         return 1
-    say(f"{'case':52} {'right':>8} {PEER:>12}")
-    for record in records(run, found, reference):
-        say(f"{record.case:52} {record.value:7.2f}% {record.peer_value:11.2f}%")
+    report(records(run, found, reference), None)
     lost = [asked.case.name for asked in found if not is_enough(asked, reference)]
     if lost:
         say(f"too few right: {'; '.join(lost)}")
@@ -276,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     num_cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"],
                         default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
     parser.add_argument("--weights", nargs="+", default=list(FORMATS), choices=FORMATS)
@@ -290,8 +287,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="clusters that run beside each other")  # fmt: skip
     parser.add_argument("--case-seconds", type=float, default=CASE_SECONDS,
                         help="a cluster that needs longer is killed and told of")  # fmt: skip
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     return parser.parse_args(argv)
 
 

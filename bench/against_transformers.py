@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from bench.local_cluster import local_cluster
-from bench.records import RESULTS
+from bench.records import RESULTS, report, say
 from bench.work import Measured, Work
 from loadgen.load import LoadOptions, Outcome, run_load
 from loadgen.prompts import token_prompts
-from loadgen.records import BenchRun, Record, append
+from loadgen.records import BenchRun, Record
 from loadgen.summary import summarize
 
 PEER = "transformers"
@@ -157,21 +157,14 @@ def main(argv: Sequence[str]) -> int:
     )
     run = BenchRun.begin("against_transformers")
     model_options = ["--model", str(plan.model), "--served-model-name", _MODEL_NAME]
-    print(f"starting a cluster on {run.gpu}", flush=True)
+    say(f"starting a cluster on {run.gpu}")
     with local_cluster([*model_options, *up_options]) as url:
         busy, seconds, lone = measure_cluster(plan, url)
-    print("the same with transformers", flush=True)
+    say("the same with transformers")
     peer = measure_transformers(plan)
     records = throughput_records(run, plan, busy, seconds, peer)
     records += ttft_records(run, plan, lone, peer)
-    for record in records:
-        if record.peer_value is not None:
-            print(
-                f"{record.case}: {record.metric} {record.value:g} {record.unit}, "
-                f"{PEER} {record.peer_value:g}, ratio {record.value / record.peer_value:.2f}"
-            )
-    append(arguments.results, records)
-    print(f"recorded in {arguments.results}")
+    report(records, arguments.results)
     return 0
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from bench.deepseek_v3_config import write_config, write_tokenizer
 from bench.local_cluster import local_cluster, router_of
-from bench.records import RESULTS
+from bench.records import bench_parser, path_of, report
 from bench.small_config import SMALL
 from bench.worker_metrics import WorkerSamples, read_workers, start_figures, waiting_share
 from loadgen.load import LoadOptions, run_load
-from loadgen.records import BenchRun, append
+from loadgen.records import BenchRun
 from loadgen.summary import Figure, summarize
 
 BENCH = "cluster"
@@ -64,11 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"concurrency {arguments.concurrency}"
     )
     figures = [*summarize(outcomes, seconds).figures(), *figures_of_workers(before, after)]
-    records = [run.record(case, figure.metric, figure.unit, figure.value) for figure in figures]
-    for record in records:
-        sys.stdout.write(f"{record.metric:36} {record.value:10} {record.unit}\n")
-    if arguments.record:
-        append(arguments.results / f"{BENCH}.jsonl", records)
+    records = (run.record(case, *figure) for figure in figures)
+    report(records, path_of(BENCH, arguments))
     return 0
 
 
@@ -102,7 +99,7 @@ def options_of(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--weights", default="w4afp8", choices=["w4afp8", "fp8", "bf16"])
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--requests", type=int, default=512)
@@ -111,8 +108,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--set", action="append", default=[], help="ROLE.FLAG=VALUE of `ctl up`")
     parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     return parser.parse_args(argv)
 
 

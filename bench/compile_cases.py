@@ -1,10 +1,22 @@
 """Launches at the sizes of DeepSeek-V3, for `bench.compile_offline`: tensors without memory."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from bench.gpu_timing import Call
+from bench.kernel_case import (
+    CHOICES,
+    EXPERTS,
+    HEADS,
+    HIDDEN,
+    LATENT,
+    LOCAL,
+    NOPE,
+    ROPE,
+    VOCABULARY,
+    WIDTH,
+)
 from kernels.attention import (
     absorb_pieces_triton,
     absorb_query_triton,
@@ -40,12 +52,6 @@ from kernels.moe import (
 )
 from kernels.moe.fused_experts import FusedExperts
 from kernels.sampling import sample_triton
-
-HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
-VOCABULARY = 129_280
-LOCAL, WIDTH = 32, 2048  # experts of a rank, and their inner width
-
-Call = Callable[[], object]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -8,10 +8,10 @@ computes as ever, its choices are counted and its weights used, but not its expe
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,6 @@ from bench.deepseek_v3_config import WeightFormat, write_config
 from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
 from engine.step.sequence_chunk import SequenceChunk
-from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
 from ep.dispatch.local_aligned import LocalAlignedDispatcher
@@ -32,6 +31,7 @@ from model.dummy_checkpoint import DummyCheckpoint
 
 NUM_RANKS = 8
 PAGE_TOKENS = 64
+Local = TypeVar("Local", LocalDispatcher, LocalAlignedDispatcher, LocalMaskedDispatcher)
 
 
 class InTurn:
@@ -52,67 +52,17 @@ class InTurn:
         return self._slots[shape]
 
 
-class Balanced(LocalDispatcher):
-    """As its base, but to slots in turn, whatever the gate says."""
+def balanced(dispatcher: Local, method: str, num_slots: int) -> Local:
+    """Its `method`, one of those that dispatch, gives slots in turn, whatever the gate says."""
+    in_turn, dispatch = InTurn(num_slots), getattr(dispatcher, method)
 
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots)
-        self._in_turn = InTurn(num_slots)
+    def to_slots_in_turn(
+        hidden: torch.Tensor, topk_idx: torch.Tensor, *others: object, **named: object
+    ) -> object:
+        return dispatch(hidden, in_turn.like(topk_idx), *others, **named)
 
-    def dispatch(
-        self,
-        hidden: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        tokens_per_rank: tuple[int, ...],
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Dispatched:
-        slots = self._in_turn.like(topk_idx)
-        return super().dispatch(hidden, slots, topk_weights, tokens_per_rank, meanwhile)
-
-
-class BalancedAligned(LocalAlignedDispatcher):
-    """As its base, but to slots in turn, whatever the gate says."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots)
-        self._in_turn = InTurn(num_slots)
-
-    def dispatch_aligned(
-        self,
-        hidden: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        tokens_per_rank: tuple[int, ...],
-        payload: Payload,
-        alignment: int,
-        meanwhile: Callable[[], None] | None = None,
-        rows: Rows | None = None,
-    ) -> DispatchedAligned:
-        slots = self._in_turn.like(topk_idx)
-        return super().dispatch_aligned(
-            hidden, slots, topk_weights, tokens_per_rank, payload, alignment, meanwhile, rows
-        )
-
-
-class BalancedMasked(LocalMaskedDispatcher):
-    """As its base, but to slots in turn, whatever the gate says."""
-
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
-        super().__init__(num_slots, max_tokens)
-        self._in_turn = InTurn(num_slots)
-
-    def dispatch_masked(
-        self,
-        hidden: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        payload: Payload,
-        meanwhile: Callable[[], None] | None = None,
-        rows: Rows | None = None,
-    ) -> DispatchedMasked:
-        slots = self._in_turn.like(topk_idx)
-        return super().dispatch_masked(hidden, slots, topk_weights, payload, meanwhile, rows)
+    setattr(dispatcher, method, to_slots_in_turn)
+    return dispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +94,15 @@ class EmulatedRank:
         dtype = torch.bfloat16 if on_gpu else torch.float32
         placement = Placement.trivial(config.num_moe_layers, config.num_experts, NUM_RANKS)
         num_slots = placement.slots_per_rank
+        aligned = balanced(LocalAlignedDispatcher(num_slots), "dispatch_aligned", num_slots)
+        masked = LocalMaskedDispatcher(num_slots, max_tokens)
         experts = ExpertShard.build(
             placement,
             0,
-            Balanced(num_slots),
+            balanced(LocalDispatcher(num_slots), "dispatch", num_slots),
             device,
-            aligned=BalancedAligned(num_slots) if on_gpu else None,
-            masked=BalancedMasked(num_slots, max_tokens),
+            aligned=aligned if on_gpu else None,
+            masked=balanced(masked, "dispatch_masked", num_slots),
         )
         source = DummyCheckpoint(folder, device)
         model = DeepseekV3.load(

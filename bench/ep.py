@@ -7,7 +7,6 @@ used; DeepEP's own calls without ours around them are the peer. Without GPUs the
 sockets, with fewer experts, and tells nothing.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from bench.ep_ranks import on_all_ranks
-from bench.ep_times import RAW, Times, records_of
 from bench.gpu_timing import microseconds
-from bench.records import RESULTS
+from bench.records import bench_parser, path_of, report
 from ep.dispatch.deep_ep_buffer import DeepEpBuffer
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher import Payload
@@ -27,13 +25,30 @@ from ep.dispatch.dispatcher_choice import Choice, RankFacts, deep_ep_obstacle
 from ep.dispatch.dispatchers import Dispatchers, make_dispatchers
 from ep.dispatch.rank_facts import own_facts
 from ep.group.group import EpGroup
-from loadgen.records import BenchRun, append
+from loadgen.records import BenchRun, Record
 
 BENCH = "ep"
 PAIRS = 20  # of a dispatch and a combine, in a row
 WARM_UP = 5
 SLEEP_CYCLES = 20_000_000  # for the host to get ahead of the device
 PLAIN, FP8 = Payload.PLAIN, Payload.FP8
+RAW = "masked, raw"  # DeepEP's calls without ours around them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Microseconds; of one way each, and of both in a captured graph (0: not captured)."""
+
+    case: str
+    dispatch: float
+    combine: float
+    captured: float
+    dispatch_bytes: float
+    combine_bytes: float
+
+    @property
+    def both(self) -> float:
+        return self.dispatch + self.combine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,15 +255,54 @@ def on_host(
     return 1e6 * statistics.median(there), 1e6 * statistics.median(back)
 
 
+def records_of(run: BenchRun, by_rank: Sequence[Sequence[Times]]) -> list[Record]:
+    """The slowest rank's times; beside those through ours, DeepEP's own."""
+    slowest = {
+        each[0].case: Times(
+            case=each[0].case,
+            dispatch=max(times.dispatch for times in each),
+            combine=max(times.combine for times in each),
+            captured=max(times.captured for times in each),
+            dispatch_bytes=each[0].dispatch_bytes,
+            combine_bytes=each[0].combine_bytes,
+        )
+        for each in zip(*by_rank, strict=True)
+    }
+    records = []
+    for case, times in slowest.items():
+        if RAW in case:
+            continue
+        raw_case = case.replace(" masked,", f" {RAW},")
+        theirs = slowest.get(raw_case) if raw_case != case else None
+
+        def record(metric: str, value: float, peer: float | None, case: str = case) -> Record:
+            name = None if peer is None else "DeepEP"
+            unit = "GB/s" if metric.endswith("rate") else "us"
+            return run.record(case, metric, unit, value, peer=name, peer_value=peer)
+
+        def of_peer(what: str, theirs: Times | None = theirs) -> float | None:
+            return None if theirs is None else float(getattr(theirs, what))
+
+        records += [
+            record("dispatch", times.dispatch, of_peer("dispatch")),
+            record("combine", times.combine, of_peer("combine")),
+            record("round_trip", times.both, of_peer("both")),
+            record("dispatch_rate", times.dispatch_bytes / times.dispatch / 1e3, None),
+            record("combine_rate", times.combine_bytes / times.combine / 1e3, None),
+        ]
+        if times.captured:
+            records.append(record("captured", times.captured, of_peer("captured")))
+    return records
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     num_gpus = torch.cuda.device_count()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=num_gpus or 2)
     parser.add_argument("--hidden", type=int, default=7168 if num_gpus else 256)
     parser.add_argument("--experts", type=int, default=256 if num_gpus else 16)
     parser.add_argument("--choices", type=int, default=8)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 128])
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args(argv)
     if arguments.experts % arguments.ranks:
         parser.error(f"{arguments.experts} experts do not go evenly to {arguments.ranks} ranks")
@@ -259,12 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokens=tuple(arguments.tokens),
     )
     by_rank = on_all_ranks(measure, arguments.ranks, size)
-    records = records_of(BenchRun.begin(BENCH), by_rank)
-    for one in records:
-        beside = "" if one.peer is None else f"   {one.peer} {one.peer_value:.4g}"
-        sys.stdout.write(f"{one.case:60} {one.metric:14} {one.value:9.4g} {one.unit}{beside}\n")
-    if arguments.record:
-        append(RESULTS / f"{BENCH}.jsonl", records)
+    report(records_of(BenchRun.begin(BENCH), by_rank), path_of(BENCH, arguments))
     return 0
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.expert_loads import DRIFTING, NUM_GROUPS, STATIC, Load, windows
-from bench.records import RESULTS
+from bench.records import RESULTS, report
 from ep.eplb.balance import balance
 from ep.eplb.balancedness import Slots, balancedness
 from ep.eplb.rank_names import keep_ranks, num_new
@@ -282,15 +282,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-record", action="store_true", help="only print")
     options = parser.parse_args(arguments)
     published = None if options.published is None else load_published(options.published)
-    records = []
     run = BenchRun.begin(BENCH, on_cpu=True)
-    for record in measure(run, published):
-        records.append(record)
-        against = "" if record.peer_value is None else f"  ({record.peer}: {record.peer_value:g})"
-        line = f"{record.case}: {record.metric} {record.value:g} {record.unit}{against}"
-        sys.stdout.write(line + "\n")
+    records = report(measure(run, published), None if options.no_record else DETAILS_FILE)
     if not options.no_record:
-        append(DETAILS_FILE, records)
         append(RESULTS_FILE, summarise(run, records))
     return 0
 

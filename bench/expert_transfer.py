@@ -3,35 +3,32 @@
 Ranks without a model: layers of experts as large as DeepSeek-V3's (FP8: 44 MB each), and steps that
 read a part of them as decoding does. All slots are shuffled over all ranks. Taken are the time of a
 step before, during and after, how long the layers take, and bytes a second of all ranks together.
-Every slot is checked afterwards. One rank a GPU; without GPUs, gloo and a smaller size.
+Every slot is checked afterwards. One rank a GPU; without GPUs, sockets and a smaller size.
 """
 
-import argparse
 import random
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.multiprocessing as multiprocessing
 
-from bench.records import RESULTS
+from bench.ep_ranks import on_all_ranks
+from bench.records import bench_parser, path_of, report
 from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
 from ep.group.group import EpGroup
 from ep.migration.migration import ExpertMigration
 from ep.migration.migration_state import Outcome, Report
 from ep.placement.expert_slots import ExpertSlots
 from ep.placement.placement import EMPTY, Placement
-from loadgen.records import BenchRun, append
+from loadgen.records import BenchRun, Record
 from loadgen.summary import percentile
 
 BENCH = "expert_transfer"
 EXPERT_BYTES = 3 * 7168 * 2048  # gate, up and down in FP8
 NUM_STEPS = 200  # before, and again after
 READ_SHARE = 8  # one expert in so many is read by a step
-PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +38,6 @@ class Size:
     slots: int  # a rank
     experts: int  # a layer
     expert_bytes: int
-    on_gpu: bool
     bytes_per_second: float
 
 
@@ -108,15 +104,8 @@ def _no_checkpoint(_layer: int, _expert: int, _row: torch.Tensor) -> None:
     raise RuntimeError("a transfer failed, and there is no checkpoint here")
 
 
-def run_rank(rank: int, size: Size, port: int, results: "multiprocessing.SimpleQueue") -> None:
-    torch.set_num_threads(1)
-    device = torch.device("cuda", rank) if size.on_gpu else torch.device("cpu")
-    if size.on_gpu:
-        torch.cuda.set_device(device)
-    group = EpGroup.create(
-        rank=rank, size=size.ranks, rendezvous=f"127.0.0.1:{port}", device=device,
-        timeout_seconds=PATIENCE_SECONDS, backend="nccl" if size.on_gpu else "gloo",
-    )  # fmt: skip
+def measure(group: EpGroup, device: torch.device, size: Size) -> Figures:
+    """On every rank at once."""
     bench = Rank(group, size, device)
     figures = Figures()
     for _ in range(20):
@@ -133,9 +122,7 @@ def run_rank(rank: int, size: Size, port: int, results: "multiprocessing.SimpleQ
     figures.num_bytes = bench.migration.progress.num_bytes
     figures.after = [bench.step()[0] for _ in range(NUM_STEPS)]
     bench.check(target)
-    results.put(figures)
-    group.exchange([0])
-    group.close()
+    return figures
 
 
 def shuffled(placement: Placement) -> Placement:
@@ -150,13 +137,12 @@ def shuffled(placement: Placement) -> Placement:
 
 def main(argv: Sequence[str] | None = None) -> int:
     num_gpus = torch.cuda.device_count()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=num_gpus or 2)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--slots", type=int, default=36 if num_gpus else 4, help="a rank")
     parser.add_argument("--expert-bytes", type=int, default=EXPERT_BYTES if num_gpus else 1 << 20)
     parser.add_argument("--bytes-per-second", type=float, default=1e12, help="a rank may send")
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args(argv)
     size = Size(
         ranks=arguments.ranks,
@@ -164,30 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         slots=arguments.slots,
         experts=arguments.ranks * arguments.slots * 8 // 9,
         expert_bytes=arguments.expert_bytes,
-        on_gpu=num_gpus > 0,
         bytes_per_second=arguments.bytes_per_second,
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    ranks = multiprocessing.spawn(
-        run_rank, (size, port, results), nprocs=size.ranks, join=False, start_method="spawn"
-    )
-    found: list[Figures] = []
-    while len(found) < size.ranks:
-        if not results.empty():
-            found.append(results.get())
-        elif ranks.join(timeout=0.1):  # raises what a rank raised
-            break
-    while not ranks.join():
-        pass
-    return report(size, found, record=arguments.record)
+    found = on_all_ranks(measure, size.ranks, size)
+    report(records(BenchRun.begin(BENCH), size, found), path_of(BENCH, arguments))
+    return 0
 
 
-def report(size: Size, found: Sequence[Figures], *, record: bool) -> int:
-    run = BenchRun.begin(BENCH)
+def records(run: BenchRun, size: Size, found: Sequence[Figures]) -> list[Record]:
     case = (
         f"{size.ranks} ranks, {size.layers} layers of {size.ranks * size.slots} slots, "
         f"{size.expert_bytes / 1e6:.0f} MB an expert"
@@ -195,7 +165,7 @@ def report(size: Size, found: Sequence[Figures], *, record: bool) -> int:
     seconds = max(figures.seconds for figures in found)
     num_bytes = sum(figures.num_bytes for figures in found)
     before = [one for figures in found for one in figures.before]
-    records = [
+    made = [
         run.record(case, "migration", "s", seconds),
         run.record(case, "moved", "GB/s", num_bytes / seconds / 1e9),
     ]
@@ -203,7 +173,7 @@ def report(size: Size, found: Sequence[Figures], *, record: bool) -> int:
         steps = [one for figures in found for one in getattr(figures, name)]
         peer = None if name == "before" else "before"
         for at in (50, 99):
-            records.append(
+            made.append(
                 run.record(
                     f"{case}, {name}",
                     f"step_p{at}",
@@ -213,11 +183,7 @@ def report(size: Size, found: Sequence[Figures], *, record: bool) -> int:
                     peer_value=percentile(before, at) if peer else None,
                 )
             )
-    for one in records:
-        sys.stdout.write(f"{one.case:60} {one.metric:10} {one.value:10.4g} {one.unit}\n")
-    if record:
-        append(RESULTS / f"{BENCH}.jsonl", records)
-    return 0
+    return made
 
 
 if __name__ == "__main__":

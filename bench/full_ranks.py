@@ -15,8 +15,7 @@ import torch
 from bench.deepseek_v3_config import WeightFormat, write_config
 from bench.emulated_rank import PAGE_TOKENS
 from bench.ep_ranks import on_all_ranks
-from bench.rank_runs import say, say_record
-from bench.records import RESULTS
+from bench.records import bench_parser, path_of, report, say
 from bench.small_config import SMALL
 from engine.link.messages import Sampling
 from engine.process.settings import WorkerSettings
@@ -25,7 +24,7 @@ from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
 from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
-from loadgen.records import BenchRun, Record, append
+from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
 
@@ -177,7 +176,7 @@ def _wait(device: torch.device) -> None:
 
 def parser_of(description: str, lengths: list[int], meaning: str) -> argparse.ArgumentParser:
     num_gpus = torch.cuda.device_count()
-    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser = bench_parser(description)
     parser.add_argument("--ranks", type=int, default=num_gpus or 2)
     parser.add_argument("--weights", default="w4afp8", choices=["w4afp8", "fp8", "bf16"])
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help=meaning)
@@ -190,8 +189,6 @@ def parser_of(description: str, lengths: list[int], meaning: str) -> argparse.Ar
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dispatcher", default="auto", choices=["auto", "collective", "deep_ep"])
     parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     return parser
 
 
@@ -250,8 +247,5 @@ def measure_group(
         layers += f" of {arguments.experts} experts"
     where = f"{asked.weights}, {layers}, {arguments.ranks} ranks, {dispatcher}"
     records = records_of(where, slowest([times for _, _, times in found]))
-    for record in records:
-        say_record(record)
-    if arguments.record:
-        append(arguments.results / f"{bench}.jsonl", records)
+    report(records, path_of(bench, arguments))
     return 0

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -33,12 +32,13 @@ import uvloop
 
 from bench.prose import prose_prompts
 from bench.raw_streams import KeptConnections, RawStream, open_stream
-from bench.records import RESULTS
+from bench.records import bench_parser, path_of, report
 from bench.stub_cluster import without_pauses
 from loadgen.prompts import arrival_times
-from loadgen.records import BenchRun, append
+from loadgen.records import BenchRun, Record
 from loadgen.summary import Figure, percentile
 
+BENCH = "gateway"
 CHAT = "/v1/chat/completions"
 MODEL = "bench"
 FLOOR = "null HTTP server, same core"
@@ -289,26 +289,13 @@ def cut(tokenizer: tokenizers.Tokenizer, text: str, num_tokens: int) -> str:
 # ---- command line
 
 
-class Measured(NamedTuple):
-    """One number of a case, and the null server's for the same where there is one."""
-
-    case: str
-    figure: Figure
-    floor: float | None = None
-
-    def line(self) -> str:
-        metric, unit, value = self.figure.metric, self.figure.unit, self.figure.value
-        floor = "" if self.floor is None else f" ({FLOOR}: {self.floor:.4g})"
-        return f"{self.case}: {metric} {value:.4g} {unit}{floor}\n"
-
-
-def measure(arguments: argparse.Namespace) -> Iterator[Measured]:
+def measure(run: BenchRun, arguments: argparse.Namespace) -> Iterator[Record]:
     """Each case with a gateway of its own."""
     if arguments.only in ("", "streams"):
         case = f"{arguments.streams} streams of {arguments.rate:g} tokens/s, gateway on one core"
         with running(arguments) as gateway:
             for figure in uvloop.run(measure_streams(gateway, arguments)):
-                yield Measured(case, figure)
+                yield run.record(case, *figure)
     if arguments.only in ("", "ttft"):
         case = (
             f"{arguments.request_rate:g} requests/s of {arguments.prompt_tokens} prompt tokens, "
@@ -319,15 +306,12 @@ def measure(arguments: argparse.Namespace) -> Iterator[Measured]:
             floor = {figure.metric: figure.value for figure in figures}
         with running(arguments) as gateway:
             for figure in uvloop.run(measure_ttft(gateway, arguments)):
-                yield Measured(case, figure, floor[figure.metric])
+                peer_value = floor[figure.metric]
+                yield run.record(case, *figure, peer=FLOOR, peer_value=peer_value)
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.gateway_load",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--model", type=Path, default=Path("demo_model/checkpoint"))
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens/s of each stream")
@@ -340,21 +324,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=21900)
     parser.add_argument("--log-level", default="warning", help="of the gateway")
     parser.add_argument("--only", choices=["", "streams", "ttft"], default="")
-    parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}/")
     arguments = parser.parse_args(argv)
-    run = BenchRun.begin("gateway", on_cpu=True)
-    records = []
-    for one in measure(arguments):
-        sys.stdout.write(one.line())
-        sys.stdout.flush()
-        figure, peer = one.figure, None if one.floor is None else FLOOR
-        records.append(
-            run.record(
-                one.case, figure.metric, figure.unit, figure.value, peer=peer, peer_value=one.floor
-            )
-        )
-    if arguments.record:
-        append(RESULTS / "gateway.jsonl", records)
+    report(measure(BenchRun.begin(BENCH, on_cpu=True), arguments), path_of(BENCH, arguments))
     return 0
 
 

@@ -1,5 +1,6 @@
 """What the benchmark of kernels measures: a call, what it must move and compute, and a peer."""
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import cycle
@@ -44,6 +45,14 @@ def in_turn(calls: Iterable[Call]) -> Call:
     """Each time the next of them, so that what they read is too much for the caches together."""
     turns = cycle(calls)
     return lambda: next(turns)()
+
+
+def installed(package: str) -> ModuleType | None:
+    """A library to compare with, if it is there."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        return None
 
 
 class Tensors:

@@ -7,11 +7,9 @@ median over replays of a CUDA graph of several calls, ours and the library's in 
 """
 
 import argparse
-import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 
@@ -22,7 +20,7 @@ from bench import (
     kernel_cases_rows,
 )
 from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
-from bench.kernel_case import Case, Tensors
+from bench.kernel_case import Case, Tensors, installed
 from bench.records import RESULTS
 from loadgen.records import BenchRun, Record, append
 
@@ -63,7 +61,7 @@ def cases(make: Tensors) -> Iterator[Case]:
 
 def measure(chosen: Iterable[Case], bytes_per_second: float) -> Iterator[Measured]:
     for case in chosen:
-        module = _module(case.package) if case.library is not None else None
+        module = installed(case.package) if case.library is not None else None
         library = None
         if module is not None and case.library is not None:
             # A peer that waits for the host cannot be captured: not compared.
@@ -85,13 +83,6 @@ def _captured(call: Call, name: str) -> Replay | None:
         return captured(call, CALLS)
     except Exception as error:  # noqa: BLE001 - whatever a compiler throws
         sys.stdout.write(f"{name}: failed: {error!r:.300}\n")
-        return None
-
-
-def _module(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
         return None
 
 

@@ -13,8 +13,6 @@ are taken. Appends records to bench/results/w4a8_grouped_gemm.jsonl.
 """
 
 import argparse
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,9 +31,9 @@ from bench.gpu_timing import (
     rested,
     sustained,
 )
-from bench.kernel_case import Tensor, Tensors
+from bench.kernel_case import Tensor, Tensors, installed
 from bench.kernels_floor import W4a8Shape
-from bench.records import RESULTS, kept
+from bench.records import RESULTS, report
 from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,
     w4a8_grouped_gemm_gated,
@@ -218,16 +216,9 @@ def _theirs(
     )
 
 
-def _deep_gemm() -> ModuleType | None:
-    try:
-        return importlib.import_module("deep_gemm")
-    except ImportError:
-        return None
-
-
 def measure(run: BenchRun, make: Tensors, only: Sequence[str] = ()) -> Iterator[Record]:
     """Of cases called so, else of all."""
-    deep_gemm = _deep_gemm()
+    deep_gemm = installed("deep_gemm")
     rate = copy_bytes_per_second()
     yield run.record("copy by a kernel", "rate", "GB/s", rate / 1e9)
     chosen = [case for case in cases() if not only or case.name in only]
@@ -270,20 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     path = None if options.no_record else RESULTS_FILE
-    for record in kept(measure(BenchRun.begin(BENCH), Tensors(), options.only), path):
-        tell(record)
+    report(measure(BenchRun.begin(BENCH), Tensors(), options.only), path)
     return 0
-
-
-def tell(record: Record) -> None:
-    peer = ""
-    if record.peer_value is not None:
-        ratio = record.peer_value / record.value
-        peer = f" {record.peer}: {record.peer_value:8.1f} us {ratio:5.2f}"
-    sys.stdout.write(
-        f"{record.case:44} {record.metric:17} {record.value:8.1f} {record.unit}{peer}\n"
-    )
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

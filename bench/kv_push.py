@@ -8,13 +8,12 @@ last byte has landed. What has arrived is compared with what was sent. On a sing
 are on it, which the case says; without GPUs the same on the host, with a small model.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,13 +24,13 @@ from bench.ep_ranks import on_all_ranks
 from bench.kv_transfer import (
     RECEIVER,
     Size,
+    add_size,
     check,
     meet,
     pages_of_prompt,
     wait_for,
 )
-from bench.rank_runs import say_record
-from bench.records import RESULTS, kept
+from bench.records import bench_parser, path_of, report
 from bench.small_config import SMALL
 from core.clock import SystemClock
 from engine.kv.pages import pages_of
@@ -56,17 +55,9 @@ AGES = ("new", "used")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
     weights: WeightFormat
-    num_layers: int
-    num_pages: int  # of a pool
-    num_tokens: int
     chunk_tokens: int
-    repeats: int
-    requests: int  # that have used a pool before
     small: bool
-
-    @property
-    def pages_of_prompt(self) -> int:
-        return -(-self.num_tokens // PAGE_TOKENS)
+    size: Size  # whose page_bytes each rank finds out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +72,13 @@ class Times:
 
 def measure(group: EpGroup, device: torch.device, prefill: Prefill) -> list[Times]:
     """On both ranks at once; the sender knows the times."""
+    num_layers, num_pages = prefill.size.num_layers, prefill.size.num_pages
     with tempfile.TemporaryDirectory() as name:
         sizes = SMALL if prefill.small else None
         if group.rank == RECEIVER:
-            write_config(
-                Path(name), weights=prefill.weights, num_layers=prefill.num_layers, sizes=sizes
-            )
+            write_config(Path(name), weights=prefill.weights, num_layers=num_layers, sizes=sizes)
             kv_dim = ModelConfig.from_folder(Path(name)).kv_dim
-            shape = (prefill.num_layers, prefill.num_pages, PAGE_TOKENS, kv_dim)
+            shape = (num_layers, num_pages, PAGE_TOKENS, kv_dim)
             dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
             rank, cache = None, torch.zeros(shape, dtype=dtype, device=device)
         else:
@@ -97,20 +87,20 @@ def measure(group: EpGroup, device: torch.device, prefill: Prefill) -> list[Time
                 weights=prefill.weights,
                 device=device,
                 max_tokens=1,
-                num_pages=prefill.num_pages,
-                num_layers=prefill.num_layers,
+                num_pages=num_pages,
+                num_layers=num_layers,
                 sizes=sizes,
             )
             cache = rank.kv_cache
     transfer = NixlTransfer(f"{BENCH}-{group.rank}-{time.time_ns()}")
     transfer.register(cache)
-    size = size_of(prefill, cache)
+    size = replace(prefill.size, page_bytes=cache[0, 0].nbytes)
     found = []
     for age in AGES:
         runs = pages_of_prompt(age, group.rank, size)
         goal = meet(group, transfer, runs)
         if rank is None:
-            receive(transfer, prefill)
+            receive(transfer, size)
         else:
             sink = SinkPages(
                 peer=goal.agent, num_pool_pages=size.num_pages, pages=tuple(pages_of(goal.runs))
@@ -121,17 +111,6 @@ def measure(group: EpGroup, device: torch.device, prefill: Prefill) -> list[Time
         check(group, cache.flatten(2).view(torch.uint8), runs, size)
     transfer.close()
     return found
-
-
-def size_of(prefill: Prefill, cache: torch.Tensor) -> Size:
-    return Size(
-        num_layers=prefill.num_layers,
-        num_pages=prefill.num_pages,
-        page_bytes=cache[0, 0].nbytes,
-        prompt_tokens=prefill.num_tokens,
-        repeats=prefill.repeats,
-        requests=prefill.requests,
-    )
 
 
 class Sender:
@@ -158,12 +137,14 @@ class Sender:
         self._pages = list(pages)
         self._sink = sink
         vocab_size = rank.model.config.vocab_size
-        self._token_ids = [7 * position % vocab_size for position in range(prefill.num_tokens)]
+        self._token_ids = [
+            7 * position % vocab_size for position in range(prefill.size.prompt_tokens)
+        ]
 
     def times(self, age: str) -> Times:
         """With and without in turn, the first of each apart: it compiles and connects."""
         alone, pushed = [], []
-        for attempt in range(1 + self._prefill.repeats):
+        for attempt in range(1 + self._prefill.size.repeats):
             alone.append(self._alone())
             pushed.append(self._pushed(f"{age}-{attempt}"))
         return Times(
@@ -201,7 +182,7 @@ class Sender:
         return first_token, time.perf_counter() - began
 
     def _pieces(self) -> Iterator[SequenceChunk]:
-        num_tokens, chunk = self._prefill.num_tokens, self._prefill.chunk_tokens
+        num_tokens, chunk = self._prefill.size.prompt_tokens, self._prefill.chunk_tokens
         row = SampleRow(sampling=Sampling(), position=num_tokens)
         for begin in range(0, num_tokens, chunk):
             end = min(begin + chunk, num_tokens)
@@ -213,9 +194,9 @@ class Sender:
             )
 
 
-def receive(transfer: NixlTransfer, prefill: Prefill) -> None:
+def receive(transfer: NixlTransfer, size: Size) -> None:
     """Looks until all pages of all layers have arrived, each time."""
-    left = (1 + prefill.repeats) * prefill.num_layers * prefill.pages_of_prompt
+    left = (1 + size.repeats) * size.num_layers * size.prompt_pages
 
     def all_there() -> bool:
         nonlocal left
@@ -233,8 +214,8 @@ def records(
     made = []
     for one in found:
         case = (
-            f"{prefill.weights}, {prefill.num_layers} layers, {prefill.num_tokens} tokens, "
-            f"{one.age} pools{where}"
+            f"{prefill.weights}, {prefill.size.num_layers} layers, "
+            f"{prefill.size.prompt_tokens} tokens, {one.age} pools{where}"
         )
         for metric, seconds in (("first token", one.first_token), ("KV landed", one.landed)):
             made.append(
@@ -250,35 +231,23 @@ def records(
 def main(argv: Sequence[str] | None = None) -> int:
     num_gpus = torch.cuda.device_count()
     on_gpu = num_gpus > 0
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--weights", nargs="+", default=["fp8", "w4afp8"] if on_gpu else ["fp8"],
                         choices=["fp8", "w4afp8", "bf16"])  # fmt: skip
-    parser.add_argument("--layers", type=int, default=10 if on_gpu else 3)
-    parser.add_argument("--pages", type=int, default=8192 if on_gpu else 1024, help="of a pool")
-    parser.add_argument("--tokens", type=int, default=4096 if on_gpu else 512, help="of the prompt")
     parser.add_argument("--chunk-tokens", type=int, default=2048 if on_gpu else 256)
-    parser.add_argument("--requests", type=int, default=10_800, help="that came before")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
+    add_size(parser, layers=10 if on_gpu else 3, tokens=4096 if on_gpu else 512, on_gpu=on_gpu)
     arguments = parser.parse_args(argv)
     run = BenchRun.begin(BENCH)
-    path = arguments.results / f"{BENCH}.jsonl" if arguments.record else None
     for weights in arguments.weights:
         prefill = Prefill(
             weights=weights,
-            num_layers=arguments.layers,
-            num_pages=arguments.pages,
-            num_tokens=arguments.tokens,
             chunk_tokens=arguments.chunk_tokens,
-            repeats=arguments.repeats,
-            requests=arguments.requests,
             small=not on_gpu,
+            size=Size.of(arguments, page_bytes=0),
         )
         _, found = on_all_ranks(measure, 2, prefill, may_share=True)
         where = ", on one GPU" if num_gpus == 1 else ""
-        for record in kept(records(run, prefill, found, where), path):
-            say_record(record)
+        report(records(run, prefill, found, where), path_of(BENCH, arguments))
     return 0
 
 

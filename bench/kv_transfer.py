@@ -13,19 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch
 
 from bench.ep_ranks import on_all_ranks
-from bench.rank_runs import say_record
-from bench.records import RESULTS
+from bench.records import bench_parser, path_of, report
 from bench.used_pool import PAGE_TOKENS, used_pool
 from engine.kv.pages import PagePool
 from engine.link.messages import PageRun
 from ep.group.group import EpGroup
-from loadgen.records import BenchRun, append
+from loadgen.records import BenchRun
 from transfer.api import AgentDescriptor, Copy, State
 from transfer.nixl_agent import NixlTransfer
 from transfer.ranges import merged_ranges
@@ -46,9 +44,33 @@ class Size:
     repeats: int
     requests: int  # that have used a pool before
 
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, *, page_bytes: int) -> "Size":
+        """From the flags of `add_size`."""
+        return cls(
+            num_layers=arguments.layers,
+            num_pages=arguments.pages,
+            page_bytes=page_bytes,
+            prompt_tokens=arguments.tokens,
+            repeats=arguments.repeats,
+            requests=arguments.requests,
+        )
+
+    @property
+    def prompt_pages(self) -> int:
+        return -(-self.prompt_tokens // PAGE_TOKENS)
+
     @property
     def prompt_bytes(self) -> int:
-        return self.num_layers * -(-self.prompt_tokens // PAGE_TOKENS) * self.page_bytes
+        return self.num_layers * self.prompt_pages * self.page_bytes
+
+
+def add_size(parser: argparse.ArgumentParser, *, layers: int, tokens: int, on_gpu: bool) -> None:
+    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--pages", type=int, default=8192 if on_gpu else 1024, help="of a pool")
+    parser.add_argument("--tokens", type=int, default=tokens, help="of the prompt")
+    parser.add_argument("--requests", type=int, default=10_800, help="that came before")
+    parser.add_argument("--repeats", type=int, default=9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +117,7 @@ def each(size: Size) -> list[range]:
 
 
 def pages_of_prompt(age: str, rank: int, size: Size) -> tuple[PageRun, ...]:
-    num_pages = -(-size.prompt_tokens // PAGE_TOKENS)
+    num_pages = size.prompt_pages
     pool = PagePool(size.num_pages)
     if age == "used":
         pool = used_pool(
@@ -210,23 +232,10 @@ def check(group: EpGroup, cache: torch.Tensor, runs: Sequence[PageRun], size: Si
 
 def main(argv: Sequence[str] | None = None) -> int:
     on_gpu = torch.cuda.device_count() > 1
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=61 if on_gpu else 4)
-    parser.add_argument("--pages", type=int, default=8192 if on_gpu else 1024, help="of a pool")
-    parser.add_argument("--tokens", type=int, default=4096, help="of the prompt")
-    parser.add_argument("--requests", type=int, default=10_800, help="that came before")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
+    parser = bench_parser(__doc__)
+    add_size(parser, layers=61 if on_gpu else 4, tokens=4096, on_gpu=on_gpu)
     arguments = parser.parse_args(argv)
-    size = Size(
-        num_layers=arguments.layers,
-        num_pages=arguments.pages,
-        page_bytes=PAGE_TOKENS * 576 * 2,
-        prompt_tokens=arguments.tokens,
-        repeats=arguments.repeats,
-        requests=arguments.requests,
-    )
+    size = Size.of(arguments, page_bytes=PAGE_TOKENS * 576 * 2)
     _, figures = on_all_ranks(measure, 2, size)
     run = BenchRun.begin(BENCH)
     records = []
@@ -236,10 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records.append(run.record(one.case, "rate", "GB/s", rate, peer=peer, peer_value=goal))
         records.append(run.record(one.case, "time", "ms", 1000 * one.seconds))
         records.append(run.record(one.case, "descriptors", "count", one.descriptors))
-    for record in records:
-        say_record(record)
-    if arguments.record:
-        append(arguments.results / f"{BENCH}.jsonl", records)
+    report(records, path_of(BENCH, arguments))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A copy of a checkpoint folder in BF16, as it was before it was quantised to block FP8."""
+"""A copy of a checkpoint folder as it was before it was quantised to block FP8: BF16, or FP32."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from model.tensor_names import SCALE_SUFFIX
 EXACT_SUFFIX = "e_score_correction_bias"
 
 
-def write_plain(folder: Path, output: Path) -> Path:
+def write_plain(folder: Path, output: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     """`output` is made, with everything beside the weights as it is; not of int4 experts.
 
     CheckpointError for a folder that cannot be read, OSError for one that cannot be written.
@@ -28,9 +28,7 @@ def write_plain(folder: Path, output: Path) -> Path:
     (output / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     with Checkpoint(folder) as checkpoint:
         plain = {
-            name: checkpoint.read(
-                name, torch.float32 if name.endswith(EXACT_SUFFIX) else torch.bfloat16
-            )
+            name: checkpoint.read(name, torch.float32 if name.endswith(EXACT_SUFFIX) else dtype)
             for name in checkpoint.stored
             if not name.endswith(SCALE_SUFFIX)
         }

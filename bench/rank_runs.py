@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bench.emulated_rank import NUM_RANKS, EmulatedRank
-from bench.records import RESULTS, kept
+from bench.records import bench_parser, path_of, report, say
 from bench.small_config import SMALL
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
@@ -20,13 +19,11 @@ Measure = Callable[[EmulatedRank, BenchRun, argparse.Namespace], Iterable[Record
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser = bench_parser(description)
     parser.add_argument("--weights", nargs="+", default=["fp8", "w4afp8", "w4afp8-static"],
                         choices=["fp8", "w4afp8", "w4afp8-static", "bf16"])  # fmt: skip
     parser.add_argument("--layers", type=int, help="fewer of them, for a quick look")
     parser.add_argument("--small", action="store_true", help="a small model, on the CPU")
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to")
     return parser
 
 
@@ -42,7 +39,6 @@ def measure_all(
     """Each format in turn: two models do not fit beside each other."""
     device = torch.device("cpu" if arguments.small else "cuda")
     run = BenchRun.begin(bench, on_cpu=arguments.small)
-    path = arguments.results / f"{bench}.jsonl" if arguments.record else None
     for weights in arguments.weights:
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
@@ -57,20 +53,9 @@ def measure_all(
                 sizes=SMALL if arguments.small else None,
             )
             say(f"{weights}: loaded in {time.monotonic() - began:.1f} s, 1 of {NUM_RANKS} ranks")
-            for record in kept(measure(rank, run, arguments), path):
-                say_record(record)
+            report(measure(rank, run, arguments), path_of(bench, arguments))
             del rank
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     return 0
-
-
-def say_record(record: Record) -> None:
-    peer = f"  ({record.peer}: {record.peer_value})" if record.peer else ""
-    say(f"{record.case:48} {record.metric:32} {record.value:10} {record.unit}{peer}")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

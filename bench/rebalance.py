@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from bench.local_cluster import local_cluster, router_of
-from bench.records import RESULTS
+from bench.records import bench_parser, path_of, report, say
 from loadgen.openai_stream import Streamed, Target, stream
-from loadgen.records import BenchRun, Record, append
+from loadgen.records import BenchRun, Record
 from loadgen.summary import percentile
 from proto import experts_pb2, router_pb2, router_pb2_grpc
 
@@ -170,7 +170,7 @@ def records(run: BenchRun, phases: dict[str, Observation], case: str) -> list[Re
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="decode ranks")
     parser.add_argument("--redundant", type=int, default=8, help="redundant experts a layer")
     parser.add_argument("--streams", type=int, default=8, help="at any time")
@@ -178,20 +178,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="of quiet in each round")
     parser.add_argument("--rebalances", type=int, default=10, help="in a row, in each round")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args(argv)
     options = ["--decode-ranks", str(arguments.ranks)]
     options += ["--set", f"decode.num-redundant-experts={arguments.redundant}"]
     with local_cluster(options) as url:
         phases, num_different = asyncio.run(measure(url, router_of(url), "demo", arguments))
     case = f"{arguments.ranks} ranks, {arguments.streams} streams, {arguments.rebalances} in a row"
-    found = records(BenchRun.begin(BENCH), phases, case)
-    for one in found:
-        against = "" if one.peer_value is None else f"   {one.value / one.peer_value:.2f} x"
-        sys.stdout.write(f"{one.case:45} {one.metric:25} {one.value:10.4g} {one.unit}{against}\n")
-    sys.stdout.write(f"answers that differ: {num_different}\n")
-    if arguments.record:
-        append(RESULTS / f"{BENCH}.jsonl", found)
+    report(records(BenchRun.begin(BENCH), phases, case), path_of(BENCH, arguments))
+    say(f"answers that differ: {num_different}")
     return 1 if num_different else 0
 
 

@@ -4,9 +4,7 @@ A process of its own (`python -m bench.transformers_reference`): a `Work` as JSO
 `Measured` as JSON on stdout. The only module of bench that needs torch and transformers.
 """
 
-import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -15,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3ForCausalLM
 
+from bench.plain_checkpoint import write_plain
 from bench.work import Measured, Prefilled, Work
 
 _TRIAL_TOKENS = 16
@@ -33,36 +31,11 @@ def main() -> None:
 
 
 def load(folder: Path) -> DeepseekV3ForCausalLM:
-    """The checkpoint in FP32, block-FP8 weights dequantised first: CPUs have no FP8 kernels."""
+    """The checkpoint in FP32: CPUs have no FP8 kernels."""
     with tempfile.TemporaryDirectory(prefix="epserve-bench-") as name:
-        plain = Path(name)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        quantization = config.pop("quantization_config", None)
-        block = quantization["weight_block_size"] if quantization else [1, 1]
-        (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        for extra in folder.glob("generation_config.json"):
-            shutil.copy(extra, plain)
-        save_file(_plain_weights(folder, block), plain / "model.safetensors")
+        plain = write_plain(folder, Path(name) / "plain", torch.float32)
         model = DeepseekV3ForCausalLM.from_pretrained(plain, dtype=torch.float32)
     return model.eval()
-
-
-def _plain_weights(folder: Path, block: Sequence[int]) -> dict[str, torch.Tensor]:
-    """All tensors in FP32, each scaled block by block where a scale lies beside it."""
-    stored: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        stored |= load_file(file)
-    plain = {}
-    for name, tensor in stored.items():
-        if name.endswith("_scale_inv"):
-            continue
-        weight = tensor.float()
-        if (scale := stored.get(f"{name}_scale_inv")) is not None:
-            rows, columns = weight.shape
-            spread = scale.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-            weight = weight * spread[:rows, :columns]
-        plain[name] = weight
-    return plain
 
 
 def measure(model: DeepseekV3ForCausalLM, work: Work) -> Measured:

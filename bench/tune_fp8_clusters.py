@@ -14,16 +14,15 @@ where it beats Triton's.
 """
 
 import argparse
-import importlib
 import math
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from types import ModuleType
 
 import torch
 
 from bench.gpu_timing import Call, microseconds
+from bench.kernel_case import installed
 from bench.tune_fp8_gemm import (
     MARGIN,
     ROTATED_BYTES,
@@ -53,12 +52,12 @@ def tune_shape(
     tuner: Tuner[ClusterBlocks], n: int, k: int, known: Mapping[int, Fp8Choice]
 ) -> dict[int, Fp8Choice]:
     """What is `known` of a shape, by rows, with the CUDA kernel's best cuts beside it."""
-    deep_gemm = _deep_gemm()
+    deep_gemm = installed("deep_gemm")
     weights = [weights_of(DENSE, n, k, "cuda") for _ in range(max(1, round(ROTATED_BYTES / n / k)))]
     calls = max(3, len(weights))
     found = dict(known)
     for rows in rows_of(known):
-        sets = [operands_of(DENSE, rows, *each) for each in weights]
+        sets = [operands_of(rows, *each) for each in weights]
 
         def call_of(blocks: ClusterBlocks, sets: Sequence[Operands] = sets) -> Call:
             return taking_turns(lambda given: fp8_gemm_cuda.dense(*given, blocks=blocks), sets)
@@ -95,13 +94,6 @@ def choice_of(paths: Mapping[str, float], blocks: Fp8Blocks, clusters: ClusterBl
     return Fp8Choice(path=path, blocks=blocks, clusters=clusters if is_faster else None)
 
 
-def _deep_gemm() -> ModuleType | None:
-    try:
-        return importlib.import_module("deep_gemm")
-    except ImportError:
-        return None
-
-
 def _compile_ahead(n: int, k: int, device: torch.device) -> None:
     """What is compared with: DeepGEMM's kernels one behind the other would take minutes."""
     products: list[Product] = []
@@ -110,7 +102,7 @@ def _compile_ahead(n: int, k: int, device: torch.device) -> None:
     for rows in rows_of(known):
         products.append(Product(DENSE, experts=0, n=n, k=k, rows=rows, expected_rows=0))
         jobs.append((DENSE, n, k, rows, _nearest(known, rows, n, k).blocks))
-    if _deep_gemm():
+    if installed("deep_gemm"):
         compile_ahead(products, device, num_processes=PROCESSES)
     precompile(compile_one, jobs)
 

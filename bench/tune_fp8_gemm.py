@@ -7,7 +7,6 @@ shape: which of the two won, and Triton's best cut. --quick ends within two minu
 """
 
 import argparse
-import importlib
 import itertools
 import sys
 import time
@@ -19,7 +18,8 @@ import torch
 
 from bench.compile_offline import compile_into_cache
 from bench.gpu_timing import Call, microseconds
-from bench.tuning import Tuner, fp8, precompile
+from bench.kernel_case import Tensors, installed
+from bench.tuning import Tuner, precompile
 from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
 from kernels.build.fp8_scales import empty_scales
 from kernels.build.tuned import table_path, write_section
@@ -45,22 +45,15 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Product = Callable[[Operands], object]
 
 
-def operands_of(layout: int, rows: int, weight: torch.Tensor, w_scale: torch.Tensor) -> Operands:
-    lead = weight.shape[:-2]
-    k = weight.shape[-1]
-    if weight.is_meta:
-        x = torch.empty(*lead, rows, k, device="meta", dtype=torch.float8_e4m3fn)
-    else:
-        x = fp8(*lead, rows, k)
+def operands_of(rows: int, weight: torch.Tensor, w_scale: torch.Tensor) -> Operands:
+    *lead, _, k = weight.shape
+    x = Tensors(weight.device.type).fp8(*lead, rows, k)
     return x, empty_scales(x).fill_(0.01), weight, w_scale
 
 
 def weights_of(layout: int, n: int, k: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     lead = (NUM_EXPERTS,) if layout == MASKED else ()
-    if device == "meta":
-        weight = torch.empty(*lead, n, k, device=device, dtype=torch.float8_e4m3fn)
-    else:
-        weight = fp8(*lead, n, k)
+    weight = Tensors(device).fp8(*lead, n, k)
     return weight, torch.full((*lead, -(-n // 128), k // 128), 0.01, device=device)
 
 
@@ -93,7 +86,7 @@ def taking_turns(product: Product, operands: Sequence[Operands]) -> Call:
 
 def compile_one(job: Job) -> None:
     layout, n, k, rows, blocks = job
-    operands = operands_of(layout, rows, *weights_of(layout, n, k, "meta"))
+    operands = operands_of(rows, *weights_of(layout, n, k, "meta"))
     compile_into_cache(lambda: product_of(layout, rows, blocks, "meta")(operands))
 
 
@@ -102,17 +95,14 @@ def tune_shape(
 ) -> dict[str, dict[str, int | str]]:
     """The winner and the best cut by rows."""
     best: dict[str, dict[str, int | str]] = {}
-    try:
-        deep_gemm: ModuleType | None = importlib.import_module("deep_gemm")
-    except ImportError:
-        deep_gemm = None
+    deep_gemm = installed("deep_gemm")
     num_bytes = (NUM_EXPERTS if layout == MASKED else 1) * n * k
     weights = [
         weights_of(layout, n, k, "cuda") for _ in range(max(1, round(ROTATED_BYTES / num_bytes)))
     ]
     calls = max(3, len(weights))
     for rows in all_rows:
-        sets = [operands_of(layout, rows, *each) for each in weights]
+        sets = [operands_of(rows, *each) for each in weights]
         cuts = list(candidates(layout, rows, n, k))
 
         def call_of(blocks: Fp8Blocks, rows: int = rows, sets: Sequence[Operands] = sets) -> Call:

@@ -17,7 +17,8 @@ import torch
 
 from bench.compile_offline import MAX_SHARED_BYTES, compile_into_cache
 from bench.gpu_timing import Call
-from bench.tuning import Tuner, fp8, precompile
+from bench.kernel_case import Tensors
+from bench.tuning import Tuner, precompile
 from kernels.build import fp8_gemm_blocks
 from kernels.build.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_scales import empty_scales
@@ -91,16 +92,10 @@ def _operands(
     product: Product, num_rows: int, device: str
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
     shape = (product.num_experts, product.n, product.k)
-    if device == "meta":
-        x = torch.empty(num_rows, product.k, device=device, dtype=product.dtype)
-        weight = torch.empty(shape, device=device, dtype=product.dtype)
-    elif product.is_fp8:
-        x, weight = fp8(num_rows, product.k), fp8(*shape)
-    else:
-        x = torch.randn(num_rows, product.k, device=device, dtype=product.dtype)
-        weight = torch.randn(shape, device=device, dtype=product.dtype)
+    make = Tensors(device)
     if not product.is_fp8:
-        return x, None, weight, None
+        return make.rows(num_rows, product.k), None, make.rows(*shape), None
+    x, weight = make.fp8(num_rows, product.k), make.fp8(*shape)
     scale = torch.full((shape[0], product.n // 128, product.k // 128), 0.01, device=device)
     return x, empty_scales(x).fill_(0.01), weight, scale
 

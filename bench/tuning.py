@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Generic, TypeVar
 
-import torch
 from triton.runtime.errors import OutOfResources
 
 from bench.gpu_timing import Call, microseconds
@@ -58,11 +57,3 @@ def precompile(compile_one: Callable[[Blocks], None], jobs: Sequence[Blocks]) ->
             del os.environ["CUDA_VISIBLE_DEVICES"]
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
-
-
-def fp8(*shape: int) -> torch.Tensor:
-    """Random values of a wide range, made in parts: float32 ones would need four times the room."""
-    out = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
-    for part in out.view(-1, shape[-1]).split(8192):
-        part.copy_((60 * torch.randn(part.shape, device="cuda")).clamp(-400, 400))
-    return out

@@ -7,10 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import DeepseekV3ForCausalLM
 
-from bench import transformers_reference
 from bench.against_transformers import Plan, throughput_records, ttft_records
 from bench.work import Measured, Prefilled, Work
 from loadgen.load import Outcome
@@ -98,14 +96,3 @@ def test_the_reference_process_is_transformers(model: Path) -> None:
     assert prefilled.num_tokens == 12
     assert prefilled.step_seconds > 0
     assert prefilled.prefill_seconds > 0
-
-
-def test_scaled_blocks_are_dequantised(tmp_path: Path) -> None:
-    weight = torch.ones(3, 5)
-    scale = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    tensors = {"a.weight": weight, "a.weight_scale_inv": scale, "b": torch.tensor([7.0])}
-    save_file(tensors, tmp_path / "model.safetensors")
-    plain = transformers_reference._plain_weights(tmp_path, [2, 2])
-    assert plain["a.weight"].tolist() == [[1, 1, 2, 2, 3], [1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
-    assert plain["b"].tolist() == [7]
-    assert set(plain) == {"a.weight", "b"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import ep
-from bench.ep_times import Times, records_of
+from bench.ep import Times, records_of
 from loadgen.records import BenchRun
 
 RUN = BenchRun(date="", commit="", gpu="", bench="ep")

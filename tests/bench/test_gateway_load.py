@@ -44,14 +44,10 @@ async def test_output_is_found_where_it_arrived() -> None:
 @pytest.mark.cluster
 def test_a_short_run(tmp_path: Path) -> None:
     port = free_port()
-    code = (
-        "import sys; from pathlib import Path; import bench.gateway_load as b\n"
-        "b.RESULTS = Path(sys.argv[1]); sys.exit(b.main(sys.argv[2:]))"
-    )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), "--streams", "20", "--seconds", "1",
-         "--ramp-seconds", "0.5", "--request-rate", "10", "--warm-up-requests", "25",
-         "--port", str(port), "--record"],
+        [sys.executable, "-m", "bench.gateway_load", "--results", str(tmp_path), "--streams", "20",
+         "--seconds", "1", "--ramp-seconds", "0.5", "--request-rate", "10",
+         "--warm-up-requests", "25", "--port", str(port), "--record"],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=200,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip

@@ -62,10 +62,10 @@ def test_a_prompt_is_pushed_while_it_is_computed(tmp_path: Path) -> None:
 
 
 def test_a_push_is_held_against_the_prefill_alone() -> None:
-    prefill = kv_push.Prefill(
-        weights="fp8", num_layers=10, num_pages=8192, num_tokens=4096, chunk_tokens=2048,
-        repeats=9, requests=0, small=False,
-    )  # fmt: skip
+    size = Size(
+        num_layers=10, num_pages=8192, page_bytes=0, prompt_tokens=4096, repeats=9, requests=0
+    )
+    prefill = kv_push.Prefill(weights="fp8", chunk_tokens=2048, small=False, size=size)
     times = kv_push.Times(age="new", alone=0.1, first_token=0.102, landed=0.103)
     run = BenchRun(date="", commit="", gpu="", bench="kv_push")
     first, landed, later = kv_push.records(run, prefill, [times])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import table
-from bench.records import RESULTS, kept, read
+from bench.records import RESULTS, read, report
 from loadgen.records import Record, append
 
 RECORD = Record(
@@ -54,9 +54,9 @@ def test_a_run_that_is_cut_short_keeps_what_it_has(tmp_path: Path) -> None:
 
     file = tmp_path / "r.jsonl"
     with pytest.raises(RuntimeError, match="out of time"):
-        list(kept(measure(), file))
+        report(measure(), file)
     assert list(read(file)) == [RECORD, second]
-    assert list(kept([RECORD], None)) == [RECORD]
+    assert report([RECORD], None) == [RECORD]
 
 
 @pytest.mark.parametrize("line", ['{"date": 1}', "[]", "nonsense"])
