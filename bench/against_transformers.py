@@ -111,20 +111,11 @@ def throughput_records(
         f"{plan.prompt_tokens} + {plan.output_tokens} tokens"
     )
     peer_rate = sum(map(len, peer.token_ids)) / peer.generate_seconds
-    records = []
-    for figure in summarize(busy, seconds).figures():
-        compared = figure.metric == "output_throughput"
-        records.append(
-            run.record(
-                case,
-                figure.metric,
-                figure.unit,
-                figure.value,
-                peer=PEER if compared else None,
-                peer_value=peer_rate if compared else None,
-            )
-        )
-    return records
+    peer_values = {"output_throughput": peer_rate}
+    return [
+        run.record(case, *figure, peer=PEER, peer_value=peer_values.get(figure.metric))
+        for figure in summarize(busy, seconds).figures()
+    ]
 
 
 def ttft_records(

@@ -74,7 +74,7 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
         graphs.run(chunks, batch)
         yield run.record(
             case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
-            peer=None if peer is None else PEER, peer_value=peer,
+            peer=PEER, peer_value=peer,
         )  # fmt: skip
         launched = 1000 * steps_seconds(graphs, chunks, arguments.steps)
         yield run.record(case, "step with its launch", "ms", launched)

@@ -276,9 +276,8 @@ def records_of(run: BenchRun, by_rank: Sequence[Sequence[Times]]) -> list[Record
         theirs = slowest.get(raw_case) if raw_case != case else None
 
         def record(metric: str, value: float, peer: float | None, case: str = case) -> Record:
-            name = None if peer is None else "DeepEP"
             unit = "GB/s" if metric.endswith("rate") else "us"
-            return run.record(case, metric, unit, value, peer=name, peer_value=peer)
+            return run.record(case, metric, unit, value, peer="DeepEP", peer_value=peer)
 
         def of_peer(what: str, theirs: Times | None = theirs) -> float | None:
             return None if theirs is None else float(getattr(theirs, what))

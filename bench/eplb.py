@@ -176,14 +176,13 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def measure(run: BenchRun, published: Published | None) -> Iterator[Record]:
-    peer = None if published is None else PEER
     for cluster in CLUSTERS:
         for name in (*STATIC, *DRIFTING):
             before, now = windows(name, 0, NUM_LAYERS, NUM_EXPERTS)
             full = compare_full(cluster, now, published)
             case = f"{name}, {cluster}"
             yield run.record(
-                case, "balancedness", EVENNESS, full.ours, peer=peer, peer_value=full.theirs
+                case, "balancedness", EVENNESS, full.ours, peer=PEER, peer_value=full.theirs
             )
             if full.worst_layer is not None:
                 yield run.record(case, "worst layer", "of theirs", full.worst_layer)
@@ -213,9 +212,8 @@ def _speed(run: BenchRun, cluster: ClusterSizes, published: Published | None) ->
     case = f"{NUM_LAYERS} layers of {NUM_EXPERTS}, {cluster}"
     theirs = None if published is None else milliseconds(lambda: published(cluster, now))
     ours = milliseconds(lambda: cluster.balance(now))
-    peer = None if published is None else PEER
     yield run.record(
-        case, "full rebalance", "ms of processor time", ours, peer=peer, peer_value=theirs
+        case, "full rebalance", "ms of processor time", ours, peer=PEER, peer_value=theirs
     )
     yield run.record(
         case, BUDGETED, "ms of processor time", _budgeted_milliseconds(cluster, start, now)
@@ -248,7 +246,7 @@ def summarise(run: BenchRun, records: Sequence[Record]) -> Iterator[Record]:
             "balancedness",
             EVENNESS,
             statistics.fmean(record.value for record in even),
-            peer=PEER if theirs else None,
+            peer=PEER,
             peer_value=statistics.fmean(theirs) if theirs else None,
         )
         if theirs:

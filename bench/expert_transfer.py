@@ -171,7 +171,6 @@ def records(run: BenchRun, size: Size, found: Sequence[Figures]) -> list[Record]
     ]
     for name in ("before", "during", "after"):
         steps = [one for figures in found for one in getattr(figures, name)]
-        peer = None if name == "before" else "before"
         for at in (50, 99):
             made.append(
                 run.record(
@@ -179,8 +178,8 @@ def records(run: BenchRun, size: Size, found: Sequence[Figures]) -> list[Record]
                     f"step_p{at}",
                     "s",
                     percentile(steps, at),
-                    peer=peer,
-                    peer_value=percentile(before, at) if peer else None,
+                    peer="before",
+                    peer_value=None if name == "before" else percentile(before, at),
                 )
             )
     return made

@@ -208,7 +208,7 @@ def rate(
         f"{direction} tokens a second and GPU",
         "tokens/s",
         times.length / times.whole,
-        peer=PEER if is_peer_case else None,
+        peer=PEER,
         peer_value=peer.tokens_a_gpu if is_peer_case else None,
     )
 

@@ -10,7 +10,7 @@ the newest record of each case.
 import argparse
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.kernels_floor import W4a8Shape
@@ -27,16 +27,13 @@ _NAMES = {(4096, 7168): "gate and up", (7168, 2048): "down"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points of one projection: tokens an expert, and microseconds of each."""
+    """Points of one projection: microseconds by tokens an expert."""
 
-    num_experts: int
-    n: int
-    k: int
-    tokens: list[int]
-    ours: list[float | None]
-    by_row: list[float | None]
-    peer: list[float | None]
-    floor: list[float]
+    shape: W4a8Shape
+    ours: dict[int, float] = field(default_factory=dict)
+    by_row: dict[int, float] = field(default_factory=dict)
+    peer: dict[int, float] = field(default_factory=dict)
+    floor: dict[int, float] = field(default_factory=dict)
 
 
 def curves(records: Iterable[Record]) -> list[Curve]:
@@ -44,46 +41,21 @@ def curves(records: Iterable[Record]) -> list[Curve]:
     of_bench = [each for each in newest(records) if each.bench == BENCH]
     rates = [1e9 * each.value for each in of_bench if each.metric == "rate"]
     rate = rates[-1] if rates else BYTES_PER_SECOND
-    points: dict[tuple[int, int, int], dict[int, _Point]] = {}
+    found: dict[W4a8Shape, Curve] = {}
     for record in of_bench:
         match = _CASE.fullmatch(record.case)
         if match is None or record.metric != "time":
             continue
         num_experts, tokens, n, k = (int(group) for group in match.groups()[:4])
-        point = points.setdefault((num_experts, n, k), {}).setdefault(tokens, _Point())
-        if match[5]:
-            point.by_row = record.value
-        else:
-            point.ours = record.value
-        if record.peer is not None and record.peer.startswith("DeepGEMM"):
-            point.peer = record.peer_value
-    if not points:
+        shape = W4a8Shape(num_experts=num_experts, n=n, k=k)
+        curve = found.setdefault(shape, Curve(shape=shape))
+        (curve.by_row if match[5] else curve.ours)[tokens] = record.value
+        curve.floor[tokens] = shape.floor_microseconds(tokens, rate)
+        if (record.peer or "").startswith("DeepGEMM") and record.peer_value is not None:
+            curve.peer[tokens] = record.peer_value
+    if not found:
         raise ValueError(f"no record of {BENCH} has a case like 'masked e32 m16 n4096 k7168'")
-    return [
-        _curve(W4a8Shape(num_experts=e, n=n, k=k), rate, of_shape)
-        for (e, n, k), of_shape in points.items()
-    ]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Point:
-    ours: float | None = None
-    by_row: float | None = None
-    peer: float | None = None
-
-
-def _curve(shape: W4a8Shape, rate: float, of_shape: dict[int, _Point]) -> Curve:
-    tokens = sorted(of_shape)
-    return Curve(
-        num_experts=shape.num_experts,
-        n=shape.n,
-        k=shape.k,
-        tokens=tokens,
-        ours=[of_shape[each].ours for each in tokens],
-        by_row=[of_shape[each].by_row for each in tokens],
-        peer=[of_shape[each].peer for each in tokens],
-        floor=[shape.floor_microseconds(each, rate) for each in tokens],
-    )
+    return list(found.values())
 
 
 def draw(found: Sequence[Curve], path: Path, caption: str) -> None:
@@ -98,16 +70,17 @@ def draw(found: Sequence[Curve], path: Path, caption: str) -> None:
             (curve.ours, "o-", "#1f60c4", "epserve, W4A8"),
             (curve.by_row, "^-", "#2e9d6b", "epserve, W4A8, row scales"),
             (curve.peer, "s-", "#e0752d", "DeepGEMM, FP8"),
+            (curve.floor, "--", "#53585f", "floor of W4A8"),
         ):
-            known = [(t, y) for t, y in zip(curve.tokens, times, strict=True) if y is not None]
-            if known:
-                axis.plot(*zip(*known, strict=True), marks, color=color, label=label)
-        axis.plot(curve.tokens, curve.floor, "--", color="#53585f", label="floor of W4A8")
+            if times:
+                points = zip(*sorted(times.items()), strict=True)
+                axis.plot(*points, marks, color=color, label=label)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(curve.tokens, [str(each) for each in curve.tokens])
+        axis.set_xticks(sorted(curve.floor), [str(each) for each in sorted(curve.floor)])
         axis.set_ylim(0)
-        name = _NAMES.get((curve.n, curve.k), "projection")
-        axis.set_title(f"{name}: {curve.num_experts} experts, N={curve.n} K={curve.k}", fontsize=10)
+        shape = curve.shape
+        name = _NAMES.get((shape.n, shape.k), "projection")
+        axis.set_title(f"{name}: {shape.num_experts} experts, N={shape.n} K={shape.k}", fontsize=10)
         axis.set_xlabel("tokens an expert")
         axis.set_ylabel("microseconds")
         axis.grid(visible=True, alpha=0.3)

@@ -241,8 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = []
     for one in figures:
         rate = size.prompt_bytes / one.seconds / 1e9
-        peer, goal = (GOAL, GOAL_GIGABYTES) if on_gpu else (None, None)
-        records.append(run.record(one.case, "rate", "GB/s", rate, peer=peer, peer_value=goal))
+        goal = GOAL_GIGABYTES if on_gpu else None
+        records.append(run.record(one.case, "rate", "GB/s", rate, peer=GOAL, peer_value=goal))
         records.append(run.record(one.case, "time", "ms", 1000 * one.seconds))
         records.append(run.record(one.case, "descriptors", "count", one.descriptors))
     report(records, path_of(BENCH, arguments))

@@ -51,7 +51,7 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
         peer = PEER_PASS.get(rank.weights, {}).get(num_tokens) if is_peer_case else None
         yield run.record(
             case, "pass", "ms", 1000 * statistics.median(whole for _, whole in times),
-            peer=None if peer is None else PEER, peer_value=peer,
+            peer=PEER, peer_value=peer,
         )  # fmt: skip
         launched = 1000 * statistics.median(launch for launch, _ in times)
         yield run.record(case, "time until all is launched", "ms", launched)

@@ -150,15 +150,14 @@ def records(run: BenchRun, phases: dict[str, Observation], case: str) -> list[Re
     quiet = phases["quiet"].gaps
     for name, phase in phases.items():
         for at in (50, 99):
-            peer = None if name == "quiet" else "the same without rebalances"
             found.append(
                 run.record(
                     f"{case}, {name}",
                     f"inter_token_latency_p{at}",
                     "s",
                     percentile(phase.gaps, at),
-                    peer=peer,
-                    peer_value=percentile(quiet, at) if peer else None,
+                    peer="the same without rebalances",
+                    peer_value=None if name == "quiet" else percentile(quiet, at),
                 )
             )
     moving = phases["moving"]

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,44 +21,40 @@ if TYPE_CHECKING:
 NUM_KERNELS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """Microseconds, the most first; `floors` are None where there is none."""
+class Bar(NamedTuple):
+    """Microseconds; `floor` None where there is none."""
 
-    names: list[str]
-    microseconds: list[float]
-    floors: list[float | None]
+    name: str
+    microseconds: float
+    floor: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
+    """The bars with the most time first."""
+
     case: str
     microseconds: float
-    purposes: Bars
-    kernels: Bars
+    purposes: list[Bar]
+    kernels: list[Bar]
 
 
 def read_step(path: Path) -> Step:
     """ValueError for a file that is no breakdown."""
     content = json.loads(path.read_text(encoding="utf-8"))
     try:
-        purposes, kernels = content["purposes"], content["kernels"]
         return Step(
             case=str(content["case"]),
             microseconds=float(content["microseconds"]),
-            purposes=_bars(purposes, [str(row["purpose"]) for row in purposes]),
-            kernels=_bars(kernels, [_name(row) for row in kernels]),
+            purposes=[_bar(row["purpose"], row) for row in content["purposes"]],
+            kernels=[_bar(_name(row), row) for row in content["kernels"]],
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no breakdown of a step: {error!r}") from error
 
 
-def _bars(rows: Sequence[dict[str, Any]], names: list[str]) -> Bars:
-    return Bars(
-        names=names,
-        microseconds=[float(row["microseconds"]) for row in rows],
-        floors=[row.get("floor") for row in rows],
-    )
+def _bar(name: str, row: dict[str, Any]) -> Bar:
+    return Bar(name, float(row["microseconds"]), row.get("floor"))
 
 
 def _name(kernel: dict[str, Any]) -> str:
@@ -80,8 +76,8 @@ def draw(steps: Sequence[Step], path: Path) -> None:
         len(steps), 2, figsize=size, squeeze=False, width_ratios=(4, 5), layout="constrained"
     )
     for (left, right), step in zip(axes, steps, strict=True):
-        _draw_bars(left, step.purposes, len(step.purposes.names))
-        _draw_bars(right, step.kernels, NUM_KERNELS)
+        _draw_bars(left, step.purposes)
+        _draw_bars(right, step.kernels[:NUM_KERNELS])
         together = f"kernels of {step.microseconds / 1000:.1f} ms, partly beside each other"
         left.set_title(f"{step.case}:\n{together}", fontsize=10)
         right.set_title("the kernels that take longest", fontsize=10)
@@ -92,27 +88,25 @@ def draw(steps: Sequence[Step], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_bars(axis: "Axes", bars: Bars, num_bars: int) -> None:
-    names = [textwrap.fill(name, 36) for name in bars.names[:num_bars]]
-    used, floors = bars.microseconds[:num_bars], bars.floors[:num_bars]
-    places = range(len(names))
+def _draw_bars(axis: "Axes", bars: Sequence[Bar]) -> None:
+    places = range(len(bars))
+    used = [bar.microseconds for bar in bars]
     axis.barh(places, used, color="#1f60c4", label="measured")
-    least = [0.0 if floor is None else floor for floor in floors]
-    axis.barh(places, least, height=0.3, color="#e0752d", label="floor")
-    for place, time, floor in zip(places, used, floors, strict=True):
-        text = f" {time:,.0f}" + ("" if floor is None else f" of {_rounded(floor)}")
-        axis.text(time, place, text, va="center", fontsize=8)
-    axis.set_yticks(places, names, fontsize=8)
+    axis.barh(
+        places, [bar.floor or 0.0 for bar in bars], height=0.3, color="#e0752d", label="floor"
+    )
+    for place, bar in enumerate(bars):
+        text = f" {bar.microseconds:,.0f}"
+        if bar.floor is not None:
+            text += f" of {bar.floor:,.0f}" if bar.floor >= 10 else f" of {bar.floor:.2g}"
+        axis.text(bar.microseconds, place, text, va="center", fontsize=8)
+    axis.set_yticks(places, [textwrap.fill(bar.name, 36) for bar in bars], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(0, 1.35 * max(used, default=1.0))
     axis.locator_params(axis="x", nbins=6)
     axis.set_xlabel("microseconds of a step: measured, of the floor")
     axis.grid(visible=True, axis="x", alpha=0.3)
     axis.set_axisbelow(True)
-
-
-def _rounded(floor: float) -> str:
-    return f"{floor:,.0f}" if floor >= 10 else f"{floor:.2g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

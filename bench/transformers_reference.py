@@ -8,7 +8,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -43,28 +45,28 @@ def measure(model: DeepseekV3ForCausalLM, work: Work) -> Measured:
     steps are often faster with one thread than with all."""
     prompts = work.generate or work.prefill
     with torch.inference_mode():
-        torch.set_num_threads(_best_thread_count(model, prompts[0]))
+        _generate(model, prompts[0], 2)
+        _set_best_threads(lambda: _generate(model, prompts[0], _TRIAL_TOKENS))
         began = time.perf_counter()
         token_ids = [_generate(model, prompt, work.output_tokens) for prompt in work.generate]
         seconds = time.perf_counter() - began
-        prefilled = _prefill_all(model, work.prefill)
+        prefilled = []
+        for _, of_length in groupby(work.prefill, key=len):
+            same = list(of_length)
+            _set_best_threads(partial(_prefill, model, same[0]))
+            prefilled += [_prefill(model, prompt) for prompt in same]
     return Measured(generate_seconds=seconds, token_ids=token_ids, prefill=prefilled)
 
 
-def _thread_counts() -> list[int]:
-    return sorted({1, len(os.sched_getaffinity(0))})
-
-
-def _best_thread_count(model: DeepseekV3ForCausalLM, prompt: list[int]) -> int:
-    """With which a prompt and some tokens behind it take the least time."""
+def _set_best_threads(call: Callable[[], object]) -> None:
+    """One or all, whichever `call` takes less time with."""
     seconds = {}
-    for count in _thread_counts():
+    for count in {1, len(os.sched_getaffinity(0))}:
         torch.set_num_threads(count)
-        _generate(model, prompt, 2)
         began = time.perf_counter()
-        _generate(model, prompt, _TRIAL_TOKENS)
+        call()
         seconds[count] = time.perf_counter() - began
-    return min(seconds, key=seconds.__getitem__)
+    torch.set_num_threads(min(seconds, key=seconds.__getitem__))
 
 
 def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
@@ -79,22 +81,6 @@ def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) 
     )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
-
-
-def _prefill_all(model: DeepseekV3ForCausalLM, prompts: Sequence[list[int]]) -> list[Prefilled]:
-    """Each prompt with the thread count that is fastest for its length."""
-    best: dict[int, int] = {}
-    measured = []
-    for prompt in prompts:
-        if len(prompt) not in best:
-            seconds = {}
-            for count in _thread_counts():
-                torch.set_num_threads(count)
-                seconds[count] = _prefill(model, prompt).prefill_seconds
-            best[len(prompt)] = min(seconds, key=seconds.__getitem__)
-        torch.set_num_threads(best[len(prompt)])
-        measured.append(_prefill(model, prompt))
-    return measured
 
 
 def _prefill(model: DeepseekV3ForCausalLM, prompt: list[int]) -> Prefilled:

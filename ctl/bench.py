@@ -123,7 +123,7 @@ def describe_case(options: LoadOptions) -> str:
 def records(run: BenchRun, options: LoadOptions, summary: Summary) -> list[Record]:
     """The run as records, one a figure."""
     case = describe_case(options)
-    return [run.record(case, each.metric, each.unit, each.value) for each in summary.figures()]
+    return [run.record(case, *figure) for figure in summary.figures()]
 
 
 def _run(options: LoadOptions, console: Console) -> tuple[list[Outcome], float]:

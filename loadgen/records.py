@@ -66,6 +66,7 @@ class BenchRun:
         peer: str | None = None,
         peer_value: float | None = None,
     ) -> Record:
+        """Without `peer_value` the record has no peer."""
         return Record(
             date=self.date,
             commit=self.commit,
@@ -75,7 +76,7 @@ class BenchRun:
             metric=metric,
             unit=unit,
             value=_rounded(value),
-            peer=peer,
+            peer=None if peer_value is None else peer,
             peer_value=None if peer_value is None else _rounded(peer_value),
         )
 

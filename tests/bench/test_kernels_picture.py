@@ -32,10 +32,11 @@ def test_curves_join_the_peers_of_a_case() -> None:
         RUN.record("contiguous e8 m4096 n4096 k7168", "time", "us", 2700.0),
     ]
     (curve,) = curves(records)
-    assert (curve.tokens, curve.ours, curve.peer) == ([1, 16], [110.0, 120.0], [None, 240.0])
-    assert curve.by_row == [None, 115.0]
+    assert (curve.ours, curve.peer) == ({16: 120.0, 1: 110.0}, {16: 240.0})
+    assert curve.by_row == {16: 115.0}
     shape = W4a8Shape(num_experts=32, n=4096, k=7168)
-    assert curve.floor == [shape.floor_microseconds(each, 4e12) for each in (1, 16)]
+    assert curve.shape == shape
+    assert curve.floor == {each: shape.floor_microseconds(each, 4e12) for each in (1, 16)}
 
 
 def test_floor() -> None:
@@ -48,7 +49,7 @@ def test_floor() -> None:
 
 def test_recorded_results_can_be_drawn(tmp_path: Path) -> None:
     found = curves(read(RESULTS / "w4a8_grouped_gemm.jsonl"))
-    assert {(each.n, each.k) for each in found} == {(4096, 7168), (7168, 2048)}
+    assert {(each.shape.n, each.shape.k) for each in found} == {(4096, 7168), (7168, 2048)}
     assert BYTES_PER_SECOND > 1e12
     draw(found, tmp_path / "picture.png", "a test")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -142,3 +142,8 @@ def test_a_few_rows_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_chosen_row_has_a_record() -> None:
     records = [each for file in RESULTS.glob("*.jsonl") for each in read(file)]
     assert len(table.chosen(records).splitlines()) == 2 + len(table.CHOSEN_ROWS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md", "docs/experts.md"])
+def test_tables_of_pages_are_those_of_the_records(page: str) -> None:
+    assert table.main([str(Path(__file__).parents[2] / page), "--check"]) == 0
