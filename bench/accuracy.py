@@ -6,7 +6,7 @@ ranks, by NCCL and by DeepEP. What comes out is held against a cluster in FP32 o
 same in the same run. Exit status 1 where a case loses more than it may, or does not run to its end.
 
 DeepEP's low-latency kernels do not know the 256 values that a token of the demo model has: in
-recorded steps over DeepEP they are filled up with zeros (`bench.wide_checkpoint`).
+recorded steps over DeepEP they are filled up with zeros (`bench.serving.wide_checkpoint`).
 """
 
 import argparse
@@ -26,10 +26,10 @@ from pathlib import Path
 
 import torch
 
-from bench.local_cluster import ClusterError, local_cluster
-from bench.plain_checkpoint import write_plain
 from bench.records import bench_parser, report, say
-from bench.wide_checkpoint import write_wide
+from bench.serving.local_cluster import ClusterError, local_cluster
+from bench.serving.plain_checkpoint import write_plain
+from bench.serving.wide_checkpoint import write_wide
 from demo_model.training.corpus import Conversation, chatter_set, evaluation_set, long_set
 from demo_model.training.evaluate import Score, first_model, score, server_answerer
 from demo_model.training.settings import CHECKPOINT_PATH

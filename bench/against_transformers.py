@@ -13,15 +13,15 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from bench.local_cluster import local_cluster
 from bench.records import RESULTS, report, say
-from bench.work import Measured, Work
+from bench.serving.local_cluster import local_cluster
+from bench.serving.work import Measured, Work
 from loadgen.load import LoadOptions, Outcome, run_load
 from loadgen.prompts import token_prompts
 from loadgen.records import BenchRun, Record
@@ -63,23 +63,33 @@ class BenchError(Exception):
 
 def measure_cluster(plan: Plan, url: str) -> tuple[list[Outcome], float, list[Outcome]]:
     """Outcomes and seconds of the throughput run, outcomes of the lone requests."""
-    options = LoadOptions(
-        url=url,
-        model=_MODEL_NAME,
+    lone = LoadOptions(
+        url=url, model=_MODEL_NAME, num_prompts=plan.ttft_repeats, output_tokens=2, seed=plan.seed
+    )
+    busy = replace(
+        lone,
         concurrency=plan.concurrency,
+        num_prompts=plan.num_prompts,
+        prompt_tokens=plan.prompt_tokens,
         output_tokens=plan.output_tokens,
     )
     # Other prompts than the measured ones, so that no prefix cache is warm.
-    warm_up = token_prompts(plan.seed + 1, plan.concurrency, plan.prompt_tokens)
-    _checked(asyncio.run(run_load(options, _bodies(warm_up, 8)))[0])
-    busy, seconds = asyncio.run(
-        run_load(options, _bodies(plan.throughput_prompts(), plan.output_tokens))
-    )
-    lone_options = LoadOptions(url=url, model=_MODEL_NAME, concurrency=1)
-    lone, _ = asyncio.run(run_load(lone_options, _bodies(plan.ttft_prompts(), 2)))
-    if any(outcome.num_output_tokens != plan.output_tokens for outcome in _checked(busy)):
+    warm_up = replace(busy, num_prompts=plan.concurrency, output_tokens=8, seed=plan.seed + 1)
+    _load(warm_up)
+    outcomes, seconds = _load(busy)
+    if any(outcome.num_output_tokens != plan.output_tokens for outcome in outcomes):
         raise BenchError("the cluster gave other numbers of tokens than asked for")
-    return busy, seconds, _checked(lone)
+    alone = [_load(replace(lone, prompt_tokens=length))[0] for length in plan.ttft_lengths]
+    return outcomes, seconds, list(chain.from_iterable(alone))
+
+
+def _load(options: LoadOptions) -> tuple[list[Outcome], float]:
+    """As `run_load`. Raises BenchError where a request fails."""
+    outcomes, seconds = asyncio.run(run_load(options))
+    for outcome in outcomes:
+        if outcome.error:
+            raise BenchError(f"request {outcome.index} failed: {outcome.error}")
+    return outcomes, seconds
 
 
 def measure_transformers(plan: Plan) -> Measured:
@@ -91,14 +101,14 @@ def measure_transformers(plan: Plan) -> Measured:
         prefill=plan.ttft_prompts(),
     )
     process = subprocess.run(
-        [sys.executable, "-m", "bench.transformers_reference"],
+        [sys.executable, "-m", "bench.serving.transformers_reference"],
         input=msgspec.json.encode(work),
         stdout=subprocess.PIPE,
         timeout=_REFERENCE_SECONDS,
         check=False,
     )
     if process.returncode != 0:
-        raise BenchError(f"bench.transformers_reference: exit status {process.returncode}")
+        raise BenchError(f"bench.serving.transformers_reference: exit status {process.returncode}")
     return msgspec.json.decode(process.stdout, type=Measured)
 
 
@@ -157,26 +167,6 @@ def main(argv: Sequence[str]) -> int:
     records += ttft_records(run, plan, lone, peer)
     report(records, arguments.results)
     return 0
-
-
-def _bodies(prompts: Sequence[list[int]], output_tokens: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "model": _MODEL_NAME,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-        }
-        for prompt in prompts
-    ]
-
-
-def _checked(outcomes: list[Outcome]) -> list[Outcome]:
-    for outcome in outcomes:
-        if outcome.error:
-            raise BenchError(f"request {outcome.index} failed: {outcome.error}")
-    return outcomes
 
 
 def _demo_model() -> Path:

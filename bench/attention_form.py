@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from bench.gpu_timing import microseconds
-from bench.kernel_case import LATENT, NOPE, ROPE, Tensors
+from bench.kernel_cases.case import LATENT, NOPE, ROPE, Tensors
+from bench.kernel_cases.gpu_timing import microseconds
 from kernels.attention.mla_decode import mla_decode_paged, mla_decode_schedule
 from kernels.attention.mla_prefill import mla_prefill_grouped
 from kernels.attention.mla_prefill_plan import max_keys, plan_groups

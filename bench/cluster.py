@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.deepseek_v3_config import write_config, write_tokenizer
-from bench.local_cluster import local_cluster, router_of
+from bench.ranks.deepseek_v3_config import write_config, write_tokenizer
+from bench.ranks.small_config import SMALL
 from bench.records import bench_parser, path_of, report
-from bench.small_config import SMALL
-from bench.worker_metrics import WorkerSamples, read_workers, start_figures, waiting_share
+from bench.serving.local_cluster import local_cluster, router_of
+from bench.serving.worker_metrics import WorkerSamples, read_workers, start_figures, waiting_share
 from loadgen.load import LoadOptions, run_load
 from loadgen.records import BenchRun
 from loadgen.summary import Figure, summarize

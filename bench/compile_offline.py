@@ -1,7 +1,7 @@
 """Compiles Triton kernels for sm_90 on a machine without a GPU, as their launchers launch them.
 
     compiled(lambda: quantise(meta_tensor))     every kernel that the call would have launched
-    python -m bench.compile_offline [NAME...]   what `bench.compile_cases` lists, as a table
+    python -m bench.compile_offline [NAME...]   what `kernel_cases.compile_cases` lists, as a table
     python -m bench.compile_offline --json      the same, a line of JSON a kernel
 
 A launcher is given tensors of torch's `meta` device, which have shapes and no memory; a launch
@@ -156,7 +156,7 @@ def _row(each: Compiled) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from bench.compile_cases import CASES
+    from bench.kernel_cases.compile_cases import CASES
 
     parser = argparse.ArgumentParser(description="Compile the Triton kernels for sm_90.")
     parser.add_argument("names", nargs="*", help="cases that begin with one of these (all)")

@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from bench.emulated_rank import PAGE_TOKENS
-from bench.full_ranks import (
+from bench.ranks.emulated_rank import PAGE_TOKENS
+from bench.ranks.full_ranks import (
     Asked,
     Begun,
     PeerRate,

@@ -2,9 +2,9 @@
 
 All layers with weights of their own, made up, FP8 or W4A8, the latter also with static scales of
 activations; requests of 2,048 tokens each; perfect balance of experts and nothing sent
-(`bench.emulated_rank`). The step is the recorded one that decode workers replay. Prints and records
-its time on the device, its time with what the host does in front, and by `--profile` where the time
-goes. SGLang 0.5.16 on the same GPU is the peer: its step without dispatch and combine.
+(`bench.ranks.emulated_rank`). The step is the recorded one that decode workers replay. Records its
+time on the device, its time with what the host does before, and by `--profile` where the time goes.
+SGLang 0.5.16 on the same GPU is the peer: its step without dispatch and combine.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from itertools import pairwise
 
 import torch
 
-from bench.deepseek_v3_config import WeightFormat
-from bench.emulated_rank import PAGE_TOKENS, EmulatedRank, pages_for
-from bench.gpu_timing import copy_bytes_per_second
-from bench.rank_runs import measure_all, parser_of
-from bench.step_breakdown import by_purpose, profile_step, write_breakdown
+from bench.kernel_cases.gpu_timing import copy_bytes_per_second
+from bench.ranks.deepseek_v3_config import WeightFormat
+from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank, pages_for
+from bench.ranks.rank_runs import measure_all, parser_of
+from bench.ranks.step_breakdown import by_purpose, profile_step, write_breakdown
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.ep_ranks import on_all_ranks
-from bench.gpu_timing import microseconds
+from bench.kernel_cases.gpu_timing import microseconds
+from bench.ranks.ep_ranks import on_all_ranks
 from bench.records import bench_parser, path_of, report
 from ep.dispatch.deep_ep_buffer import DeepEpBuffer
 from ep.dispatch.dispatch_needs import DispatchNeeds

@@ -1,7 +1,7 @@
 """Balancing experts against DeepSeek's published EPLB: `python -m bench.eplb --published FILE`.
 
 FILE is `eplb.py` of github.com/deepseek-ai/EPLB, which is no part of this repository; without it
-only our own numbers are taken. 20 load patterns (`bench.expert_loads`) on 4 shapes of cluster, 61
+only our own numbers are taken. 20 load patterns (`bench.ranks.expert_loads`) on 4 clusters, 61
 layers of 256 experts. For each:
 
     full      our balancing and theirs, on the same load
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.expert_loads import DRIFTING, NUM_GROUPS, STATIC, Load, windows
+from bench.ranks.expert_loads import DRIFTING, NUM_GROUPS, STATIC, Load, windows
 from bench.records import RESULTS, report
 from ep.eplb.balance import balance
 from ep.eplb.balancedness import Slots, balancedness
@@ -263,15 +263,7 @@ def summarise(run: BenchRun, records: Sequence[Record]) -> Iterator[Record]:
                 reached,
             )
         for metric in ("full rebalance", BUDGETED, f"{BUDGETED}, slowest load"):
-            for record in by_metric[metric]:
-                yield run.record(
-                    record.case,
-                    metric,
-                    record.unit,
-                    record.value,
-                    peer=record.peer,
-                    peer_value=record.peer_value,
-                )
+            yield from by_metric[metric]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bench.ep_ranks import on_all_ranks
+from bench.ranks.ep_ranks import on_all_ranks
 from bench.records import bench_parser, path_of, report
 from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
 from ep.group.group import EpGroup

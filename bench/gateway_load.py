@@ -2,15 +2,15 @@
 
     python -m bench.gateway_load --streams 1000 --rate 20 --record
 
-The gateway runs on one core (--gateway-cpu) in front of `bench.stub_cluster`; stub and clients
+The gateway runs on one core (--gateway-cpu) with `bench.serving.stub_cluster`; stub and clients
 have the others. Everything that those are late with counts against the gateway. Two cases:
 
 streams   so many at once, each fed at `rate` tokens a second: do they all keep up, how long are
           tokens on their way (from the stub's tick to the client), CPU and memory of it
 ttft      requests of 1,000-token prompts at a fixed mean rate (Poisson), over connections that
           are kept, answered at once by the stub: the time to the first token is what the gateway
-          adds. The same requests to a server that only answers them (`bench.null_gateway`), just
-        before, say what of it is the machine's and the benchmark's own
+          adds. The same requests to `bench.serving.null_gateway`, which only answers, just
+          before, say what of it is the machine's and the benchmark's own
 """
 
 import argparse
@@ -30,10 +30,10 @@ from urllib.request import urlopen
 import tokenizers
 import uvloop
 
-from bench.prose import prose_prompts
-from bench.raw_streams import KeptConnections, RawStream, open_stream
 from bench.records import bench_parser, path_of, report
-from bench.stub_cluster import without_pauses
+from bench.serving.prose import prose_prompts
+from bench.serving.raw_streams import KeptConnections, RawStream, open_stream
+from bench.serving.stub_cluster import without_pauses
 from loadgen.prompts import arrival_times
 from loadgen.records import BenchRun, Record
 from loadgen.summary import Figure, percentile
@@ -75,7 +75,7 @@ def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     _leave_core(arguments)
     stub = subprocess.Popen(
-        [sys.executable, "-m", "bench.stub_cluster", "--rate", str(arguments.rate),
+        [sys.executable, "-m", "bench.serving.stub_cluster", "--rate", str(arguments.rate),
          "--workers", str(len(LETTERS)),
          "--token-ids", *(str(tokenizer.token_to_id(letter)) for letter in LETTERS)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -98,7 +98,7 @@ def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
 def running_null(arguments: argparse.Namespace) -> Iterator[Gateway]:
     """The gateway that does nothing, on the same core. Raises RuntimeError as `running`."""
     _leave_core(arguments)
-    with _serving(arguments, "bench.null_gateway") as gateway:
+    with _serving(arguments, "bench.serving.null_gateway") as gateway:
         yield gateway
 
 

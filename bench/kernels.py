@@ -13,14 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bench import (
-    kernel_cases_attention,
-    kernel_cases_experts,
-    kernel_cases_products,
-    kernel_cases_rows,
-)
-from bench.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
-from bench.kernel_case import Case, Tensors, installed
+from bench.kernel_cases import attention, experts, products, rows
+from bench.kernel_cases.case import Case, Tensors, installed
+from bench.kernel_cases.gpu_timing import Call, Replay, captured, copy_bytes_per_second, in_turns
 from bench.records import RESULTS
 from loadgen.records import BenchRun, Record, append
 
@@ -53,10 +48,10 @@ class Measured:
 
 
 def cases(make: Tensors) -> Iterator[Case]:
-    yield from kernel_cases_rows.cases(make)
-    yield from kernel_cases_experts.cases(make)
-    yield from kernel_cases_products.cases(make)
-    yield from kernel_cases_attention.cases(make)
+    yield from rows.cases(make)
+    yield from experts.cases(make)
+    yield from products.cases(make)
+    yield from attention.cases(make)
 
 
 def measure(chosen: Iterable[Case], bytes_per_second: float) -> Iterator[Measured]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.kernels_floor import W4a8Shape
+from bench.kernel_cases.w4a8_floor import W4a8Shape
 from bench.records import RESULTS, read
 from bench.table import newest
 from loadgen.records import Record

@@ -22,7 +22,8 @@ from typing import Literal
 
 import torch
 
-from bench.gpu_timing import (
+from bench.kernel_cases.case import Tensor, Tensors, installed
+from bench.kernel_cases.gpu_timing import (
     Call,
     Replay,
     captured,
@@ -31,8 +32,7 @@ from bench.gpu_timing import (
     rested,
     sustained,
 )
-from bench.kernel_case import Tensor, Tensors, installed
-from bench.kernels_floor import W4a8Shape
+from bench.kernel_cases.w4a8_floor import W4a8Shape
 from bench.records import RESULTS, report
 from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_contiguous,

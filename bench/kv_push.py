@@ -1,10 +1,10 @@
 """What sending KV adds to a prefill: `python -m bench.kv_push --record`.
 
 A prompt of 4,096 tokens through ten layers of DeepSeek-V3's size with made-up weights, one rank's
-share of eight (`bench.emulated_rank`), in the chunks and by the code of prefill workers. With the
-layers pushed into the pool of a decode GPU as they are computed, and without, in turn. Prints and
-records the time to the first token, which a request sees once all is submitted, and until the
-last byte has landed. What has arrived is compared with what was sent. On a single GPU both pools
+share of eight (`bench.ranks.emulated_rank`), in the chunks and by the code of prefill workers. With
+the layers pushed into the pool of a decode GPU as they are computed, and without, in turn. Records
+the time to the first token, which a request sees once all is submitted, and until the last byte has
+landed. What has arrived is compared with what was sent. On a single GPU both pools
 are on it, which the case says; without GPUs the same on the host, with a small model.
 """
 
@@ -18,9 +18,6 @@ from pathlib import Path
 
 import torch
 
-from bench.deepseek_v3_config import WeightFormat, write_config
-from bench.emulated_rank import PAGE_TOKENS, EmulatedRank
-from bench.ep_ranks import on_all_ranks
 from bench.kv_transfer import (
     RECEIVER,
     Size,
@@ -30,8 +27,11 @@ from bench.kv_transfer import (
     pages_of_prompt,
     wait_for,
 )
+from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank
+from bench.ranks.ep_ranks import on_all_ranks
+from bench.ranks.small_config import SMALL
 from bench.records import bench_parser, path_of, report
-from bench.small_config import SMALL
 from core.clock import SystemClock
 from engine.kv.pages import pages_of
 from engine.link.kv_notice import decode_notices

@@ -1,9 +1,9 @@
 """KV pages of a prompt from one GPU to another, through NIXL: `python -m bench.kv_transfer`.
 
 A prompt of 4,096 tokens in all layers of DeepSeek-V3, out of a prefill rank's pool into a decode
-rank's: both new, and both as they are after an hour of use (`bench.used_pool`). Sent in one go, and
-layer by layer as prefill workers send. Prints and records bytes a second and how many descriptors
-that took; what has arrived is compared with what was sent. Without GPUs the same between processes
+rank's: both new, and both as they are after an hour of use (`bench.ranks.used_pool`). Sent in one
+go, and layer by layer as prefill workers send. Records bytes a second and how many descriptors that
+took; what has arrived is compared with what was sent. Without GPUs the same between processes
 on the host, with fewer layers.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from bench.ep_ranks import on_all_ranks
+from bench.ranks.ep_ranks import on_all_ranks
+from bench.ranks.used_pool import PAGE_TOKENS, used_pool
 from bench.records import bench_parser, path_of, report
-from bench.used_pool import PAGE_TOKENS, used_pool
 from engine.kv.pages import PagePool
 from engine.link.messages import PageRun
 from ep.group.group import EpGroup

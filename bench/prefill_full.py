@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from bench.emulated_rank import PAGE_TOKENS
-from bench.full_ranks import (
+from bench.ranks.emulated_rank import PAGE_TOKENS
+from bench.ranks.full_ranks import (
     Asked,
     Begun,
     PeerRate,

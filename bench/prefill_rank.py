@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from bench.deepseek_v3_config import WeightFormat
-from bench.emulated_rank import PAGE_TOKENS, EmulatedRank
-from bench.rank_runs import measure_all, parser_of
-from bench.step_breakdown import by_purpose, profile_step, write_breakdown
+from bench.ranks.deepseek_v3_config import WeightFormat
+from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank
+from bench.ranks.rank_runs import measure_all, parser_of
+from bench.ranks.step_breakdown import by_purpose, profile_step, write_breakdown
 from engine.start.rank_model import record_passes
 from engine.step.prefill_graphs import PrefillGraphs, prefill_sizes
 from engine.step.runner import Runner

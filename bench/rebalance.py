@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from bench.local_cluster import local_cluster, router_of
 from bench.records import bench_parser, path_of, report, say
+from bench.serving.local_cluster import local_cluster, router_of
 from loadgen.openai_stream import Streamed, Target, stream
 from loadgen.records import BenchRun, Record
 from loadgen.summary import percentile

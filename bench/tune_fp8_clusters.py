@@ -21,8 +21,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from bench.gpu_timing import Call, microseconds
-from bench.kernel_case import installed
+from bench.kernel_cases.case import installed
+from bench.kernel_cases.gpu_timing import Call, microseconds
+from bench.kernel_cases.tuning import Tuner, precompile
 from bench.tune_fp8_gemm import (
     MARGIN,
     ROTATED_BYTES,
@@ -36,7 +37,6 @@ from bench.tune_fp8_gemm import (
     taking_turns,
     weights_of,
 )
-from bench.tuning import Tuner, precompile
 from kernels.ahead.deep_gemm_ahead import Product, compile_ahead
 from kernels.build.fp8_gemm_blocks import DENSE, Fp8Blocks, Fp8Choice, default_fp8_blocks, shape_key
 from kernels.build.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks, candidates

@@ -17,9 +17,9 @@ from types import ModuleType
 import torch
 
 from bench.compile_offline import compile_into_cache
-from bench.gpu_timing import Call, microseconds
-from bench.kernel_case import Tensors, installed
-from bench.tuning import Tuner, precompile
+from bench.kernel_cases.case import Tensors, installed
+from bench.kernel_cases.gpu_timing import Call, microseconds
+from bench.kernel_cases.tuning import Tuner, precompile
 from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
 from kernels.build.fp8_scales import empty_scales
 from kernels.build.tuned import table_path, write_section

@@ -16,9 +16,9 @@ from typing import TypeAlias
 import torch
 
 from bench.compile_offline import MAX_SHARED_BYTES, compile_into_cache
-from bench.gpu_timing import Call
-from bench.kernel_case import Tensors
-from bench.tuning import Tuner, precompile
+from bench.kernel_cases.case import Tensors
+from bench.kernel_cases.gpu_timing import Call
+from bench.kernel_cases.tuning import Tuner, precompile
 from kernels.build import fp8_gemm_blocks
 from kernels.build.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_scales import empty_scales

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,9 +73,7 @@ def bodies(options: LoadOptions) -> list[dict[str, Any]]:
 
 
 async def run_load(
-    options: LoadOptions,
-    requests: Sequence[Mapping[str, Any]] | None = None,
-    on_done: Callable[[Outcome], None] = lambda _outcome: None,
+    options: LoadOptions, on_done: Callable[[Outcome], None] = lambda _outcome: None
 ) -> tuple[list[Outcome], float]:
     """All outcomes in order of the requests, and the seconds that the run took.
 
@@ -85,7 +83,7 @@ async def run_load(
     if options.concurrency < 1:
         raise ValueError(f"a concurrency of {options.concurrency}")
     load = _Load(options, Target.parse(options.url), on_done)
-    everything = list(bodies(options) if requests is None else requests)
+    everything = bodies(options)
     load.began = time.perf_counter()
     if options.request_rate is None:
         queue = iter(enumerate(everything))

@@ -9,9 +9,9 @@ import torch
 
 from bench import accuracy
 from bench.accuracy import WIDER, Asked, Case, cases, is_enough, records
-from bench.plain_checkpoint import write_plain
 from bench.records import read
-from bench.wide_checkpoint import write_wide
+from bench.serving.plain_checkpoint import write_plain
+from bench.serving.wide_checkpoint import write_wide
 from demo_model.training.evaluate import Score
 from demo_model.training.settings import CHECKPOINT_PATH
 from ep.dispatch.deep_ep_limits import LOW_LATENCY_HIDDEN

@@ -10,7 +10,7 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 from bench.against_transformers import Plan, throughput_records, ttft_records
-from bench.work import Measured, Prefilled, Work
+from bench.serving.work import Measured, Prefilled, Work
 from loadgen.load import Outcome
 from loadgen.records import BenchRun
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -76,7 +76,7 @@ def test_the_reference_process_is_transformers(model: Path) -> None:
     prompt = [20, 30, 40, 50]
     work = Work(model=str(model), output_tokens=6, generate=[prompt], prefill=[prompt * 3])
     answer = subprocess.run(
-        [sys.executable, "-m", "bench.transformers_reference"],
+        [sys.executable, "-m", "bench.serving.transformers_reference"],
         input=msgspec.json.encode(work),
         stdout=subprocess.PIPE,
         check=True,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.gateway_load import LETTERS, lags_of
-from bench.raw_streams import RawStream
 from bench.records import read
+from bench.serving.raw_streams import RawStream
 from tests.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bench import cluster, decode_full, kv_push, kv_transfer, prefill_full
-from bench.full_ranks import Asked, Times, slowest
 from bench.kv_transfer import Size, copies_of, pages_of_prompt
+from bench.ranks.full_ranks import Asked, Times, slowest
+from bench.ranks.used_pool import used_pool
 from bench.records import read
-from bench.used_pool import used_pool
 from engine.kv.pages import pages_of
 from loadgen.records import BenchRun
 from model.batch import AttentionForm

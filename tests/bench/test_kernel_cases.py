@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench import (
-    kernel_cases_attention,
-    kernel_cases_experts,
-    kernel_cases_products,
-    kernel_cases_rows,
-    kernels_w4a8,
-)
-from bench.kernel_case import Case, Tensors, in_turn
+from bench import kernels_w4a8
+from bench.kernel_cases import attention, experts, products, rows
+from bench.kernel_cases.case import Case, Tensors, in_turn
+from bench.kernel_cases.w4a8_floor import FP8_FLOPS
 from bench.kernels import Measured, cases
-from bench.kernels_floor import FP8_FLOPS
 from kernels.build.paths import OPERATIONS
 from loadgen.records import BenchRun
 from tests.kernels.triton_device import INTERPRETED
@@ -30,17 +25,17 @@ SMALL = {
     "VOCABULARY": 512,
 }  # fmt: skip
 SMALL_OF_MODULES: list[tuple[ModuleType, dict[str, Any]]] = [
-    (kernel_cases_rows, {"TOKENS": (2,)}),
-    (kernel_cases_experts, {"SENT": (2,), "MASKED": (3,), "CAPACITY": 4}),
+    (rows, {"TOKENS": (2,)}),
+    (experts, {"SENT": (2,), "MASKED": (3,), "CAPACITY": 4}),
     (
-        kernel_cases_products,
+        products,
         {
             "DENSE": ((256, 128),), "DENSE_TOKENS": (2,), "GROUPED": ((256, 256), (256, 128)),
             "MASKED": (2,), "CONTIGUOUS": (2, 128), "ROUTED": (1,),
         },
     ),
     (
-        kernel_cases_attention,
+        attention,
         {
             "FOLDED": (2,), "JOINED": (1, 3), "CACHED": 100, "BY_TRITON": 1,
             "DECODED": ((2, 1, 64), (1, 3, 128)), "PREFILLED": ((128, 128),),

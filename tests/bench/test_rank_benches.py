@@ -7,11 +7,18 @@ import pytest
 import torch
 
 from bench import decode_rank, prefill_rank
-from bench.deepseek_v3_config import write_config
-from bench.emulated_rank import EmulatedRank, InTurn, pages_for
+from bench.ranks.deepseek_v3_config import write_config
+from bench.ranks.emulated_rank import EmulatedRank, InTurn, pages_for
+from bench.ranks.small_config import SMALL
+from bench.ranks.step_breakdown import (
+    OTHER,
+    PURPOSES,
+    Kernel,
+    by_purpose,
+    purpose_of,
+    write_breakdown,
+)
 from bench.records import RESULTS, read
-from bench.small_config import SMALL
-from bench.step_breakdown import OTHER, PURPOSES, Kernel, by_purpose, purpose_of, write_breakdown
 from bench.step_picture import draw, read_step
 from model.config import ModelConfig
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import WeightFormat, write_config
 from core.memory_term import MemoryTerm
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher

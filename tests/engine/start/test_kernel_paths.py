@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kernels.attention
-from bench.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import WeightFormat, write_config
 from engine.start.kernel_paths import kernel_paths, token_counts
 from kernels.attention import mla_decode_cuda
 from kernels.build import cuda_build, paths, tuned

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import WeightFormat, write_config
 from core.memory_term import MemoryTerm
 from engine.process.settings import WorkerSettings
 from engine.start.memory_plan import (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.eplb import CLUSTERS, ClusterSizes, compare_full, follow_drift
-from bench.expert_loads import DRIFTING, STATIC, windows
+from bench.ranks.expert_loads import DRIFTING, STATIC, windows
 from ep.eplb.balance import balance
 from ep.eplb.balancedness import Load, Slots, balancedness, num_replicas, rank_loads
 from ep.eplb.local_search import Rules, descend

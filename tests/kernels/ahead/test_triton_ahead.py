@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 OFFLINE = """
 from triton.runtime.driver import driver
 import torch
-from bench.compile_cases import CASES
+from bench.kernel_cases.compile_cases import CASES
 from bench.compile_offline import _NoDriver, compile_into_cache
 from kernels.ahead.triton_ahead import compiled_ahead
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench.kernel_case import (
+from bench.kernel_cases.case import (
     BF16,
     CHOICES,
     EXPERTS,

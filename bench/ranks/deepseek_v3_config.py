@@ -7,6 +7,11 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
 from core.byte_level import BYTE_OF_CHARACTER
 
 WeightFormat = Literal["bf16", "fp8", "w4afp8", "w4afp8-static"]
@@ -101,20 +106,8 @@ def write_tokenizer(folder: Path) -> None:
     vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     alphabet = sorted(set(BYTE_OF_CHARACTER))
     words = [*alphabet, *(f"<{index}>" for index in range(len(alphabet), vocab_size))]
-    tokenizer = {
-        "version": "1.0",
-        "pre_tokenizer": {
-            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-            "use_regex": False,
-        },
-        "decoder": {
-            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-            "use_regex": False,
-        },
-        "model": {
-            "type": "BPE",
-            "vocab": {word: index for index, word in enumerate(words[:vocab_size])},
-            "merges": [],
-        },
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    vocabulary = {word: index for index, word in enumerate(words[:vocab_size])}
+    tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.save(str(folder / "tokenizer.json"))

@@ -39,33 +39,12 @@ def _lognormal(sigma: float) -> Draw:
     return lambda rng, num_layers, num_experts: rng.lognormal(0, sigma, (num_layers, num_experts))
 
 
-def _uniform(_: np.random.Generator, num_layers: int, num_experts: int) -> Load:
-    return np.ones((num_layers, num_experts))
-
-
-def _few_tokens(rng: np.random.Generator, num_layers: int, num_experts: int) -> Load:
-    """32 tokens of 8 choices."""
-    return rng.multinomial(256, [1 / num_experts] * num_experts, num_layers).astype(np.float64)
-
-
-def _nothing(_: np.random.Generator, num_layers: int, num_experts: int) -> Load:
-    return np.zeros((num_layers, num_experts))
-
-
 def _topics(rng: np.random.Generator, num_layers: int, num_experts: int) -> Load:
     """Ten topics with tastes of their own, some of them much asked for."""
     tastes = rng.gamma(0.3, 1, (num_layers, 10, num_experts))
     demand = rng.dirichlet([0.5] * 10)
     load: Load = np.einsum("ltx,t->lx", tastes, demand)
     return load
-
-
-def _gamma(rng: np.random.Generator, num_layers: int, num_experts: int) -> Load:
-    return rng.gamma(0.5, 1, (num_layers, num_experts))
-
-
-def _one_expert(rng: np.random.Generator, num_layers: int, num_experts: int) -> Load:
-    return _favourites(1, 0.0)(rng, num_layers, num_experts)
 
 
 def _favourites(count: int, others: float) -> Draw:
@@ -98,10 +77,6 @@ def _hot_group(rng: np.random.Generator, num_layers: int, num_experts: int) -> L
     return load.reshape(num_layers, num_experts)
 
 
-def _powers(rng: np.random.Generator, num_layers: int, num_experts: int) -> Load:
-    return _shuffled(rng, np.exp2(-(np.arange(num_experts) % 20.0)), num_layers)
-
-
 def _worst_for_greedy(rng: np.random.Generator, num_layers: int, num_experts: int) -> Load:
     """Sizes for which packing the heaviest first is worst: 2n - 1 down to n, each twice."""
     half = num_experts // 2
@@ -109,22 +84,13 @@ def _worst_for_greedy(rng: np.random.Generator, num_layers: int, num_experts: in
     return _shuffled(rng, np.resize(sizes, num_experts), num_layers)
 
 
-def _jitter(sigma: float) -> Drift:
-    return lambda rng, load: load * rng.lognormal(0, sigma, load.shape)
-
-
 def _redraw(part: float) -> Drift:
     """Some experts have another load altogether: other topics are asked for."""
 
     def drift(rng: np.random.Generator, load: Load) -> Load:
-        return np.where(rng.random(load.shape) < part, _gamma(rng, *load.shape), load)
+        return np.where(rng.random(load.shape) < part, rng.gamma(0.5, 1, load.shape), load)
 
     return drift
-
-
-def _mixture(part: float) -> Drift:
-    """A part of the load is replaced by one of another kind."""
-    return lambda rng, load: (1 - part) * load + part * rng.permuted(load, axis=1)
 
 
 def _hot_spots(rng: np.random.Generator, load: Load) -> Load:
@@ -136,27 +102,33 @@ def _hot_spots(rng: np.random.Generator, load: Load) -> Load:
 
 
 STATIC: Mapping[str, Draw] = {
-    "uniform": _uniform,
-    "few tokens": _few_tokens,
-    "nothing": _nothing,
+    "uniform": lambda _, *sizes: np.ones(sizes),
+    # 32 tokens of 8 choices.
+    "few tokens": lambda rng, layers, experts: rng.multinomial(
+        256, [1 / experts] * experts, layers
+    ).astype(np.float64),
+    "nothing": lambda _, *sizes: np.zeros(sizes),
     "zipf 0.8": _zipf(0.8),
     "zipf 1.2": _zipf(1.2),
     "lognormal 0.5": _lognormal(0.5),
     "lognormal 1.5": _lognormal(1.5),
-    "gamma": _gamma,
+    "gamma": lambda rng, *sizes: rng.gamma(0.5, 1, sizes),
     "topics": _topics,
-    "one expert": _one_expert,
+    "one expert": _favourites(1, 0.0),
     "eight experts": _favourites(8, 0.01),
     "half idle": _favourites(128, 0.0),
     "hot group": _hot_group,
     "one rank": _neighbours,
-    "powers of two": _powers,
+    "powers of two": lambda rng, layers, experts: _shuffled(
+        rng, np.exp2(-(np.arange(experts) % 20.0)), layers
+    ),
     "worst for greedy": _worst_for_greedy,
 }
 DRIFTING: Mapping[str, Drift] = {
-    "jitter": _jitter(0.3),
+    "jitter": lambda rng, load: load * rng.lognormal(0, 0.3, load.shape),
     "other topics": _redraw(0.1),
-    "mixture": _mixture(0.3),
+    # A part of the load is replaced by one of another kind.
+    "mixture": lambda rng, load: (1 - 0.3) * load + 0.3 * rng.permuted(load, axis=1),
     "hot spots": _hot_spots,
 }
 
@@ -167,7 +139,7 @@ def windows(name: str, seed: int, num_layers: int, num_experts: int) -> tuple[Lo
     if name in STATIC:
         draw = STATIC[name]
         return tuple(_scaled(draw(rng, num_layers, num_experts)) for _ in range(2))  # type: ignore[return-value]
-    before = _gamma(rng, num_layers, num_experts)
+    before = rng.gamma(0.5, 1, (num_layers, num_experts))
     drifted = DRIFTING[name](rng, before)
     # What is counted in a window is never quite the demand.
     return tuple(rng.poisson(_scaled(load)).astype(np.float64) for load in (before, drifted))  # type: ignore[return-value]

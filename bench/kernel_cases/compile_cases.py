@@ -4,8 +4,7 @@ from functools import partial
 
 import torch
 
-from bench.gpu_timing import Call
-from bench.kernel_case import (
+from bench.kernel_cases.case import (
     CHOICES,
     EXPERTS,
     HEADS,
@@ -17,6 +16,7 @@ from bench.kernel_case import (
     VOCABULARY,
     WIDTH,
 )
+from bench.kernel_cases.gpu_timing import Call
 from kernels.attention import (
     absorb_pieces_triton,
     absorb_query_triton,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench import gpu_timing
-from bench.gpu_timing import REPLAYS, REST_SECONDS, Replay, in_turns, rested, sustained
+from bench.kernel_cases import gpu_timing
+from bench.kernel_cases.gpu_timing import REPLAYS, REST_SECONDS, Replay, in_turns, rested, sustained
 
 
 class Clock:

@@ -10,8 +10,7 @@ from types import ModuleType
 
 import torch
 
-from bench.gpu_timing import Call
-from bench.kernel_case import (
+from bench.kernel_cases.case import (
     BF16,
     FP8,
     GROUP_SCALE,
@@ -24,6 +23,7 @@ from bench.kernel_case import (
     Tensors,
     in_turn,
 )
+from bench.kernel_cases.gpu_timing import Call
 from kernels.attention import mla_decode_cuda, mla_decode_triton, mla_prefill_cuda
 from kernels.attention.absorb import absorb_values
 from kernels.attention.absorb_query import absorb_query

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from triton.runtime.errors import OutOfResources
 
-from bench.gpu_timing import Call, microseconds
+from bench.kernel_cases.gpu_timing import Call, microseconds
 
 Blocks = TypeVar("Blocks")
 

@@ -1,6 +1,6 @@
 """A router and decode workers without a model: tokens at a set rate, for benchmarks of the gateway.
 
-    python -m bench.stub_cluster --rate 20 --workers 4 --token-ids 70 71 72 73
+    python -m bench.serving.stub_cluster --rate 20 --workers 4 --token-ids 70 71 72 73
 
 All streams of a worker get their token at the same tick, as the requests of a batch do; ticks are
 multiples of 1 / rate on the machine's monotonic clock, shifted by a part of it from worker to
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from bench.stub_server import Method, OnMessage, Send, StubServer, unary
+from bench.serving.stub_server import Method, OnMessage, Send, StubServer, unary
 from core.log import configure
 from proto.generate_pb2 import FINISH_REASON_LENGTH, GenerateRequest, GenerateResponse, Token
 from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, ServerFrame
@@ -195,7 +195,7 @@ def without_pauses() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bench.stub_cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.serving.stub_cluster", description=__doc__)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens a second of each stream")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--token-ids", type=int, nargs="+", help="of worker 0, 1, ...")

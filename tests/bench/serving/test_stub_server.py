@@ -9,7 +9,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, PingAckReceived
 
-from bench.stub_server import Send, StubServer
+from bench.serving.stub_server import Send, StubServer
 
 PATH = "/service/method"
 HEADERS = [(":method", "POST"), (":scheme", "http"), (":path", PATH), (":authority", "stub")]

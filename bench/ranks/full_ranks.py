@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from bench.deepseek_v3_config import WeightFormat, write_config
-from bench.emulated_rank import PAGE_TOKENS
-from bench.ep_ranks import on_all_ranks
+from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.emulated_rank import PAGE_TOKENS
+from bench.ranks.ep_ranks import on_all_ranks
+from bench.ranks.small_config import SMALL
 from bench.records import bench_parser, path_of, report, say
-from bench.small_config import SMALL
 from engine.link.messages import Sampling
 from engine.process.settings import WorkerSettings
 from engine.sampling.sampler import SampleRow

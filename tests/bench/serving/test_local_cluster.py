@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from bench.local_cluster import ClusterError, local_cluster
+from bench.serving.local_cluster import ClusterError, local_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(120)]
 

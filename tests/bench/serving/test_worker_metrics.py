@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from bench.cluster import figures_of_workers
-from bench.worker_metrics import (
+from bench.serving.worker_metrics import (
     MetricsError,
     WorkerSamples,
     read_workers,

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import torch
 
-from bench.gpu_timing import Call
-from bench.kernels_floor import FP8_FLOPS
+from bench.kernel_cases.gpu_timing import Call
+from bench.kernel_cases.w4a8_floor import FP8_FLOPS
 
 HIDDEN, HEADS, LATENT, ROPE, NOPE, EXPERTS, CHOICES = 7168, 128, 512, 64, 128, 256, 8
 LOCAL, WIDTH, VOCABULARY = 32, 2048, 129_280  # experts of a rank, their inner width

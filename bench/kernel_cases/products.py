@@ -7,8 +7,7 @@ from types import ModuleType
 
 import torch
 
-from bench.gpu_timing import Call
-from bench.kernel_case import (
+from bench.kernel_cases.case import (
     BF16,
     CHOICES,
     EXPERTS,
@@ -20,7 +19,8 @@ from bench.kernel_case import (
     Tensor,
     Tensors,
 )
-from bench.kernels_floor import FP8_FLOPS
+from bench.kernel_cases.gpu_timing import Call
+from bench.kernel_cases.w4a8_floor import FP8_FLOPS
 from kernels.build.fp8_scales import empty_scales
 from kernels.gemm import fp8_gemm_triton
 from kernels.gemm.fp8_gemm import fp8_gemm, fp8_gemm_own

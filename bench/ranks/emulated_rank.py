@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import WeightFormat, write_config
 from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
 from engine.step.sequence_chunk import SequenceChunk

@@ -3,7 +3,7 @@
 What a request takes here is the floor of `bench.gateway_load`: client, sockets, HTTP, and the
 noise of the machine.
 
-    python -m bench.null_gateway --listen 127.0.0.1:8000
+    python -m bench.serving.null_gateway --listen 127.0.0.1:8000
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from bench.stub_cluster import without_pauses
+from bench.serving.stub_cluster import without_pauses
 from core.address import parse_address
 from gateway.http.http_protocol import HttpProtocol
 from gateway.http.reply_sender import STREAM_HEADERS
@@ -31,7 +31,7 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bench.null_gateway", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.serving.null_gateway", description=__doc__)
     parser.add_argument("--listen", type=parse_address, required=True)
     address = parser.parse_args(argv).listen
     without_pauses()

@@ -1,7 +1,7 @@
 """transformers on the same checkpoint and the same cores, one request after another.
 
-A process of its own (`python -m bench.transformers_reference`): a `Work` as JSON on stdin, a
-`Measured` as JSON on stdout. The only module of bench that needs torch and transformers.
+A process of its own (`python -m bench.serving.transformers_reference`): a `Work` as JSON on stdin,
+a `Measured` as JSON on stdout.
 """
 
 import os
@@ -17,8 +17,8 @@ import msgspec
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from bench.plain_checkpoint import write_plain
-from bench.work import Measured, Prefilled, Work
+from bench.serving.plain_checkpoint import write_plain
+from bench.serving.work import Measured, Prefilled, Work
 
 _TRIAL_TOKENS = 16
 

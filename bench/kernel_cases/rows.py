@@ -9,8 +9,7 @@ from types import ModuleType
 
 import torch
 
-from bench.gpu_timing import Call
-from bench.kernel_case import (
+from bench.kernel_cases.case import (
     BF16,
     CHOICES,
     EXPERTS,
@@ -27,6 +26,7 @@ from bench.kernel_case import (
     Tensor,
     Tensors,
 )
+from bench.kernel_cases.gpu_timing import Call
 from kernels.attention.merge_states import merge_states
 from kernels.attention.rope_write import rope_write
 from kernels.elementwise.combine import Combination, combine
