@@ -281,7 +281,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="only clusters with so many decode ranks")  # fmt: skip
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--chatter", type=int, default=300, help="prompts that ask for no sum")
-    parser.add_argument("--long", type=int, default=100, help=f"behind {LONG_TOKENS} tokens")
+    parser.add_argument("--long", type=int, default=100, help=f"after {LONG_TOKENS} tokens")
     parser.add_argument("--kv-pages", type=int, default=4096, help="of a rank")
     parser.add_argument("--at-once", type=int, default=max(1, num_cores // CORES_A_CLUSTER),
                         help="clusters that run beside each other")  # fmt: skip

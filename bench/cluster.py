@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def figures_of_workers(
     before: Sequence[WorkerSamples], after: Sequence[WorkerSamples]
 ) -> Iterator[Figure]:
-    """Read in front of the load and behind it. What was not measured is said, not recorded."""
+    """Read before the load and after it. What was not measured is said, not recorded."""
     for was, worker in zip(before, after, strict=True):
         yield from start_figures(worker)
         if not worker.decodes:

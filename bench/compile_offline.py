@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -56,21 +57,7 @@ class Compiled:
         return self.stack_bytes <= MAX_STACK_BYTES and self.shared_bytes <= MAX_SHARED_BYTES
 
 
-class _Metadata(Protocol):
-    shared: int
-    num_warps: int
-    num_stages: int
-
-
-class _Kernel(Protocol):
-    """What Triton says of a kernel that it compiled."""
-
-    asm: dict[str, bytes]
-    hash: str
-    metadata: _Metadata
-
-
-_Seen = list[tuple[str, _Kernel, tuple[int, ...]]]
+_Seen = list[tuple[str, CompiledKernel, tuple[int, ...]]]  # name, kernel, grid
 
 
 class _NoDriver:
@@ -94,7 +81,7 @@ def _offline(seen: _Seen) -> Iterator[None]:
         # Triton may compile in the background.
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
         assert isinstance(grid, tuple), grid
-        seen.append((function.fn.__name__, cast("_Kernel", kernel), grid))
+        seen.append((function.fn.__name__, kernel, grid))
 
     before = driver._active
     driver.set_active(_NoDriver())
@@ -120,7 +107,7 @@ def compiled(call: Callable[[], object], *, case: str = "") -> list[Compiled]:
     return [_describe(case, *each) for each in once.values()]
 
 
-def _describe(case: str, name: str, kernel: _Kernel, grid: tuple[int, ...]) -> Compiled:
+def _describe(case: str, name: str, kernel: CompiledKernel, grid: tuple[int, ...]) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()

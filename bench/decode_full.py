@@ -1,7 +1,7 @@
 """Decode steps of a whole model over its ranks, a GPU each: `python -m bench.decode_full`.
 
 DeepSeek-V3 with made-up weights, its experts spread over the ranks, attention data-parallel, each
-rank with a batch of its own behind 2,048 tokens each. Ranks are built as decode workers build them;
+rank with a batch of its own after 2,048 tokens each. Ranks are built as decode workers build them;
 experts are chosen by the gate and tokens travel. Prints and records the time of a recorded step on
 the slowest rank, that of steps that follow each other with their inputs and samples, the share of
 it in which devices wait, and output tokens a second and GPU. SGLang's public figure of 96 H100 is
@@ -16,15 +16,15 @@ import torch
 
 from bench.ranks.emulated_rank import PAGE_TOKENS
 from bench.ranks.full_ranks import (
+    PEER,
     Asked,
     Begun,
-    PeerRate,
     Times,
     measure_group,
     pages_of_rank,
     parser_of,
+    peer_rate,
     piece_of,
-    rate,
 )
 from engine.start.rank_model import RankModel
 from engine.step.runner import Runner
@@ -34,7 +34,8 @@ from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
 BENCH = "decode_full"
-PEER_RATE = PeerRate(length=128, tokens_a_gpu=2790.0)
+# Tokens a second and GPU by length.
+PEER_RATES = {128: 2790.0}
 
 
 def begin(built: RankModel, group: EpGroup, asked: Asked, batch: int) -> Begun:
@@ -78,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     case, "device waits for the host", "share",
                     max(0.0, 1 - each.device / each.whole),
                 ),
-                rate(run, case, "output", each, PEER_RATE, arguments),
+                run.record(
+                    case, "output tokens a second and GPU", "tokens/s", each.length / each.whole,
+                    peer=PEER, peer_value=peer_rate(PEER_RATES, each.length, arguments),
+                ),
             ]  # fmt: skip
         return records
 

@@ -41,7 +41,7 @@ PEER_STEP: dict[WeightFormat, dict[int, float]] = {
 NUM_STEPS = 30
 # In a row, before the host waits for them.
 STEPS_IN_A_ROW = 10
-# Of steps in front of those that are timed: clocks follow the load, and the power limit.
+# Of steps before those that are timed: clocks follow the load, and the power limit.
 SETTLING_SECONDS = 1.0
 # An H200 at its power limit lowers its clock and raises it again every 0.9 s: two of these times.
 MEASURED_SECONDS = 1.82
@@ -134,7 +134,7 @@ def ms_in_a_row(graphs: DecodeGraphs, batch: int) -> list[float]:
 
 
 def steps_seconds(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], steps: int) -> float:
-    """A step among many that are begun one behind the other, with their inputs copied and the
+    """A step among many that are begun one after the other, with their inputs copied and the
     likeliest tokens taken."""
     tokens: torch.Tensor | None = None
     began = time.perf_counter()

@@ -48,8 +48,8 @@ READY_SECONDS = 30.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # What the gateway starts beside its first requests is there by then.
 SETTLE_SECONDS = 3.0
-# So many at once. A gateway knows the words of its texts but for names and the like: behind 2,000
-# prompts two in a hundred are new, behind 300 ten.
+# So many at once. A gateway knows the words of its texts but for names and the like: after 2,000
+# prompts two in a hundred are new, after 300 ten.
 WARM_UP_AT_ONCE = 10
 
 

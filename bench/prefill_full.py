@@ -11,15 +11,15 @@ from functools import partial
 
 from bench.ranks.emulated_rank import PAGE_TOKENS
 from bench.ranks.full_ranks import (
+    PEER,
     Asked,
     Begun,
-    PeerRate,
     Times,
     measure_group,
     pages_of_rank,
     parser_of,
+    peer_rate,
     piece_of,
-    rate,
 )
 from engine.start.rank_model import RankModel
 from engine.step.runner import Runner
@@ -28,7 +28,8 @@ from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 
 BENCH = "prefill_full"
-PEER_RATE = PeerRate(length=4096, tokens_a_gpu=6540.0)
+# Tokens a second and GPU by length.
+PEER_RATES = {4096: 6540.0}
 
 
 def begin(built: RankModel, group: EpGroup, asked: Asked, num_tokens: int) -> Begun:
@@ -51,8 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             case = f"{where}, {each.length} tokens"
             records += [
                 run.record(case, "pass", "ms", 1000 * each.whole),
-                rate(run, case, "input", each, PEER_RATE, arguments),
-            ]
+                run.record(
+                    case, "input tokens a second and GPU", "tokens/s", each.length / each.whole,
+                    peer=PEER, peer_value=peer_rate(PEER_RATES, each.length, arguments),
+                ),
+            ]  # fmt: skip
         return records
 
     return measure_group(BENCH, AttentionForm.PLAIN, begin, arguments, records_of)

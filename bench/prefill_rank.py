@@ -1,7 +1,7 @@
 """A prefill step of one rank of eight, at the size of DeepSeek-V3: `make bench-prefill`.
 
 As `bench.decode_rank`, for a prompt without a cached prefix, as prefill workers compute it: the
-whole forward pass and the token behind the prompt, on the host's clock. Prints and records the
+whole forward pass and the token after the prompt, on the host's clock. Prints and records the
 median, what the host alone needs to launch it, and by `--profile` where the time goes. SGLang
 0.5.16 on the same GPU is the peer: its step without dispatch and combine.
 """

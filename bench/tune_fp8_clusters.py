@@ -1,5 +1,5 @@
 """Finds where the CUDA kernel for few tokens is the fastest FP8 product on this GPU, and how to cut
-it there, behind `bench.tune_fp8_gemm`:
+it there, after `bench.tune_fp8_gemm`:
 
     python -m bench.tune_fp8_clusters              all shapes
     python -m bench.tune_fp8_clusters n2112 n4096  those of so many columns
@@ -95,7 +95,7 @@ def choice_of(paths: Mapping[str, float], blocks: Fp8Blocks, clusters: ClusterBl
 
 
 def _compile_ahead(n: int, k: int, device: torch.device) -> None:
-    """What is compared with: DeepGEMM's kernels one behind the other would take minutes."""
+    """What is compared with: DeepGEMM's kernels one after the other would take minutes."""
     products: list[Product] = []
     jobs: list[Job] = []
     known = _known(device, n, k)

@@ -27,7 +27,7 @@ class Target:
     host: str
     port: int
     secure: bool
-    path: str  # in front of /v1, without a slash at the end
+    path: str  # before /v1, without a slash at the end
 
     @classmethod
     def parse(cls, url: str) -> "Target":

@@ -79,7 +79,7 @@ def _per_head(make: Tensors, tokens: int) -> Iterator[Case]:
 
 
 def _absorb(make: Tensors, tokens: int, weights: Sequence[Tensor]) -> Iterator[Case]:
-    """As in a step of decoding: launches overlap with those in front of them and behind."""
+    """As in a step of decoding: launches overlap with those before them and after."""
     num_values = tokens * HEADS * NOPE
     latents = make.rows(tokens, HEADS, LATENT)
     pieces = _pieces(make, tokens)
@@ -182,7 +182,7 @@ def _flash_mla(_: ModuleType, operands: tuple[Tensor, ...]) -> Call:
 
 
 def _prefill(make: Tensors) -> Iterator[Case]:
-    """Over keys that are expanded already, all causal or behind a cached prefix."""
+    """Over keys that are expanded already, all causal or after a cached prefix."""
     for tokens, length in PREFILLED:
         query = make.rows(tokens, HEADS, NOPE + ROPE)
         rows = (Row(0, tokens, length, torch.arange(length // 64)),)

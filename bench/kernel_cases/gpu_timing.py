@@ -49,7 +49,7 @@ def in_turns(*compared: Replay) -> list[float]:
 
 
 def rested(*compared: Replay) -> list[float]:
-    """As `in_turns`, each behind a rest: the device's clock is the highest that it has."""
+    """As `in_turns`, each after a rest: the device's clock is the highest that it has."""
 
     def after_rest(replay: Replay) -> Replay:
         def rest_and_replay() -> float:

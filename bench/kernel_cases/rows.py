@@ -77,7 +77,7 @@ def _plain(make: Tensors, tokens: int) -> Iterator[Case]:
 
 
 def _norms(make: Tensors, tokens: int) -> Iterator[Case]:
-    """Alone, behind an addition, behind the combination of what experts gave; the result in BF16,
+    """Alone, after an addition, after the combination of what experts gave; the result in BF16,
     in FP8, in both, and with one given scale as well."""
     x, residual, weight = make.rows(tokens, HIDDEN), make.rows(tokens, HIDDEN), make.rows(HIDDEN)
     row_of = _row_of(make, _local_choices(make, tokens))

@@ -71,7 +71,7 @@ QUANTIZATION: dict[WeightFormat, dict[str, Any] | None] = {
         "weight_block_size": [128, 128],
     },
     "w4afp8": {"quant_method": "w4afp8", "weight_block_size": [128, 128]},
-    # As public checkpoints are served: one scale for all activations in front of a projection.
+    # As public checkpoints are served: one scale for all activations before a projection.
     "w4afp8-static": {
         "quant_method": "w4afp8",
         "weight_block_size": [128, 128],
@@ -101,7 +101,7 @@ def write_config(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """For a gateway: a byte is a token, and behind those every id of the vocabulary is a word of
+    """For a gateway: a byte is a token, and after those every id of the vocabulary is a word of
     its own, so that each token that is generated shows."""
     vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     alphabet = sorted(set(BYTE_OF_CHARACTER))

@@ -120,7 +120,7 @@ class EmulatedRank:
         return self.weights.replace("-static", " static scales")
 
     def decode_pieces(self, batch: int, context: int) -> list[SequenceChunk]:
-        """One token each of `batch` requests behind `context` others, on pages from all over."""
+        """One token each of `batch` requests after `context` others, on pages from all over."""
         pages_each = context // PAGE_TOKENS + 1
         pages = random.Random(0).sample(range(self.kv_cache.shape[1]), batch * pages_each)
         return [

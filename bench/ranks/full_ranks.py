@@ -5,7 +5,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,11 @@ from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
 from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
-from loadgen.records import BenchRun, Record
+from loadgen.records import Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
 
 PEER = "SGLang on 96 H100"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRate:
-    """Of the whole model at one length: tokens a second and GPU."""
-
-    length: int
-    tokens_a_gpu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +76,7 @@ class Times:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     """What a rank repeats of one length: `step` with all that the host does, `replay` what the
-    device alone does of it. None: the device waits for nobody."""
+    device alone does of it. None: the device waits for no host."""
 
     step: Callable[[], object]
     replay: Callable[[], object] | None = None
@@ -149,7 +141,7 @@ def pages_of_rank(built: RankModel, rank: int) -> list[int]:
 def piece_of(
     built: RankModel, rank: int, numbers: Sequence[int], start: int, pages: Sequence[int]
 ) -> SequenceChunk:
-    """Made-up tokens, a different one for each number and rank, and the one behind them."""
+    """Made-up tokens, a different one for each number and rank, and the one after them."""
     vocab_size = built.model.config.vocab_size
     return SequenceChunk(
         token_ids=[(7 * number + 1009 * rank) % vocab_size for number in numbers],
@@ -160,7 +152,7 @@ def piece_of(
 
 
 def timed(step: Callable[[], object], steps: int, device: torch.device) -> float:
-    """Seconds a step, of `steps` that are begun one behind the other."""
+    """Seconds a step, of `steps` that are begun one after the other."""
     _wait(device)
     began = time.perf_counter()
     for _ in range(steps):
@@ -192,25 +184,12 @@ def parser_of(description: str, lengths: list[int], meaning: str) -> argparse.Ar
     return parser
 
 
-def rate(
-    run: BenchRun,
-    case: str,
-    direction: str,
-    times: Times,
-    peer: PeerRate,
-    arguments: argparse.Namespace,
-) -> Record:
-    """Tokens a second and GPU; `direction` is input or output."""
+def peer_rate(
+    rates: Mapping[int, float], length: int, arguments: argparse.Namespace
+) -> float | None:
+    """Of `rates` of the whole model, by length, the one to compare with."""
     is_whole = not arguments.small and arguments.layers is None and arguments.experts is None
-    is_peer_case = is_whole and times.length == peer.length
-    return run.record(
-        case,
-        f"{direction} tokens a second and GPU",
-        "tokens/s",
-        times.length / times.whole,
-        peer=PEER,
-        peer_value=peer.tokens_a_gpu if is_peer_case else None,
-    )
+    return rates.get(length) if is_whole else None
 
 
 def measure_group(

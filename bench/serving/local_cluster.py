@@ -23,7 +23,7 @@ _ASK_AGAIN_SECONDS = 0.1
 _LOG_LINES = 12
 _FIRST_PORT, _LAST_PORT = 21000, 31000
 _PORTS_A_CLUSTER = 20
-# Several clusters of a process may start at once: nobody gets what another was just given.
+# Several clusters of a process may start at once: none gets what another was just given.
 _given_ports = itertools.cycle(range(_FIRST_PORT, _LAST_PORT, _PORTS_A_CLUSTER))
 
 
@@ -51,7 +51,7 @@ def local_cluster(
         with output.open("wb") as stream:
             process = subprocess.Popen([*command, *options], stdout=stream, stderr=stream)
         try:
-            with _killed_behind(most_seconds, process, output):
+            with _killed_after(most_seconds, process, output):
                 _wait_until_ready(url, process, output, ready_seconds)
                 yield url
         finally:
@@ -70,7 +70,7 @@ def router_of(url: str) -> str:
 
 
 @contextmanager
-def _killed_behind(
+def _killed_after(
     seconds: float | None, process: "subprocess.Popen[bytes]", output: Path
 ) -> Iterator[None]:
     """Whatever the block was waiting for fails then, and becomes a ClusterError."""
@@ -115,7 +115,7 @@ def _wait_until_ready(
 
 def _said(output: Path, sizes: Mapping[Path, int]) -> str:
     """What a cluster printed, and beside it the end of its processes' logs: the last lines, and
-    all behind so many bytes of one."""
+    all after so many bytes of one."""
     parts = [output.read_text(errors="replace")]
     for log in _logs(output):
         text = log.read_bytes()

@@ -84,7 +84,7 @@ class Session:
         stream.num_waiting += count
 
     def _flush(self) -> None:
-        """Everything that waits, in one frame; nothing while the peer is behind with reading."""
+        """Everything that waits, in one frame; nothing while the peer is late with reading."""
         num_frames = len(self._unread)
         if num_frames >= MAX_UNREAD_SMALL_FRAMES or (
             num_frames >= MAX_UNREAD_FRAMES and self._num_unread_pieces >= MAX_UNREAD_PIECES

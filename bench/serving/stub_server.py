@@ -24,7 +24,7 @@ from h2.settings import SettingCodes
 
 _PREFIX = struct.Struct(">BI")
 FRAME_BYTES = 16384
-# More than any run sends: nobody has to be told that it was read.
+# More than any run sends: no peer has to be told that it was read.
 WINDOW_BYTES = 2**31 - 1
 FIRST_WINDOW_BYTES = 65535
 

@@ -70,7 +70,7 @@ def _set_best_threads(call: Callable[[], object]) -> None:
 
 
 def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """Greedy tokens behind the prompt, exactly so many."""
+    """Greedy tokens after the prompt, exactly so many."""
     output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -84,7 +84,7 @@ def _generate(model: DeepseekV3ForCausalLM, prompt: list[int], num_tokens: int) 
 
 
 def _prefill(model: DeepseekV3ForCausalLM, prompt: list[int]) -> Prefilled:
-    """Times of the prompt's forward pass and of one step behind it."""
+    """Times of the prompt's forward pass and of one step after it."""
     began = time.perf_counter()
     output = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     first = output.logits[:, -1:].argmax(-1)

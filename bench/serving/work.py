@@ -17,7 +17,7 @@ class Prefilled(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tokens: int
     prefill_seconds: float
-    step_seconds: float  # one decoding step behind it
+    step_seconds: float  # one decoding step after it
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class WorkerSamples:
 
 def read_workers(router: str) -> list[WorkerSamples]:
     """Of all workers that this router knows, by name. Raises MetricsError, or OSError or
-    grpc.RpcError where somebody does not answer."""
+    grpc.RpcError where one does not answer."""
     with grpc.insecure_channel(router) as channel:
         admin = router_pb2_grpc.AdminStub(channel)
         reply = admin.GetConfig(GetProcessConfigRequest(), timeout=_ANSWER_SECONDS)
@@ -96,7 +96,7 @@ def waiting_share(before: WorkerSamples, after: WorkerSamples) -> float | None:
     are devices without a measurement.
 
     Where steps overlap with the host, as they do on GPUs, a step is counted from the end of the
-    one in front of it: waits are part of it.
+    one before it: waits are part of it.
     """
     steps, gaps = (
         (after.total(metric) or 0.0) - (before.total(metric) or 0.0) for metric in (STEPS, GAPS)

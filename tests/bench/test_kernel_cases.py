@@ -182,27 +182,30 @@ def test_an_int4_case_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> N
     assert "no such case: masked e33" in capsys.readouterr().err
 
 
-def test_int4_products_of_small_sizes() -> None:
-    """Every layout with every kind of scales, through the reference."""
-    make, sizes = Tensors("cpu"), {"num_experts": 2, "rows": 3, "n": 256, "k": 256}
-    weights = kernels_w4a8.Weights(3, 256, 256, make)
-    for with_smallest in (False, True):
-        for scales in ("group", "row", "all"):
-            for capacity, is_gated in ((0, False), (4, False), (4, True)):
-                case = kernels_w4a8.Case(
-                    **sizes, capacity=capacity, with_smallest=with_smallest, scales=scales,
-                    is_gated=is_gated,
-                )  # fmt: skip
-                found = kernels_w4a8.ours(case, weights.packed(case), make)()
-                values = found[0] if is_gated else found
-                rows = values[:, :3] if capacity else values
-                assert rows.shape == ((2, 3) if capacity else (6,)) + (128 if is_gated else 256,)
-                assert rows.float().isfinite().all()
-                # Neither zeros nor, where they are FP8, all the largest.
-                assert len(rows.float().abs().unique()) > 20, case.name
-    fp8, scales = weights.fp8(case)
-    assert (fp8.shape, scales.shape) == ((2, 256, 256), (2, 2, 2))
-    assert weights.packed(case).num_experts == 2
+@pytest.mark.parametrize("layout", ["masked", "contiguous", "gated"])
+@pytest.mark.parametrize("with_smallest", [False, True])
+def test_int4_products_of_small_sizes(layout: kernels_w4a8.Layout, with_smallest: bool) -> None:
+    """Every kind of scales, through the reference."""
+    make, is_gated = Tensors("cpu"), layout == "gated"
+    scales: tuple[kernels_w4a8.Scales, ...] = ("group", "row", "all")
+    for kind in scales:
+        case = kernels_w4a8.Case(
+            num_experts=2, rows=3, n=256, k=256, layout=layout, with_smallest=with_smallest,
+            scales=kind,
+        )  # fmt: skip
+        found = kernels_w4a8.ours(case, make)()
+        values = found[0] if is_gated else found
+        rows = values if layout == "contiguous" else values[:, :3]
+        expected = (6,) if layout == "contiguous" else (2, 3)
+        assert rows.shape == (*expected, 128 if is_gated else 256)
+        assert rows.float().isfinite().all()
+        # Neither zeros nor, where they are FP8, all the largest.
+        assert len(rows.float().abs().unique()) > 20, case.name
+
+
+def test_fp8_weights_have_a_scale_a_block() -> None:
+    values, scales = kernels_w4a8.fp8_weights(Tensors("cpu"), 256, 128)
+    assert (values.shape, scales.shape) == ((32, 256, 128), (32, 2, 1))
 
 
 def test_records_name_each_peer(all_cases: list[Case]) -> None:
