@@ -4,8 +4,8 @@ A prompt of 4,096 tokens through ten layers of DeepSeek-V3's size with made-up w
 share of eight (`bench.ranks.emulated_rank`), in the chunks and by the code of prefill workers. With
 the layers pushed into the pool of a decode GPU as they are computed, and without, in turn. Records
 the time to the first token, which a request sees once all is submitted, and until the last byte has
-landed. What has arrived is compared with what was sent. On a single GPU both pools
-are on it, which the case says; without GPUs the same on the host, with a small model.
+landed. What has arrived is compared with what was sent. On a single GPU both pools are on it, which
+the case says; without GPUs the same on the host, with a small model.
 """
 
 import statistics

@@ -3,8 +3,8 @@
 A prompt of 4,096 tokens in all layers of DeepSeek-V3, out of a prefill rank's pool into a decode
 rank's: both new, and both as they are after an hour of use (`bench.ranks.used_pool`). Sent in one
 go, and layer by layer as prefill workers send. Records bytes a second and how many descriptors that
-took; what has arrived is compared with what was sent. Without GPUs the same between processes
-on the host, with fewer layers.
+took; what has arrived is compared with what was sent. Without GPUs the same on the host, with fewer
+layers.
 """
 
 import argparse

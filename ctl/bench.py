@@ -148,9 +148,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("ms", "mean", "p50", "p90", "p99"):
         table.add_column(title, justify="left" if title == "ms" else "right")
-    for latency in summary.latencies:
-        values = [latency.mean, *latency.percentiles.values()]
-        table.add_row(latency.name, *(f"{1000 * value:.2f}" for value in values))
+    for name, values in summary.latencies.items():
+        table.add_row(name, *(f"{1000 * value:.2f}" for value in values.values()))
     console.print(table)
     console.print(took)
     for metric in ("output_throughput", "prompt_throughput", "request_throughput"):

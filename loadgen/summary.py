@@ -32,38 +32,16 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
-    """Mean and percentiles of one latency; seconds."""
-
-    name: str
-    mean: float
-    percentiles: dict[int, float]
-
-    @classmethod
-    def of(cls, name: str, values: Sequence[float]) -> "Distribution":
-        return cls(
-            name=name,
-            mean=sum(values) / len(values),
-            percentiles={percent: percentile(values, percent) for percent in PERCENTILES},
-        )
-
-    def figures(self) -> list[Figure]:
-        return [
-            Figure(f"{self.name}_mean", "s", self.mean),
-            *(Figure(f"{self.name}_p{at}", "s", value) for at, value in self.percentiles.items()),
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A whole run. Latencies are of the requests that succeeded; none did: no latencies."""
+    """A whole run. `latencies` in seconds, by name and then "mean", "p50" and so on, are of the
+    requests that succeeded; none did: no latencies."""
 
     seconds: float
     num_requests: int
     errors: Counter[str]
     num_prompt_tokens: int
     num_output_tokens: int
-    latencies: tuple[Distribution, ...]
+    latencies: dict[str, dict[str, float]]
 
     @property
     def num_errors(self) -> int:
@@ -80,7 +58,11 @@ class Summary:
             Figure("num_errors", "requests", self.num_errors),
             Figure("duration", "s", self.seconds),
         ]
-        return [*throughput, *(figure for each in self.latencies for figure in each.figures())]
+        return throughput + [
+            Figure(f"{name}_{at}", "s", value)
+            for name, values in self.latencies.items()
+            for at, value in values.items()
+        ]
 
 
 def summarize(outcomes: Sequence[Outcome], seconds: float) -> Summary:
@@ -100,7 +82,10 @@ def summarize(outcomes: Sequence[Outcome], seconds: float) -> Summary:
         errors=Counter(outcome.error for outcome in outcomes if outcome.error),
         num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in good),
         num_output_tokens=sum(outcome.num_output_tokens for outcome in good),
-        latencies=tuple(
-            Distribution.of(name, values) for name, values in latencies.items() if values
-        ),
+        latencies={name: _spread(values) for name, values in latencies.items() if values},
     )
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    percentiles = {f"p{percent}": percentile(values, percent) for percent in PERCENTILES}
+    return {"mean": sum(values) / len(values), **percentiles}

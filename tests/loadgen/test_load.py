@@ -157,7 +157,7 @@ async def test_failures_are_counted_with_their_reason(
     outcomes, seconds = await run_load(options(url))
     summary = summarize(outcomes, seconds)
     assert dict(summary.errors) == {reason: 6}
-    assert summary.latencies == ()
+    assert summary.latencies == {}
     assert {figure.metric: figure.value for figure in summary.figures()}["num_errors"] == 6
 
 
