@@ -32,7 +32,7 @@ import uvloop
 
 from bench.records import bench_parser, path_of, report
 from bench.serving.prose import prose_prompts
-from bench.serving.raw_streams import KeptConnections, RawStream, open_stream
+from bench.serving.raw_streams import KeptConnections, RawStream
 from bench.serving.stub_cluster import without_pauses
 from loadgen.prompts import arrival_times
 from loadgen.records import BenchRun, Record
@@ -151,9 +151,10 @@ async def measure_streams(gateway: Gateway, arguments: argparse.Namespace) -> li
     rate, count, seconds = arguments.rate, arguments.streams, arguments.seconds
     memory_before = gateway.memory_bytes()
     max_tokens = int(rate * (arguments.ramp_seconds + seconds + 10))
-    streams: list[RawStream] = []
-    for number in range(count):
-        streams.append(await open_stream(gateway.address, CHAT, body_of("hello", max_tokens)))
+    connections = KeptConnections(gateway.address)
+    streams = [RawStream(CHAT, body_of("hello", max_tokens)) for _ in range(count)]
+    for number, stream in enumerate(streams):
+        await connections.send(stream)
         if number % 10 == 0:
             await asyncio.sleep(10 * arguments.ramp_seconds / count)
     await asyncio.sleep(SETTLE_SECONDS)
@@ -227,7 +228,7 @@ async def measure_ttft(gateway: Gateway, arguments: argparse.Namespace) -> list[
     num_warm_up = arguments.warm_up_requests
     count = int(arguments.request_rate * arguments.seconds) + num_warm_up
     streams = [
-        RawStream(CHAT, body_of(cut(tokenizer, text, arguments.prompt_tokens), 2), kept=True)
+        RawStream(CHAT, body_of(cut(tokenizer, text, arguments.prompt_tokens), 2))
         for text in prose_prompts(7, count, arguments.prompt_tokens)
     ]
     connections = KeptConnections(gateway.address)

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from types import ModuleType
 from typing import TypeAlias
@@ -39,6 +40,11 @@ class Case:
         """Microseconds that no implementation can do without."""
         seconds = max(self.num_bytes / bytes_per_second, self.num_flops / self.flops_per_second)
         return 1e6 * seconds
+
+
+def function_of(name: str, *operands: object) -> Callable[[ModuleType], Call]:
+    """What a case has as `library`: a function of the package with these operands."""
+    return lambda package: partial(getattr(package, name), *operands)
 
 
 def in_turn(calls: Iterable[Call]) -> Call:

@@ -3,7 +3,6 @@ the caches."""
 
 from collections.abc import Iterator
 from functools import partial
-from types import ModuleType
 
 import torch
 
@@ -18,8 +17,8 @@ from bench.kernel_cases.case import (
     Case,
     Tensor,
     Tensors,
+    function_of,
 )
-from bench.kernel_cases.gpu_timing import Call
 from bench.kernel_cases.w4a8_floor import FP8_FLOPS
 from kernels.build.fp8_scales import empty_scales
 from kernels.gemm import fp8_gemm_triton
@@ -56,20 +55,15 @@ def _dense(make: Tensors, tokens: int) -> Iterator[Case]:
         x_scale = empty_scales(x).fill_(0.01)
         w_scale = make.random(-(-n // 128), k // 128)
         operands = (x, x_scale, weight, w_scale)
+        out = make.rows(tokens, n)
         for path, call in (("own ", fp8_gemm_own), ("", fp8_gemm)):
             yield Case(
                 bench="fp8_gemm", name=f"{path}dense m{tokens} n{n} k{k}",
                 call=partial(call, *operands),
                 num_bytes=weight.numel() + x.numel() + BF16 * tokens * n,
                 num_flops=2.0 * tokens * n * k, flops_per_second=FP8_FLOPS,
-                library=partial(_deep_gemm_dense, operands=operands),
+                library=function_of("fp8_gemm_nt", (x, x_scale), (weight, w_scale), out),
             )  # fmt: skip
-
-
-def _deep_gemm_dense(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -> Call:
-    x, x_scale, weight, w_scale = operands
-    out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
-    return lambda: deep_gemm.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
 
 
 def _masked(make: Tensors, rows: int) -> Iterator[Case]:
@@ -80,6 +74,7 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
         w_scale = make.random(LOCAL, n // 128, k // 128)
         counts = make.full((LOCAL,), rows, torch.int32)
         operands = (x, x_scale, weight, w_scale, counts)
+        out = make.rows(LOCAL, capacity, n)
         for path, call in (
             ("triton ", partial(fp8_gemm_triton.masked, *operands, rows)),
             ("", partial(fp8_grouped_gemm_masked, *operands, expected_rows=rows)),
@@ -88,16 +83,11 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
                 bench="fp8_grouped_gemm", name=f"{path}masked e{LOCAL} m{rows} n{n} k{k}",
                 call=call, num_bytes=weight.numel() + LOCAL * rows * (k + BF16 * n),
                 num_flops=2.0 * LOCAL * rows * n * k, flops_per_second=FP8_FLOPS,
-                library=partial(_deep_gemm_masked, operands=operands, rows=rows),
+                library=function_of(
+                    "fp8_m_grouped_gemm_nt_masked", (x, x_scale), (weight, w_scale), out, counts,
+                    rows,
+                ),
             )  # fmt: skip
-
-
-def _deep_gemm_masked(deep_gemm: ModuleType, operands: tuple[Tensor, ...], rows: int) -> Call:
-    x, x_scale, weight, w_scale, counts = operands
-    out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
-    return lambda: deep_gemm.fp8_m_grouped_gemm_nt_masked(
-        (x, x_scale), (weight, w_scale), out, counts, rows
-    )
 
 
 def _contiguous(make: Tensors) -> Iterator[Case]:
@@ -109,6 +99,7 @@ def _contiguous(make: Tensors) -> Iterator[Case]:
         x_scale = empty_scales(x).fill_(0.01)
         w_scale = make.random(num_experts, n // 128, k // 128)
         operands = (x, x_scale, weight, w_scale, expert_of)
+        out = make.rows(len(x), n)
         for path, call in (
             ("triton ", fp8_gemm_triton.contiguous),
             ("", partial(fp8_grouped_gemm_contiguous, ends=ends)),
@@ -118,7 +109,10 @@ def _contiguous(make: Tensors) -> Iterator[Case]:
                 name=f"{path}contiguous e{num_experts} m{rows} n{n} k{k}",
                 num_bytes=weight.numel() + len(x) * (k + BF16 * n),
                 num_flops=2.0 * len(x) * n * k, flops_per_second=FP8_FLOPS,
-                library=partial(_deep_gemm_contiguous, operands=operands),
+                library=function_of(
+                    "m_grouped_fp8_gemm_nt_contiguous", (x, x_scale), (weight, w_scale), out,
+                    expert_of,
+                ),
             )  # fmt: skip
 
 
@@ -129,31 +123,18 @@ def _expert_of(make: Tensors) -> Tensor:
     return experts.repeat_interleave(rows, output_size=num_experts * rows)
 
 
-def _deep_gemm_contiguous(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -> Call:
-    x, x_scale, weight, w_scale, expert_of = operands
-    out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
-    return lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-        (x, x_scale), (weight, w_scale), out, expert_of
-    )
-
-
 def _bf16_masked(make: Tensors, rows: int) -> Iterator[Case]:
     for n, k in GROUPED:
         x, weight = make.rows(LOCAL, max(128, rows), k), make.rows(LOCAL, n, k)
         counts = make.full((LOCAL,), rows, torch.int32)
+        out = make.rows(*x.shape[:2], n)
         yield Case(
             bench="grouped_linear", name=f"masked e{LOCAL} m{rows} n{n} k{k}",
             call=partial(grouped_linear_masked, x, counts, weight, expected_rows=rows),
             num_bytes=BF16 * (weight.numel() + LOCAL * rows * (k + n)),
             num_flops=2.0 * LOCAL * rows * n * k,
-            library=partial(_deep_gemm_bf16_masked, operands=(x, weight, counts), rows=rows),
+            library=function_of("m_grouped_bf16_gemm_nt_masked", x, weight, out, counts, rows),
         )  # fmt: skip
-
-
-def _deep_gemm_bf16_masked(deep_gemm: ModuleType, operands: tuple[Tensor, ...], rows: int) -> Call:
-    x, weight, counts = operands
-    out = x.new_empty(*x.shape[:2], weight.shape[1])
-    return lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(x, weight, out, counts, rows)
 
 
 def _bf16_aligned(make: Tensors) -> Iterator[Case]:
@@ -161,19 +142,14 @@ def _bf16_aligned(make: Tensors) -> Iterator[Case]:
     expert_of = _expert_of(make)
     for n, k in GROUPED:
         x, weight = make.rows(len(expert_of), k), make.rows(num_experts, n, k)
+        out = make.rows(len(x), n)
         yield Case(
             bench="grouped_linear", name=f"aligned e{num_experts} m{rows} n{n} k{k}",
             call=partial(grouped_linear_aligned, x, expert_of, weight),
             num_bytes=BF16 * (weight.numel() + len(x) * (k + n)),
             num_flops=2.0 * len(x) * n * k,
-            library=partial(_deep_gemm_bf16_contiguous, operands=(x, weight, expert_of)),
+            library=function_of("m_grouped_bf16_gemm_nt_contiguous", x, weight, out, expert_of),
         )  # fmt: skip
-
-
-def _deep_gemm_bf16_contiguous(deep_gemm: ModuleType, operands: tuple[Tensor, ...]) -> Call:
-    x, weight, expert_of = operands
-    out = x.new_empty(x.shape[0], weight.shape[1])
-    return lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, weight, out, expert_of)
 
 
 def _routed(make: Tensors, tokens: int) -> Iterator[Case]:

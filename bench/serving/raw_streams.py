@@ -17,9 +17,9 @@ CONTENT = re.compile(rb'"content":"((?:[^"\\]|\\.)*)"')
 
 
 class RawStream(asyncio.Protocol):
-    """One POST whose answer is a stream, on a connection of its own unless `kept`."""
+    """One POST whose answer is a stream."""
 
-    def __init__(self, path: str, body: Mapping[str, Any], *, kept: bool = False) -> None:
+    def __init__(self, path: str, body: Mapping[str, Any]) -> None:
         self.sent_at = 0.0
         self.ended = asyncio.get_running_loop().create_future()
         self._parts: list[bytes] = []
@@ -27,8 +27,7 @@ class RawStream(asyncio.Protocol):
         content = json.dumps(body).encode()
         self._request = (
             f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(content)}\r\n"
-            f"connection: {'keep-alive' if kept else 'close'}\r\n\r\n"
+            f"content-length: {len(content)}\r\n\r\n"
         ).encode() + content
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,13 +69,6 @@ class RawStream(asyncio.Protocol):
             text += match.group(1).decode()
             times += [self._times[index]] * len(match.group(1))
         return text, times
-
-
-async def open_stream(address: tuple[str, int], path: str, body: Mapping[str, Any]) -> RawStream:
-    """Connects and sends; await `ended` for the whole answer. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: RawStream(path, body), *address)
-    return stream
 
 
 class KeptConnections:

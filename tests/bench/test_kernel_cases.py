@@ -1,9 +1,10 @@
 """The benchmark of kernels, as far as it goes without a GPU: its cases, floors and records."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -147,6 +148,28 @@ def test_calls_fit_at_small_sizes(
         is_cuda = case.bench == "mla_decode" and not case.name.startswith("triton")
         if not is_cuda and case.bench != "mla_prefill":
             case.call()
+
+
+def test_libraries_get_operands_of_the_same_sizes(all_cases: list[Case]) -> None:
+    """By a module that has every function and notes what it is called with."""
+    called: list[tuple[str, tuple[Any, ...]]] = []
+
+    class Library:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *operands: called.append((name, operands))
+
+    for case in all_cases:
+        if case.package == "deep_gemm" and case.library is not None:
+            case.library(cast("ModuleType", Library()))()
+            x, weight, out = (
+                each[0] if isinstance(each, tuple) else each for each in called[-1][1][:3]
+            )
+            assert out.shape == (*x.shape[:-1], weight.shape[-2]), case.name
+            assert f"n{out.shape[-1]} k{x.shape[-1]}" in case.name
+    assert {name for name, _ in called} == {
+        "fp8_gemm_nt", "fp8_m_grouped_gemm_nt_masked", "m_grouped_fp8_gemm_nt_contiguous",
+        "m_grouped_bf16_gemm_nt_masked", "m_grouped_bf16_gemm_nt_contiguous",
+    }  # fmt: skip
 
 
 def test_calls_take_turns() -> None:
