@@ -16,8 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.ranks.deepseek_v3_config import write_config, write_tokenizer
-from bench.ranks.small_config import SMALL
+from bench.ranks.deepseek_v3_config import SMALL, write_config, write_tokenizer
 from bench.records import bench_parser, path_of, report
 from bench.serving.local_cluster import local_cluster, router_of
 from bench.serving.worker_metrics import WorkerSamples, read_workers, start_figures, waiting_share

@@ -27,10 +27,9 @@ from bench.kv_transfer import (
     pages_of_prompt,
     wait_for,
 )
-from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
 from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank
 from bench.ranks.ep_ranks import on_all_ranks
-from bench.ranks.small_config import SMALL
 from bench.records import bench_parser, path_of, report
 from core.clock import SystemClock
 from engine.kv.pages import pages_of

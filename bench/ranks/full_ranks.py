@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
 from bench.ranks.emulated_rank import PAGE_TOKENS
 from bench.ranks.ep_ranks import on_all_ranks
-from bench.ranks.small_config import SMALL
 from bench.records import bench_parser, path_of, report, say
 from engine.link.messages import Sampling
 from engine.process.settings import WorkerSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from bench.ranks.deepseek_v3_config import SMALL
 from bench.ranks.emulated_rank import NUM_RANKS, EmulatedRank
-from bench.ranks.small_config import SMALL
 from bench.records import bench_parser, path_of, report, say
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from bench import decode_rank, prefill_rank
-from bench.ranks.deepseek_v3_config import write_config
+from bench.ranks.deepseek_v3_config import SMALL, write_config
 from bench.ranks.emulated_rank import EmulatedRank, InTurn, pages_for
-from bench.ranks.small_config import SMALL
 from bench.ranks.step_breakdown import (
     OTHER,
     PURPOSES,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.ranks.deepseek_v3_config import WeightFormat, write_config
-from bench.ranks.small_config import SMALL
+from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk
