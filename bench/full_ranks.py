@@ -18,9 +18,9 @@ from bench.ep_ranks import on_all_ranks
 from bench.rank_runs import say, say_record
 from bench.records import RESULTS, Record, Run, append
 from bench.small_config import SMALL
-from engine.link.messages import Sampling
 from engine.process.settings import WorkerSettings
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
 from engine.step.sequence_chunk import SequenceChunk

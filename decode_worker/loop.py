@@ -46,6 +46,7 @@ from engine.link.messages import (
     RankMessage,
     Shutdown,
     Submit,
+    SubmitPrefill,
 )
 from engine.start.rank import RankContext
 
@@ -147,7 +148,15 @@ class DecodeLoop:
         messages = self._link.drain()
         events = [*self._arrived(), *self._heard(messages), *self._compiled()]
         self._apply(*events, Tick())
+        for event in events:
+            if isinstance(event, Submit):
+                self._begin_grammar(event.request_id)
         return bool(events)
+
+    def _begin_grammar(self, request_id: str) -> None:
+        request = self._state.requests.get(request_id)
+        if request is not None and not request.is_ready:
+            self._grammars.begin(request_id, request.sampling)
 
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
@@ -250,9 +259,8 @@ class DecodeLoop:
             elif isinstance(message, ExpertOrder):
                 self._experts.hear(message)
             else:
+                assert not isinstance(message, SubmitPrefill), "not for a decode rank"
                 events.append(message)
-            if isinstance(message, Submit) and message.sampling.grammar is not None:
-                self._grammars.begin(message.request_id, message.sampling)
         return events
 
     def _compiled(self) -> list[Event]:

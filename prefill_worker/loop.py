@@ -15,6 +15,7 @@ import msgspec
 from core.clock import Clock, SystemClock
 from core.errors import EpserveError, InvalidRequest
 from core.log import get_logger
+from core.token_ids import unpack_ids
 from engine.experts.rank_experts import RankExperts
 from engine.grammar.grammars import GRAMMAR_POLL_SECONDS
 from engine.link.messages import (
@@ -25,7 +26,7 @@ from engine.link.messages import (
     RankStats,
     ReportExperts,
     Shutdown,
-    Submit,
+    SubmitPrefill,
 )
 from engine.start.rank import RankContext
 from engine.step.sequence_chunk import SequenceChunk
@@ -47,10 +48,10 @@ from prefill_worker.events import (
     Withdraw,
 )
 from prefill_worker.first_token import FirstTokens
+from prefill_worker.kv_target import KvGeometry, TargetPages, unpack_target
 from prefill_worker.ledger import Ledger
 from prefill_worker.plan import Candidate, Chunk, plan_chunks
 from prefill_worker.push import PageRange, Pusher
-from prefill_worker.sink import KvGeometry, SinkPages, unpack_sink
 from prefill_worker.state import PrefillState, failed
 
 log = get_logger("prefill_worker.loop")
@@ -77,7 +78,7 @@ class PrefillLoop:
         self._state = PrefillState(context.settings.max_waiting)
         self._ledger = Ledger(context.pool, context.settings.page_tokens)
         self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
-        self._sinks: dict[str, SinkPages] = {}
+        self._targets: dict[str, TargetPages] = {}
         self._first_tokens = FirstTokens(context, self._clock)
         self._experts = RankExperts(context, self._clock)
         self._outbox: list[RankMessage] = []
@@ -125,7 +126,7 @@ class PrefillLoop:
         """Brings the books up to date; what this rank computes next."""
         for message in self._link.drain():
             match message:
-                case Submit():
+                case SubmitPrefill():
                     self._accept(message)
                 case Abort():
                     self._apply(AbortAsked(message.attempt_id))
@@ -171,19 +172,18 @@ class PrefillLoop:
         stop_is_news = self._stop and not self._stop_told
         return bool(chunks) or stop_is_news or self._experts.has_news
 
-    def _accept(self, submit: Submit) -> None:
-        assert submit.sink is not None, "prefill without a sink"
-        num_tokens, pool_pages = len(submit.token_ids), self._context.kv_plan.num_pages
+    def _accept(self, submit: SubmitPrefill) -> None:
+        num_tokens, pool_pages = submit.num_tokens, self._context.kv_plan.num_pages
         try:
             if not 0 < self._ledger.num_pages(num_tokens) <= pool_pages:
                 raise InvalidRequest(f"{num_tokens} tokens do not fit into {pool_pages} pages")
-            sink = unpack_sink(submit.sink, num_tokens, self._geometry)
+            target = unpack_target(submit.target, num_tokens, self._geometry)
         except EpserveError as error:
             self._tell(failed(submit, error.status.grpc, error.message))
             return
         self._apply(Arrived(submit))
         if submit.attempt_id in self._state:
-            self._sinks.setdefault(submit.attempt_id, sink)
+            self._targets.setdefault(submit.attempt_id, target)
             self._first_tokens.open(submit)
 
     def _plan(self) -> tuple[Chunk, ...]:
@@ -198,7 +198,7 @@ class PrefillLoop:
                 if num_seen > PLAN_WINDOW:
                     continue
                 num_done = self._num_known_tokens(submit)
-                num_pages = self._ledger.num_pages(len(submit.token_ids))
+                num_pages = self._ledger.num_pages(submit.num_tokens)
             elif attempt.phase is AttemptPhase.RUNNING:
                 num_done, num_pages = attempt.num_done_tokens, 0
             else:
@@ -206,7 +206,7 @@ class PrefillLoop:
             candidates.append(
                 Candidate(
                     attempt_id=submit.attempt_id,
-                    num_tokens=len(submit.token_ids),
+                    num_tokens=submit.num_tokens,
                     num_done_tokens=num_done,
                     num_pages_needed=num_pages,
                     priority=submit.priority,
@@ -219,9 +219,9 @@ class PrefillLoop:
             num_available_pages=self._ledger.num_available,
         )
 
-    def _num_known_tokens(self, submit: Submit) -> int:
+    def _num_known_tokens(self, submit: SubmitPrefill) -> int:
         """Tokens that are not computed. Log-probabilities need all."""
-        if submit.wants_prompt_logprobs:
+        if self._first_tokens.scores(submit.attempt_id) is not None:
             return 0
         return self._ledger.num_known_tokens(submit.attempt_id, submit.token_ids)
 
@@ -238,11 +238,11 @@ class PrefillLoop:
                 known[submit.attempt_id] = self._ledger.hold(
                     submit.attempt_id,
                     submit.token_ids,
-                    reuse=not submit.wants_prompt_logprobs,
+                    reuse=self._first_tokens.scores(submit.attempt_id) is None,
                 )
         for attempt_id, num_tokens in known.items():
             pages = self._ledger.reserve(attempt_id)
-            self._pusher.open(attempt_id, self._sinks[attempt_id], pages)
+            self._pusher.open(attempt_id, self._targets[attempt_id], pages)
             self._apply(Started(attempt_id, num_tokens))
             self._num_cached_tokens += num_tokens
         for attempt_id, num_tokens in known.items():
@@ -287,7 +287,7 @@ class PrefillLoop:
     def _piece(self, chunk: Chunk) -> SequenceChunk:
         submit = self._state[chunk.attempt_id].submit
         return SequenceChunk(
-            token_ids=submit.token_ids[chunk.begin : chunk.end],
+            token_ids=unpack_ids(submit.token_ids)[chunk.begin : chunk.end],
             start=chunk.begin,
             pages=self._ledger.pages(chunk.attempt_id),
             sample=self._first_tokens.row(chunk),
@@ -309,7 +309,7 @@ class PrefillLoop:
                 case Release(attempt_id):
                     self._ledger.close(attempt_id)
                     self._pusher.close(attempt_id)
-                    self._sinks.pop(attempt_id, None)
+                    self._targets.pop(attempt_id, None)
                     self._first_tokens.close(attempt_id)
                     self._news = True
                 case Withdraw(attempt_id):

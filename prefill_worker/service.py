@@ -23,17 +23,12 @@ from core.errors import (
     Unavailable,
 )
 from core.log import get_logger
-from engine.link.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
+from core.token_ids import num_ids
+from engine.link.messages import Abort, Failed, Prefilled, RankMessage, Stopped, SubmitPrefill
 from engine.process.front import WorkerFront
 from engine.server.request_records import LegRecord, RequestRecords
-from engine.server.wire import (
-    check_sampled_ids,
-    check_token_ids,
-    prompt_messages,
-    sampling_of,
-    sink_of,
-    token_message,
-)
+from engine.server.sampling_check import check_sampling, check_token_ids
+from engine.server.wire import prompt_messages, target_of, token_message
 from engine.server.worker_metrics import WorkerMetrics
 from engine.server.worker_service import Load
 from prefill_worker.rank_choice import RankChoice
@@ -91,7 +86,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
     ) -> generate_pb2.PrefillResponse:
         began = time.monotonic()
         try:
-            prefilled = await self._prefill(self._submit_of(request))
+            prefilled = await self._prefill(self._submit_of(request), request.prefix_hashes)
         except asyncio.CancelledError:
             self._metrics.requests.labels("cancelled").inc()
             raise
@@ -199,7 +194,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         if not self._front.ready:
             raise Unavailable("worker is still starting")
 
-    def _submit_of(self, request: generate_pb2.PrefillRequest) -> Submit:
+    def _submit_of(self, request: generate_pb2.PrefillRequest) -> SubmitPrefill:
         """The request, checked as far as the front can."""
         self._check_ready()
         if request.prefill_epoch != self._front.epoch:
@@ -215,38 +210,38 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         for param in ("request_id", "attempt_id"):
             if not getattr(request, param):
                 raise InvalidRequest(f"{param} is empty", param=param)
-        ready, token_ids = self._front.ready[0], tuple(request.token_ids)
-        if not 0 < request.num_prompt_tokens <= len(token_ids):
+        ready, token_ids = self._front.ready[0], request.token_ids
+        num_tokens = num_ids(token_ids)
+        if not 0 < request.num_prompt_tokens <= num_tokens:
             raise InvalidRequest(
-                f"num_prompt_tokens is {request.num_prompt_tokens} of {len(token_ids)} tokens",
+                f"num_prompt_tokens is {request.num_prompt_tokens} of {num_tokens} tokens",
                 param="num_prompt_tokens",
             )
-        if len(token_ids) > ready.max_model_len:
+        if num_tokens > ready.max_model_len:
             raise ContextLengthExceeded(
-                f"{len(token_ids)} tokens exceed the context of {ready.max_model_len}",
+                f"{num_tokens} tokens exceed the context of {ready.max_model_len}",
                 param="token_ids",
             )
         check_token_ids(token_ids, ready.vocab_size, "token_ids")
-        sampling = sampling_of(request.sampling)
-        check_sampled_ids(sampling, ready.vocab_size)
-        return Submit(
+        check_sampling(request.sampling, ready.vocab_size)
+        return SubmitPrefill(
             request_id=request.request_id,
             attempt_id=request.attempt_id,
             token_ids=token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
-            sampling=sampling,
-            sink=sink_of(request.sink),
+            sampling=request.sampling.SerializeToString(),
+            target=target_of(request.kv_target),
             priority=request.priority,
         )
 
-    async def _prefill(self, submit: Submit) -> Prefilled:
+    async def _prefill(self, submit: SubmitPrefill, prefix_hashes: bytes) -> Prefilled:
         attempt_id = submit.attempt_id
         if attempt_id in self._refused:
             raise Cancelled(f"attempt {attempt_id} was aborted before it arrived")
         if attempt_id in self._open:
             raise InvalidRequest(f"attempt {attempt_id} is in progress", param="attempt_id")
-        num_tokens = len(submit.token_ids)
-        rank = self._choice.choose(submit.token_ids)
+        num_tokens = submit.num_tokens
+        rank = self._choice.choose(num_tokens, prefix_hashes)
         record = self.records.begin(_record_of(submit, rank))
         began, finish = time.monotonic(), "INTERNAL"
         outcome: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
@@ -308,10 +303,10 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
             self._refused.popitem(last=False)
 
 
-def _record_of(submit: Submit, rank: int) -> LegRecord:
+def _record_of(submit: SubmitPrefill, rank: int) -> LegRecord:
     return LegRecord(
         leg_id=submit.request_id,
         rank=rank,
         num_prompt_tokens=submit.num_prompt_tokens,
-        num_earlier_tokens=len(submit.token_ids) - submit.num_prompt_tokens,
+        num_earlier_tokens=submit.num_tokens - submit.num_prompt_tokens,
     )

@@ -15,6 +15,7 @@ from core.errors import (
     Overloaded,
     Unavailable,
 )
+from core.hashing import unpack_hashes
 from core.log import REQUEST_ID
 from core.trace_context import TRACE
 from proto import router_pb2
@@ -48,7 +49,8 @@ class RouterService(RouterServicer):
         began = self._clock.now()
         outcome = "error"
         try:
-            assignment = await self._cluster.assigner.assign(_demand(request))
+            demand = _demand(request)
+            assignment = await self._cluster.assigner.assign(demand)
             outcome = "ok"
         except CancelledError:
             outcome = "cancelled"
@@ -61,7 +63,7 @@ class RouterService(RouterServicer):
         self._metrics.assign_seconds.observe(self._clock.now() - began)
         tracing.record_last("queue", TRACE.get(), assignment.queue_seconds)
         self._metrics.count_prefix(
-            num_matched=assignment.num_matched_pages, num_pages=len(request.prefix_hashes)
+            num_matched=assignment.num_matched_pages, num_pages=len(demand.prefix_hashes)
         )
         return router_pb2.AssignResponse(
             prefill=_reference(assignment.prefill),
@@ -103,7 +105,11 @@ class RouterService(RouterServicer):
 def _demand(request: router_pb2.AssignRequest) -> Demand:
     if request.num_prompt_tokens == 0:
         raise InvalidRequest("the prompt is empty", param="prompt")
-    if len(request.prefix_hashes) > request.num_prompt_tokens:
+    try:
+        prefix_hashes = unpack_hashes(request.prefix_hashes)
+    except ValueError as error:
+        raise InvalidRequest(f"prefix_hashes: {error}", param="prefix_hashes") from error
+    if len(prefix_hashes) > request.num_prompt_tokens:
         raise InvalidRequest("more prefix_hashes than prompt tokens", param="prefix_hashes")
     if len(request.exclude_epochs) > MAX_EXCLUDED:
         raise InvalidRequest(f"more than {MAX_EXCLUDED} epochs excluded", param="exclude_epochs")
@@ -113,7 +119,7 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         request_id=request.request_id,
         model=request.model,
         num_prompt_tokens=request.num_prompt_tokens,
-        prefix_hashes=tuple(request.prefix_hashes),
+        prefix_hashes=prefix_hashes,
         excluded=frozenset(request.exclude_epochs),
         priority=request.priority,
         waited_seconds=request.waited_seconds,

@@ -1,8 +1,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.hashing import prefix_hashes
+from core.hashing import prefix_hashes, unpack_hashes
+from core.token_ids import pack_ids
 from router.prefix_index import PrefixIndex
+
+
+def hashes_of(prompt: list[int]) -> tuple[int, ...]:
+    return unpack_hashes(prefix_hashes(pack_ids(prompt), 2))
+
 
 prompts = st.lists(st.integers(0, 2), max_size=12)
 
@@ -11,14 +17,14 @@ prompts = st.lists(st.integers(0, 2), max_size=12)
 def test_unbounded_it_finds_the_longest_match(sent: list[list[int]], new: list[int]) -> None:
     index = PrefixIndex(10**6)
     for prompt in sent:
-        index.record("w", prefix_hashes(prompt, 2))
+        index.record("w", hashes_of(prompt))
     longest = 0
     for prompt in sent:
         pages = 0
         while (pages + 1) * 2 <= len(new) and prompt[: (pages + 1) * 2] == new[: (pages + 1) * 2]:
             pages += 1
         longest = max(longest, pages)
-    assert index.num_matched("w", prefix_hashes(new, 2)) == longest
+    assert index.num_matched("w", hashes_of(new)) == longest
 
 
 @given(st.lists(prompts, max_size=20), st.integers(0, 5))
@@ -27,7 +33,7 @@ def test_it_is_bounded_and_keeps_the_last_prompts_beginning(
 ) -> None:
     index = PrefixIndex(max_pages)
     for prompt in sent:
-        hashes = prefix_hashes(prompt, 2)
+        hashes = hashes_of(prompt)
         index.record("w", hashes)
         assert index.num_matched("w", hashes) == min(len(hashes), max_pages)
         assert len(index._pages["w"]) <= max_pages

@@ -46,7 +46,7 @@ async def test_a_killed_router_fails_no_assignment() -> None:
                     request_id=str(page),
                     model="demo",
                     num_prompt_tokens=64,
-                    prefix_hashes=[page],
+                    prefix_hashes=page.to_bytes(8, "little"),
                 )
                 content = await routers.assign(make_request, first_page=page, timeout_seconds=30)
                 assert AssignResponse.FromString(content).decode.epoch == "d"

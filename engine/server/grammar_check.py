@@ -1,10 +1,9 @@
-"""Grammars from gRPC messages: only such as a compiler may be given."""
+"""Refuses grammars that a compiler must not be given."""
 
 import json
 from typing import Any
 
 from core.errors import InvalidRequest
-from engine.link.messages import Grammar
 from proto import generate_pb2
 
 # Compilers take time and stack by size and depth.
@@ -12,7 +11,7 @@ MAX_GRAMMAR_BYTES = 128 * 2**10
 MAX_SCHEMA_DEPTH = 96
 
 
-def grammar_of(message: generate_pb2.Grammar) -> Grammar:
+def check_grammar(message: generate_pb2.Grammar) -> None:
     """Raises InvalidRequest for one that is too large, too deep, or no JSON."""
     kind = message.WhichOneof("kind")
     if kind is None:
@@ -25,23 +24,6 @@ def grammar_of(message: generate_pb2.Grammar) -> Grammar:
         )
     if kind == "json_schema" and text:
         _check_schema(text)
-    return Grammar(
-        json_schema=text if kind == "json_schema" else None,
-        regex=text if kind == "regex" else None,
-        ebnf=text if kind == "ebnf" else None,
-        after_token_id=message.after_token_id if message.HasField("after_token_id") else None,
-        compact=message.compact,
-    )
-
-
-def grammar_message(grammar: Grammar) -> generate_pb2.Grammar:
-    """The inverse of `grammar_of`."""
-    message = generate_pb2.Grammar(after_token_id=grammar.after_token_id, compact=grammar.compact)
-    for kind in ("json_schema", "regex", "ebnf"):
-        text = getattr(grammar, kind)
-        if text is not None:
-            setattr(message, kind, text)
-    return message
 
 
 def _check_schema(text: str) -> None:
