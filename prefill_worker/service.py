@@ -14,7 +14,6 @@ import grpc
 
 from core.errors import (
     Cancelled,
-    ContextLengthExceeded,
     Draining,
     EpserveError,
     InvalidRequest,
@@ -23,14 +22,13 @@ from core.errors import (
     Unavailable,
 )
 from core.log import get_logger
-from core.token_ids import num_ids
 from engine.link.messages import Abort, Failed, Prefilled, RankMessage, Stopped, SubmitPrefill
 from engine.process.front import WorkerFront
 from engine.server.request_records import LegRecord, RequestRecords
-from engine.server.sampling_check import check_sampling, check_token_ids
-from engine.server.wire import prompt_messages, target_of, token_message
+from engine.server.wire import prompt_messages, token_message
 from engine.server.worker_metrics import WorkerMetrics
 from engine.server.worker_service import Load
+from prefill_worker.prefill_request import submit_of
 from prefill_worker.rank_choice import RankChoice
 from prefill_worker.stage_spans import record_stages
 from proto import generate_pb2, generate_pb2_grpc
@@ -86,7 +84,9 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
     ) -> generate_pb2.PrefillResponse:
         began = time.monotonic()
         try:
-            prefilled = await self._prefill(self._submit_of(request), request.prefix_hashes)
+            self._check_meant(request)
+            submit = submit_of(request, self._front.ready[0])
+            prefilled = await self._prefill(submit, request.prefix_hashes)
         except asyncio.CancelledError:
             self._metrics.requests.labels("cancelled").inc()
             raise
@@ -190,49 +190,21 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
 
     # ---- inside
 
-    def _check_ready(self) -> None:
-        if not self._front.ready:
+    def _check_meant(self, request: generate_pb2.PrefillRequest) -> None:
+        """Refuses what this worker cannot or must not take."""
+        front = self._front
+        if not front.ready:
             raise Unavailable("worker is still starting")
-
-    def _submit_of(self, request: generate_pb2.PrefillRequest) -> SubmitPrefill:
-        """The request, checked as far as the front can."""
-        self._check_ready()
-        if request.prefill_epoch != self._front.epoch:
+        if request.prefill_epoch != front.epoch:
             raise Mismatch(
-                f"this worker's epoch is {self._front.epoch}, not {request.prefill_epoch!r}",
+                f"this worker's epoch is {front.epoch}, not {request.prefill_epoch!r}",
                 failed_epoch=request.prefill_epoch,
             )
-        if self._front.draining:
-            raise Draining("worker is draining", failed_epoch=self._front.epoch)
-        name = self._front.settings.model_name
+        if front.draining:
+            raise Draining("worker is draining", failed_epoch=front.epoch)
+        name = front.settings.model_name
         if request.model != name:
             raise ModelNotFound(f"model {request.model!r} is not served here, but {name!r} is")
-        for param in ("request_id", "attempt_id"):
-            if not getattr(request, param):
-                raise InvalidRequest(f"{param} is empty", param=param)
-        ready, token_ids = self._front.ready[0], request.token_ids
-        num_tokens = num_ids(token_ids)
-        if not 0 < request.num_prompt_tokens <= num_tokens:
-            raise InvalidRequest(
-                f"num_prompt_tokens is {request.num_prompt_tokens} of {num_tokens} tokens",
-                param="num_prompt_tokens",
-            )
-        if num_tokens > ready.max_model_len:
-            raise ContextLengthExceeded(
-                f"{num_tokens} tokens exceed the context of {ready.max_model_len}",
-                param="token_ids",
-            )
-        check_token_ids(token_ids, ready.vocab_size, "token_ids")
-        check_sampling(request.sampling, ready.vocab_size)
-        return SubmitPrefill(
-            request_id=request.request_id,
-            attempt_id=request.attempt_id,
-            token_ids=token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=request.sampling.SerializeToString(),
-            target=target_of(request.kv_target),
-            priority=request.priority,
-        )
 
     async def _prefill(self, submit: SubmitPrefill, prefix_hashes: bytes) -> Prefilled:
         attempt_id = submit.attempt_id

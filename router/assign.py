@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from core.clock import Clock
 from core.errors import Draining, EpserveError, Overloaded, Unavailable
+from core.prefix_index import PrefixIndex
 from router.assignment_records import AssignmentRecords
 from router.choose import Pair, Weights, choose
 from router.considered import Considered
 from router.demand import Demand
 from router.departures import Departures
-from router.prefix_index import PrefixIndex
 from router.table import Assigned, Released, WorkerTable
 from router.worker import Pending, Worker
 

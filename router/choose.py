@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.errors import ContextLengthExceeded, ModelNotFound, Unavailable
+from core.prefix_index import PrefixIndex
 from router.considered import Considered
 from router.demand import Demand
 from router.filters import FILTERS
 from router.pairing import Pool, complete, pools
-from router.prefix_index import PrefixIndex
 from router.scorers import DECODE_SCORERS, PREFILL_SCORERS, Candidate, Scored, score
 from router.worker import PairKey, Worker
 

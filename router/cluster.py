@@ -2,13 +2,13 @@
 
 from core.clock import Clock
 from core.log import get_logger
+from core.prefix_index import PrefixIndex
 from router.assign import Assigner
 from router.assignment_records import AssignmentRecords
 from router.choose import Weights
 from router.departures import Departures
 from router.metrics import RouterMetrics
 from router.pairing import rejections
-from router.prefix_index import PrefixIndex
 from router.settings import RouterSettings
 from router.table import Forget, Transition, WorkerEvent, WorkerTable
 from router.worker import WorkerState

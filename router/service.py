@@ -49,7 +49,7 @@ class RouterService(RouterServicer):
         began = self._clock.now()
         outcome = "error"
         try:
-            demand = _demand(request)
+            demand = demand_of(request)
             assignment = await self._cluster.assigner.assign(demand)
             outcome = "ok"
         except CancelledError:
@@ -102,7 +102,7 @@ class RouterService(RouterServicer):
         )
 
 
-def _demand(request: router_pb2.AssignRequest) -> Demand:
+def demand_of(request: router_pb2.AssignRequest) -> Demand:
     if request.num_prompt_tokens == 0:
         raise InvalidRequest("the prompt is empty", param="prompt")
     try:

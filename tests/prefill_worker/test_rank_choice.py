@@ -36,11 +36,10 @@ def test_a_rank_that_knows_the_prefix_is_taken_while_that_pays_off() -> None:
 
 @pytest.mark.parametrize(("open_tokens", "expected"), [(2 * PAGE - 1, 0), (2 * PAGE + 1, 1)])
 def test_memory_is_bounded_and_keeps_beginnings(open_tokens: int, expected: int) -> None:
-    choice = RankChoice(2, PAGE, max_prefixes=4)
+    choice = RankChoice(2, PAGE, max_pages=4)
     first, second = list(range(16)), list(range(100, 108))
     for prompt in (first, second):
         choice.done(choose(choice, prompt), len(prompt))
-    assert len(choice._known) == 4
     # Rank 0 still knows two of four pages of the first prompt: the ones it begins with.
     choice.open_tokens = [open_tokens, 0]
     assert choose(choice, first) == expected
@@ -52,10 +51,9 @@ def test_hashes_that_cannot_be_those_of_the_prompt_cost_nothing_but_affinity(
 ) -> None:
     choice = RankChoice(2, PAGE)
     assert [choice.choose(10, hashes) for _ in range(2)] == [0, 1]
-    assert len(choice._known) <= 2 * (10 // PAGE)
 
 
-def test_one_rank_remembers_nothing() -> None:
+def test_one_rank_gets_everything() -> None:
     choice = RankChoice(1, PAGE)
-    assert choose(choice, list(range(1000))) == 0
-    assert not choice._known
+    assert [choose(choice, list(range(number))) for number in (1000, 3, 1000)] == [0, 0, 0]
+    assert choice.open_tokens == [2003]

@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.hashing import prefix_hashes, unpack_hashes
+from core.prefix_index import PrefixIndex
 from core.token_ids import pack_ids
-from router.prefix_index import PrefixIndex
 
 
 def hashes_of(prompt: list[int]) -> tuple[int, ...]:
