@@ -132,6 +132,7 @@ class ScriptedGroup:
     link: "RecordingLink"
     script: list[Callable[[], None]] = field(default_factory=list)
     uses_torch: bool = False
+    steps_use_sockets: bool = False
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         return [tuple(facts)]
