@@ -20,7 +20,7 @@ from kernels.attention import absorb_pieces_cuda
 from kernels.attention.mla_decode_pieces import Pieces
 from kernels.build.fp8_scales import GROUP
 from kernels.build.operands import FLOATS, check_contiguous, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.elementwise.quantise import quantise
 from kernels.gemm.head_linear import head_linear
 
@@ -38,7 +38,7 @@ def absorb_values(
     is nothing to join it does not wait for the first. Raises ValueError for arguments that do not
     fit."""
     _check(latents, kv_b, nope_dim)
-    path = path_for(kv_b.device, latents, kv_b, nope_dim)
+    path = note("absorb", path_for(latents, kv_b, nope_dim))
     if isinstance(latents, Pieces):
         from kernels.attention import absorb_pieces_triton
         from kernels.attention.mla_decode_triton import join_pieces
@@ -72,12 +72,9 @@ def _check(latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int) ->
     check_contiguous(latents=x, kv_b=kv_b)
 
 
-def path_for(
-    device: torch.device, latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int
-) -> str:
-    """The path of `absorb_values` on `device` for operands like these, whose contents and own
-    device are not looked at; "cublas" is the product of what none of the faster ones takes."""
-    path = path_of("absorb", device)
+def path_for(latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int) -> str:
+    """The path of `absorb_values`; "cublas" is the product of what no faster one takes."""
+    path = best_path("absorb", kv_b.device)
     if path == "reference":
         return path
     if isinstance(latents, Pieces):

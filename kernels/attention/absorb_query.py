@@ -18,7 +18,7 @@ import torch
 
 from kernels.attention.rope_write import check_tokens, write_checked
 from kernels.build.operands import check_contiguous, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.gemm.head_linear import head_linear
 
 TOLERANCE = 5e-3
@@ -44,7 +44,7 @@ def absorb_query(
     check_tokens(query, latent, key_rope, rotation, slots, cache, latent_norm)
     _check_weight(query, latent, key_rope, kv_b)
     given = (query, latent, key_rope, rotation, slots, cache, kv_b)
-    if path_for(query.device, query, key_rope, kv_b) == "triton":
+    if note("absorb", path_for(query, key_rope, kv_b)) == "triton":
         from kernels.attention.absorb_query_triton import launch
 
         return launch(*given, latent_norm=latent_norm, eps=eps, leads=leads)
@@ -84,12 +84,9 @@ def absorb_query_in_parts(
     return absorbed
 
 
-def path_for(
-    device: torch.device, query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor
-) -> str:
-    """The path of `absorb_query` on `device` for operands like these, whose contents and own device
-    are not looked at; in parts, whose product is "cublas", where the reference is not asked for."""
-    if path_of("absorb", device) == "reference":
+def path_for(query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor) -> str:
+    """The path of `absorb_query`; "cublas" is the product of the one in parts."""
+    if best_path("absorb", query.device) == "reference":
         return "reference"
     return "triton" if _fits(query, key_rope, kv_b) else "cublas"
 

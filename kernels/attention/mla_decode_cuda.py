@@ -23,10 +23,10 @@ _KERNEL = CudaKernel(
 )
 
 
-def takes(device: torch.device, query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
-    """Whether there is a kernel for these arguments of `mla_decode`, `device` is a Hopper,
-    and there is nvcc for it."""
-    return fits(query, cache, value_dim) and _is_hopper(device) and is_built()
+def takes(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
+    """Whether there is a kernel for these arguments of `mla_decode`, they are on a Hopper, and
+    there is nvcc for it."""
+    return fits(query, cache, value_dim) and _is_hopper(query.device) and is_built()
 
 
 def fits(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:

@@ -185,7 +185,7 @@ def test_through_every_triton_kernel(
         chosen.add(operation)
         return "triton"
 
-    monkeypatch.setattr(paths, "_path_of", triton)
+    monkeypatch.setattr(paths, "_best_path", triton)
     moe.counts.zero_()
     got = moe.decode(*padded(x, 8))[:5]
     product = {"plain": "grouped_linear", "fp8": "fp8_grouped_gemm"}[kind]
