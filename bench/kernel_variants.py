@@ -10,7 +10,7 @@ import torch
 from bench.gpu_timing import Call
 from bench.kernel_case import EXPERTS, HEADS, HIDDEN, LATENT, NOPE, ROPE, WIDTH, Tensors
 from bench.kernel_cases_products import DENSE
-from kernels.attention import merge_states_triton, mla_decode_triton, mla_prefill_triton
+from kernels.attention import mla_decode_triton, mla_prefill_triton
 from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
@@ -69,27 +69,12 @@ def all_of(make: Tensors) -> Iterator[Variants]:
                 for block, warps in ((2048, 8), (1024, 4), (1024, 2))
             },
         )  # fmt: skip
-    yield from _merge_states(make)
     yield from _router_gemm(make)
     yield from _fp8_gemm(make)
 
 
 def _row_shape(groups: int, rows: int, warps: int) -> str:
     return f"groups {groups} rows {rows} warps {warps}" if groups else "in use"
-
-
-def _merge_states(make: Tensors) -> Iterator[Variants]:
-    a, b = (make.rows(128, HEADS, NOPE) for _ in range(2))
-    lse = make.random(128, HEADS)
-    yield Variants(
-        bench="merge_states", name=f"m128 heads{HEADS} v{NOPE}", goal=3.1,
-        ways={
-            f"rows {rows} warps {warps}": partial(
-                merge_states_triton.launch, a, lse, b, lse, rows=rows, num_warps=warps
-            )
-            for rows, warps in ((16, 8), (8, 4), (32, 16))
-        },
-    )  # fmt: skip
 
 
 def _router_gemm(make: Tensors) -> Iterator[Variants]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels.attention.mla_decode import mla_decode_schedule
-from kernels.attention.mla_decode_pieces import MAX_QUERIES
+from kernels.attention.mla_decode_splits import MAX_QUERIES
 from kernels.attention.mla_prefill_plan import KeyGroup, max_keys, plan_groups
 from kernels.attention.paged_rows import Row, RowGroup, group_rows, split_rows
 from kernels.build.paths import best_path

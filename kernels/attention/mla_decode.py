@@ -18,7 +18,7 @@ All heads share one key (the whole latent) and one value (its first C elements):
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
 In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
-leaves pieces, which `absorb` joins as it multiplies them, or `mla_decode_paged` before.
+leaves splits, which `absorb` joins as it multiplies them, or `mla_decode_paged` before.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import mla_decode_cuda
-from kernels.attention.mla_decode_pieces import MAX_QUERIES, Pieces
+from kernels.attention.mla_decode_splits import MAX_QUERIES, Splits
 from kernels.attention.paged_rows import RowGroup, group_rows
 from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import best_path, note
@@ -71,7 +71,7 @@ def mla_decode_paged(
     """Raises ValueError unless T is 1 to 256 times B, for other arguments that do not fit, and on a
     CPU for pages that there are not. `schedule` is what `mla_decode_schedule` made
     for all layers of a step; without it each call makes its own."""
-    found = mla_decode_pieces(
+    found = mla_decode_splits(
         query,
         cache,
         block_table,
@@ -80,14 +80,14 @@ def mla_decode_paged(
         scale=scale,
         schedule=schedule,
     )
-    if isinstance(found, Pieces):
-        from kernels.attention.mla_decode_triton import join_pieces
+    if isinstance(found, Splits):
+        from kernels.attention.mla_decode_triton import join_splits
 
-        return join_pieces(found)
+        return join_splits(found)
     return found
 
 
-def mla_decode_pieces(
+def mla_decode_splits(
     query: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
@@ -96,8 +96,8 @@ def mla_decode_pieces(
     value_dim: int,
     scale: float,
     schedule: object | None = None,
-) -> torch.Tensor | Pieces:
-    """As `mla_decode_paged`, but not joined where the path leaves pieces."""
+) -> torch.Tensor | Splits:
+    """As `mla_decode_paged`, but not joined where the path leaves splits."""
     _check(query, cache, value_dim)
     _check_rows(query, block_table, kv_lengths)
     path = note("mla_decode", path_for(query, cache, value_dim, num_rows=len(kv_lengths)))
@@ -120,7 +120,7 @@ def mla_decode_pieces(
 
 
 def path_for(query: torch.Tensor, cache: torch.Tensor, value_dim: int, *, num_rows: int) -> str:
-    """The path of `mla_decode_pieces`."""
+    """The path of `mla_decode_splits`."""
     path = best_path("mla_decode", query.device)
     if path == "reference":
         return path

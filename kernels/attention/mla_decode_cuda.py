@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
+from kernels.attention.mla_decode_splits import MAX_QUERIES, TOKENS, Splits
 from kernels.build.cuda_kernel import FLOAT, LONG, NUMBER, POINTER, CudaKernel
 from kernels.build.operands import check_contiguous
 
 LINES, VALUE_DIM, WIDTH = 64, 512, 576
-MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
+MIN_TILES = 2  # of a part: fewer are not worth a split of their own
 _OTHERWISE = "attention at decode takes its slower path"
 _KERNEL = CudaKernel(
     Path(__file__).with_name("mla_decode.cu"), *[POINTER] * 6, LONG, *[NUMBER] * 6, FLOAT
@@ -52,7 +52,7 @@ def launch(
     scale: float,
     num_parts: int | None = None,
     min_tiles: int = MIN_TILES,
-) -> Pieces:
+) -> Splits:
     """`num_parts`: others than as many as run at once. Raises RuntimeError where the kernel cannot
     be built or launched."""
     num_tokens, num_heads, _ = query.shape
@@ -84,7 +84,7 @@ def launch(
         min_tiles,
         scale,
     )
-    return Pieces(
+    return Splits(
         values=values,
         lse=lse,
         kv_lengths=kv_lengths,

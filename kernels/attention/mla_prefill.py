@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import mla_prefill_cuda
-from kernels.attention.merge_states import merge_states_reference
 from kernels.attention.mla_prefill_plan import KeyGroup
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_scales import empty_scales
@@ -216,10 +215,21 @@ def attend_group_reference(
         shares = (scores - part_lse.unsqueeze(-1)).exp().nan_to_num_()  # -inf - -inf: no key
         part = torch.einsum("qhk,khv->qhv", shares, value.float()).to(out.dtype)
         if not span.is_first:
-            part, part_lse = merge_states_reference(
-                out[of_queries], lse[of_queries], part, part_lse
-            )
+            part, part_lse = merged(out[of_queries], lse[of_queries], part, part_lse)
         out[of_queries], lse[of_queries] = part, part_lse
+
+
+def merged(
+    a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What two disjoint sets of keys gave: values a and b [T, heads, V], and the natural logarithms
+    [T, heads] of their sums of exp(scores), -inf for no key -> of both sets together."""
+    lse = torch.logaddexp(lse_a, lse_b)
+    # Without any key the difference would be inf - inf.
+    shift = torch.where(lse.isneginf(), 0.0, lse)
+    out = a.float() * (lse_a - shift).exp().unsqueeze(-1)
+    out += b.float() * (lse_b - shift).exp().unsqueeze(-1)
+    return out.to(a.dtype), lse
 
 
 def expand(

@@ -24,7 +24,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "gate": ("triton",),
     "grouped_linear": ("triton",),
     "head_linear": ("triton",),
-    "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("cuda", "triton"),
     "pack_tokens": ("triton",),

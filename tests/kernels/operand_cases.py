@@ -9,7 +9,6 @@ import torch
 
 from kernels.attention.absorb import absorb_values
 from kernels.attention.absorb_query import absorb_query
-from kernels.attention.merge_states import merge_states
 from kernels.attention.mla_decode import mla_decode_paged
 from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
 from kernels.attention.mla_prefill_plan import plan_groups
@@ -245,10 +244,6 @@ def around_products() -> dict[str, Case]:
     x, counts = floats(EXPERTS, 3, 256), numbers(1, 0, 3, 2)
     one = torch.tensor(0.5)
     norm = {"x": floats(TOKENS, 128), "residual": floats(TOKENS, 128), "weight": floats(128)}
-    states = {
-        "a": floats(TOKENS, HEADS, 5), "lse_a": floats(TOKENS, HEADS),
-        "b": floats(TOKENS, HEADS, 5), "lse_b": floats(TOKENS, HEADS),
-    }  # fmt: skip
     every_row = frozenset({("x", 0)})
     return {
         "quantise": Case(call=quantise, operands={"x": x[0], "scale": one}, free=every_row),
@@ -277,7 +272,6 @@ def around_products() -> dict[str, Case]:
             call=silu_mul_quantise_masked, operands={"x": x, "counts": counts, "scale": one},
             free=frozenset({("x", 1)}),
         ),
-        "merge_states": Case(call=merge_states, operands=states),
         "sample": Case(
             call=sample,
             operands={

@@ -14,14 +14,14 @@ import kernels.attention
 import kernels.gemm
 from kernels.attention import (
     absorb,
-    absorb_pieces_cuda,
     absorb_query,
+    absorb_splits_cuda,
     mla_decode,
     mla_decode_cuda,
     mla_prefill,
     mla_prefill_cuda,
 )
-from kernels.attention.mla_decode_pieces import Pieces
+from kernels.attention.mla_decode_splits import Splits
 from kernels.build import cuda_build, paths, tuned
 from kernels.build.fp8_scales import empty_scales
 from kernels.build.paths import noted
@@ -134,7 +134,7 @@ def test_mla_decode(launches: Launches, rows: int, num_queries: int, page_tokens
     query, cache = empty(rows * num_queries, HEADS, RANK + ROPE), empty(9, page_tokens, RANK + ROPE)
     table, lengths = empty(rows, 2, dtype=torch.int32), empty(rows, dtype=torch.int32)
     schedule = sys.modules["kernels.attention.mla_decode_flash"].Schedule()
-    mla_decode.mla_decode_pieces(
+    mla_decode.mla_decode_splits(
         query, cache, table, lengths, value_dim=RANK, scale=1.0, schedule=schedule
     )
     assert launches.taken() == [noted()["mla_decode"]]
@@ -167,21 +167,21 @@ def test_router_gemm(launches: Launches, rows: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 128])
 @pytest.mark.parametrize("value_dim", [VALUE, 64])
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_absorbed_values(launches: Launches, rows: int, value_dim: int, *, in_pieces: bool) -> None:
-    launches.replace(absorb_pieces_cuda, "launch", "cuda")
+@pytest.mark.parametrize("in_splits", [False, True])
+def test_absorbed_values(launches: Launches, rows: int, value_dim: int, *, in_splits: bool) -> None:
+    launches.replace(absorb_splits_cuda, "launch", "cuda")
     launches.module(
-        kernels.attention, "absorb_pieces_triton", launch=launches.spy("triton"), MAX_ROWS=16
+        kernels.attention, "absorb_splits_triton", launch=launches.spy("triton"), MAX_ROWS=16
     )
     launches.module(kernels.attention, "absorb_triton", launch=launches.spy("triton"))
-    latents: torch.Tensor | Pieces = empty(rows, HEADS, RANK)
+    latents: torch.Tensor | Splits = empty(rows, HEADS, RANK)
     launches.module(
-        kernels.attention, "mla_decode_triton", join_pieces=lambda pieces: pieces.values
+        kernels.attention, "mla_decode_triton", join_splits=lambda splits: splits.values
     )
     launches.replace(absorb, "head_linear", "cublas", result=empty(rows, HEADS, value_dim))
     launches.monkeypatch.setattr(absorb, "quantise", lambda _: None)
-    if in_pieces:
-        latents = Pieces(
+    if in_splits:
+        latents = Splits(
             values=empty(rows, HEADS, RANK), lse=empty(rows, HEADS, dtype=FLOAT),
             kv_lengths=empty(rows, dtype=torch.int32), num_parts=1, min_tiles=1, num_queries=1,
         )  # fmt: skip

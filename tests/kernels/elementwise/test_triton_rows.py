@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from kernels.attention import merge_states_triton, rope_write_triton
-from kernels.attention.merge_states import merge_states_reference
+from kernels.attention import rope_write_triton
 from kernels.attention.rope_write import rope_write_reference
 from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise import (
@@ -257,21 +256,6 @@ def test_rope_write_of_a_padded_batch(
     unwritten = torch.ones(TOKENS + 5, dtype=torch.bool, device=device)
     unwritten[slots[kept]] = False
     assert torch.equal(caches[0, unwritten], caches[1, unwritten])
-
-
-@pytest.mark.parametrize("dtype", dtypes())
-@pytest.mark.parametrize(("heads", "width"), [(3, 24), (16, 128)])
-def test_merge_states(
-    rng: torch.Generator, device: str, heads: int, width: int, dtype: torch.dtype
-) -> None:
-    a, b = (randn(rng, TOKENS, heads, width).to(device, dtype) for _ in range(2))
-    lse_a, lse_b = (10 * randn(rng, TOKENS, heads).to(device) for _ in range(2))
-    lse_a[0] = lse_b[0, 0] = lse_b[1] = -torch.inf
-    out, lse = merge_states_triton.launch(a, lse_a, b, lse_b)
-    want, wanted_lse = merge_states_reference(a, lse_a, b, lse_b)
-    close(out, want)
-    torch.testing.assert_close(lse, wanted_lse)
-    assert not out[0, 0].any()
 
 
 def test_rescale(rng: torch.Generator, device: str) -> None:
