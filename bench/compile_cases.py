@@ -165,7 +165,9 @@ def _norm_of_a_combination(tokens: int) -> Call:
         rows=empty(LOCAL * tokens, HIDDEN), row_of=integers(CHOICES, tokens),
         weights=f32(tokens, CHOICES), base=empty(tokens, HIDDEN),
     )  # fmt: skip
-    return partial(rms_norm_triton.launch_both, x, empty(tokens, HIDDEN), empty(HIDDEN), 1e-6)
+    return partial(
+        rms_norm_triton.launch, x, empty(tokens, HIDDEN), empty(HIDDEN), 1e-6, quantises=True
+    )
 
 
 def _permute(dtype: torch.dtype) -> Call:
@@ -199,22 +201,26 @@ def _around_rows() -> dict[str, Call]:
     both = empty(1152, 2 * WIDTH)
     masked = empty(LOCAL, 512, 2 * WIDTH)
     return {
-        "quantise": partial(quantise_triton.launch, x[None], None, squeeze=True),
+        "quantise": partial(quantise_triton.launch, x),
         "quantise masked": partial(
-            quantise_triton.launch, masked, integers(LOCAL), squeeze=False
+            quantise_triton.launch, masked, integers(LOCAL)
         ),
         "rms_norm": partial(rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6),
-        "rms_norm quantise": partial(rms_norm_triton.launch_quantise, x, x, empty(HIDDEN), 1e-6),
-        "rms_norm all": partial(rms_norm_triton.launch_all, x, x, empty(HIDDEN), 1e-6, f32(1)),
+        "rms_norm quantise": partial(
+            rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6, plain=False, quantises=True
+        ),
+        "rms_norm all": partial(
+            rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6, quantises=True, scale=f32(1)
+        ),
         "silu_mul": partial(silu_mul_triton.launch, both),
         "silu_mul quantise": partial(
-            silu_mul_triton.launch_quantise, both[None], None, squeeze=True
+            silu_mul_triton.launch_quantise, both
         ),
         "silu_mul quantise by a scale": partial(
-            silu_mul_triton.launch_quantise, both[None], None, squeeze=True, scale=f32(1)
+            silu_mul_triton.launch_quantise, both, scale=f32(1)
         ),
         "silu_mul quantise masked": partial(
-            silu_mul_triton.launch_quantise, masked, integers(LOCAL), squeeze=False
+            silu_mul_triton.launch_quantise, masked, integers(LOCAL)
         ),
         "rms_norm combination few": _norm_of_a_combination(128),
         "rms_norm combination": _norm_of_a_combination(4096),

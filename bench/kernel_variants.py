@@ -37,24 +37,24 @@ ROW_SHAPES = ((0, 0, 0), (2, 8, 2), (2, 8, 4), (4, 4, 4), (8, 1, 4), (16, 1, 4))
 
 def all_of(make: Tensors) -> Iterator[Variants]:
     for tokens, goal in ((1, 0.0), (128, 1.9), (4096, 0.0)):
-        x = make.rows(1, tokens, HIDDEN)
+        x = make.rows(tokens, HIDDEN)
         yield Variants(
             bench="quantise", name=f"m{tokens} k{HIDDEN}", goal=goal,
             ways={
                 _row_shape(groups, rows, warps): partial(
-                    quantise_triton.launch, x, None, squeeze=True, groups=groups, rows=rows,
+                    quantise_triton.launch, x, groups=groups, rows=rows,
                     num_warps=warps,
                 )
                 for groups, rows, warps in ROW_SHAPES
             },
         )  # fmt: skip
     for tokens, goal in ((9, 0.0), (1152, 0.0), (36864, 0.0)):
-        both = make.rows(1, tokens, 2 * WIDTH)
+        both = make.rows(tokens, 2 * WIDTH)
         yield Variants(
             bench="silu_mul", name=f"quantise m{tokens} i{WIDTH}", goal=goal,
             ways={
                 _row_shape(groups, rows, warps): partial(
-                    silu_mul_triton.launch_quantise, both, None, squeeze=True, groups=groups,
+                    silu_mul_triton.launch_quantise, both, groups=groups,
                     rows=rows, num_warps=warps or 4,
                 )
                 for groups, rows, warps in ROW_SHAPES
@@ -64,7 +64,7 @@ def all_of(make: Tensors) -> Iterator[Variants]:
             bench="silu_mul", name=f"m{tokens} i{WIDTH}", goal=2.9 if tokens == 1152 else 0.0,
             ways={
                 f"columns {block} warps {warps}": partial(
-                    silu_mul_triton.launch, both[0], block=block, num_warps=warps
+                    silu_mul_triton.launch, both, block=block, num_warps=warps
                 )
                 for block, warps in ((2048, 8), (1024, 4), (1024, 2))
             },

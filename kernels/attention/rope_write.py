@@ -23,7 +23,7 @@ from kernels.attention.rope import rope
 from kernels.attention.write_latent import write_latent
 from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
 from kernels.build.paths import path_of
-from kernels.elementwise.rms_norm import rms_norm_reference
+from kernels.elementwise.rms_norm import norm_reference
 
 
 def rope_write(
@@ -104,7 +104,7 @@ def rope_write_reference(
     both = rope(torch.cat((query_rope, key_rope.unsqueeze(1)), dim=1), rotation)
     (query_rope if rotated is None else rotated).copy_(both[:, :-1])
     if latent_norm is not None:
-        latent = rms_norm_reference(latent, latent_norm, eps)
+        latent = norm_reference(latent, None, latent_norm, eps)[0]
     key_rope, num_slots = both[:, -1], cache.shape[0] * cache.shape[1]
     is_kept = (slots >= 0) & (slots < num_slots)
     if not is_kept.all():
