@@ -36,18 +36,7 @@ def launch(splits: Splits, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Ten
     out = splits.values.new_empty(num_rows, num_heads * GROUP, dtype=torch.float8_e4m3fn)
     scale = empty_scales(out)
     _KERNEL.launch(
-        out.device,
-        splits.values.data_ptr(),
-        splits.lse.data_ptr(),
-        splits.kv_lengths.data_ptr(),
-        kv_b.data_ptr(),
-        out.data_ptr(),
-        scale.data_ptr(),
-        num_rows,
-        num_heads,
-        splits.num_parts,
-        splits.min_tiles,
-        nope_dim,
-        scale.stride(1),
-    )
+        out.device, splits.values, splits.lse, splits.kv_lengths, kv_b, out, scale, num_rows,
+        num_heads, splits.num_parts, splits.min_tiles, nope_dim, scale.stride(1),
+    )  # fmt: skip
     return out, scale

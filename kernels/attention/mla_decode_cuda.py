@@ -68,30 +68,13 @@ def launch(
     values = query.new_empty(num_places, num_lines, VALUE_DIM)
     lse = query.new_empty(num_places, num_lines, dtype=torch.float32)
     _KERNEL.launch(
-        query.device,
-        query.data_ptr(),
-        cache.data_ptr(),
-        block_table.data_ptr(),
-        kv_lengths.data_ptr(),
-        values.data_ptr(),
-        lse.data_ptr(),
-        cache.shape[0] * TOKENS,
-        num_rows,
-        num_queries,
-        num_heads,
-        block_table.stride(0),
-        num_parts,
-        min_tiles,
-        scale,
-    )
+        query.device, query, cache, block_table, kv_lengths, values, lse, cache.shape[0] * TOKENS,
+        num_rows, num_queries, num_heads, block_table.stride(0), num_parts, min_tiles, scale,
+    )  # fmt: skip
     return Splits(
-        values=values,
-        lse=lse,
-        kv_lengths=kv_lengths,
-        num_parts=num_parts,
-        min_tiles=min_tiles,
+        values=values, lse=lse, kv_lengths=kv_lengths, num_parts=num_parts, min_tiles=min_tiles,
         num_queries=num_queries,
-    )
+    )  # fmt: skip
 
 
 @functools.cache
