@@ -15,7 +15,6 @@ from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import split_rows
 from kernels.attention.rope import rope
 from kernels.attention.rope_write import rope_write
-from kernels.attention.write_latent import write_latent
 from kernels.elementwise.combine import Combination, combine
 from kernels.elementwise.quantise import quantise
 from kernels.elementwise.rescale import rescale
@@ -309,12 +308,6 @@ def attention() -> dict[str, Case]:
             call=rope_write,
             operands=tokens | {"rotated": floats(TOKENS, HEADS, ROPE)}, options={"eps": 1e-6},
             free=frozenset({("query", 2), ("cache", 0), ("cache", 1)}),
-        ),
-        "write_latent": Case(
-            call=write_latent,
-            operands={"cache": cache, "slots": ids(TOKENS, below=6), "latent": latent,
-                      "key_rope": floats(TOKENS, ROPE)},
-            free=frozenset({("cache", 0), ("cache", 1)}),
         ),
         "absorb_query": Case(
             call=absorb_query, operands=tokens | {"kv_b": kv_b}, options={"eps": 1e-6},
