@@ -10,7 +10,7 @@ import torch
 from bench.gpu_timing import Call
 from bench.kernel_case import EXPERTS, HEADS, HIDDEN, LATENT, NOPE, ROPE, WIDTH, Tensors
 from bench.kernel_cases_products import DENSE
-from kernels.attention import merge_states_triton, mla_decode_triton, mla_prefill_triton
+from kernels.attention import mla_decode_triton, mla_prefill_triton
 from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
@@ -37,24 +37,24 @@ ROW_SHAPES = ((0, 0, 0), (2, 8, 2), (2, 8, 4), (4, 4, 4), (8, 1, 4), (16, 1, 4))
 
 def all_of(make: Tensors) -> Iterator[Variants]:
     for tokens, goal in ((1, 0.0), (128, 1.9), (4096, 0.0)):
-        x = make.rows(1, tokens, HIDDEN)
+        x = make.rows(tokens, HIDDEN)
         yield Variants(
             bench="quantise", name=f"m{tokens} k{HIDDEN}", goal=goal,
             ways={
                 _row_shape(groups, rows, warps): partial(
-                    quantise_triton.launch, x, None, squeeze=True, groups=groups, rows=rows,
+                    quantise_triton.launch, x, groups=groups, rows=rows,
                     num_warps=warps,
                 )
                 for groups, rows, warps in ROW_SHAPES
             },
         )  # fmt: skip
     for tokens, goal in ((9, 0.0), (1152, 0.0), (36864, 0.0)):
-        both = make.rows(1, tokens, 2 * WIDTH)
+        both = make.rows(tokens, 2 * WIDTH)
         yield Variants(
             bench="silu_mul", name=f"quantise m{tokens} i{WIDTH}", goal=goal,
             ways={
                 _row_shape(groups, rows, warps): partial(
-                    silu_mul_triton.launch_quantise, both, None, squeeze=True, groups=groups,
+                    silu_mul_triton.launch_quantise, both, groups=groups,
                     rows=rows, num_warps=warps or 4,
                 )
                 for groups, rows, warps in ROW_SHAPES
@@ -64,32 +64,17 @@ def all_of(make: Tensors) -> Iterator[Variants]:
             bench="silu_mul", name=f"m{tokens} i{WIDTH}", goal=2.9 if tokens == 1152 else 0.0,
             ways={
                 f"columns {block} warps {warps}": partial(
-                    silu_mul_triton.launch, both[0], block=block, num_warps=warps
+                    silu_mul_triton.launch, both, block=block, num_warps=warps
                 )
                 for block, warps in ((2048, 8), (1024, 4), (1024, 2))
             },
         )  # fmt: skip
-    yield from _merge_states(make)
     yield from _router_gemm(make)
     yield from _fp8_gemm(make)
 
 
 def _row_shape(groups: int, rows: int, warps: int) -> str:
     return f"groups {groups} rows {rows} warps {warps}" if groups else "in use"
-
-
-def _merge_states(make: Tensors) -> Iterator[Variants]:
-    a, b = (make.rows(128, HEADS, NOPE) for _ in range(2))
-    lse = make.random(128, HEADS)
-    yield Variants(
-        bench="merge_states", name=f"m128 heads{HEADS} v{NOPE}", goal=3.1,
-        ways={
-            f"rows {rows} warps {warps}": partial(
-                merge_states_triton.launch, a, lse, b, lse, rows=rows, num_warps=warps
-            )
-            for rows, warps in ((16, 8), (8, 4), (32, 16))
-        },
-    )  # fmt: skip
 
 
 def _router_gemm(make: Tensors) -> Iterator[Variants]:

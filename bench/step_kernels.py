@@ -55,7 +55,7 @@ KERNELS: tuple[Match, ...] = (
         (_ACTIVATIONS, (*_ACTIVATIONS, ops.EXPERTS_ACTIVATION)),
     ),
     Match(r"attend<2>", ATTENTION_KERNELS, ((ops.ATTENTION,),)),
-    Match(r"mla|flash|splitkv|attend|_merge_states|^_join$", ATTENTION_KERNELS),
+    Match(r"mla|flash|splitkv|attend|^_join$", ATTENTION_KERNELS),
     Match(r"rms_norm", NORMS, (_ALL_NORMS,)),
     Match(r"rope", NORMS),
     Match(r"router", GATE, ((ops.ROUTER,),)),
@@ -83,7 +83,7 @@ KERNELS: tuple[Match, ...] = (
     Match(r" 1u, 16u, 144u, ", DENSE_PRODUCTS, ((ops.DENSE_UP,),)),
     # Any number of them.
     Match(r"absorb_query", DENSE_PRODUCTS, ((ops.FOLDED_QUERIES,),)),
-    Match(r"absorb_pieces|absorb_values", DENSE_PRODUCTS, ((ops.VALUES,),)),
+    Match(r"absorb_(splits|pieces|values)", DENSE_PRODUCTS, ((ops.VALUES,),)),
     Match(r"nvjet", DENSE_PRODUCTS, ((ops.LOGITS,),)),
     Match(r"gemm|cutlass|cublas|splitk|_splits|bmm|dot_kernel|absorb", DENSE_PRODUCTS),
 )  # fmt: skip

@@ -224,7 +224,7 @@ def test_records_name_each_peer(all_cases: list[Case]) -> None:
 def test_variants_have_what_is_in_use_first() -> None:
     found = list(kernel_variants.all_of(Tensors("meta")))
     assert {
-        "quantise", "silu_mul", "merge_states", "router_gemm", "fp8_gemm", "mla_decode",
+        "quantise", "silu_mul", "router_gemm", "fp8_gemm", "mla_decode",
         "mla_prefill",
     } == {each.bench for each in found}  # fmt: skip
     for each in found:

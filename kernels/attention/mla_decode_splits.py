@@ -2,13 +2,13 @@
 
 The tiles of TOKENS of all rows are one list, of which each part takes an equal stretch, the last
 ones less or nothing. What part p has of row r is at place r + p: the list goes on in one of them at
-each step, so that no two pieces share a place.
+each step, so that no two splits share a place.
 
     values  [rows + parts, lines, C]  bfloat16, weighted means of the tokens of a part
     lse     [rows + parts, lines]     float32, log2 of the sum of 2 ** scores of those tokens;
                                       -inf: a line that sees none
 
-Places of no piece hold anything. Lines are a row's queries x heads.
+Places of no split hold anything. Lines are a row's queries x heads.
 """
 
 import math
@@ -21,7 +21,7 @@ MAX_QUERIES = 256  # of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class Splits:
     """`min_tiles` is how many a part has at least."""
 
     values: torch.Tensor
@@ -32,17 +32,17 @@ class Pieces:
     num_queries: int
 
 
-def join_reference(pieces: Pieces) -> torch.Tensor:
+def join_reference(splits: Splits) -> torch.Tensor:
     """[B * Q, heads, C] in the type of values; zeros for rows without tokens."""
-    num_lines, value_dim = pieces.values.shape[1:]
-    num_tiles = (pieces.kv_lengths.long() + TOKENS - 1) // TOKENS
+    num_lines, value_dim = splits.values.shape[1:]
+    num_tiles = (splits.kv_lengths.long() + TOKENS - 1) // TOKENS
     ends = num_tiles.cumsum(0).tolist()
-    per_part = max(-(-ends[-1] // pieces.num_parts), pieces.min_tiles)
-    out = pieces.values.new_zeros(len(ends), num_lines, value_dim)
+    per_part = max(-(-ends[-1] // splits.num_parts), splits.min_tiles)
+    out = splits.values.new_zeros(len(ends), num_lines, value_dim)
     for row, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if begin == end:
             continue
         here = slice(row + begin // per_part, row + (end - 1) // per_part + 1)
-        shares = (pieces.lse[here].float() * math.log(2)).softmax(0)
-        out[row] = (shares.unsqueeze(-1) * pieces.values[here].float()).sum(0)
-    return out.view(len(ends) * pieces.num_queries, -1, value_dim)
+        shares = (splits.lse[here].float() * math.log(2)).softmax(0)
+        out[row] = (shares.unsqueeze(-1) * splits.values[here].float()).sum(0)
+    return out.view(len(ends) * splits.num_queries, -1, value_dim)

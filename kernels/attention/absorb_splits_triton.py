@@ -1,14 +1,14 @@
-"""`kernels.attention.absorb` on pieces of latents: a program a head and block of rows.
+"""`kernels.attention.absorb` on splits of latents: a program a head and block of rows.
 
-All pieces of the rows are multiplied as if they were tokens, next to each other as their places
-are; then the products are joined. So a row of many pieces takes no longer than many rows.
+All splits of the rows are multiplied as if they were tokens, next to each other as their places
+are; then the products are joined. So a row of many splits takes no longer than many rows.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.mla_decode_pieces import TOKENS, Pieces
+from kernels.attention.mla_decode_splits import TOKENS, Splits
 from kernels.attention.mla_decode_triton import part_tiles, tile_ends
 from kernels.build.dependent_launch_triton import dependent
 from kernels.build.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
@@ -18,8 +18,8 @@ MAX_ROWS = 16  # up to which this is faster than joining first
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_parts", "min_tiles"])
-def _absorb_pieces(
-    kv_lengths, piece, piece_lse, weight, out, scale, num_rows, num_heads, num_parts, min_tiles,
+def _absorb_splits(
+    kv_lengths, split, split_lse, weight, out, scale, num_rows, num_heads, num_parts, min_tiles,
     weight_head_stride, scale_stride,
     latent_dim: tl.constexpr, group: tl.constexpr, largest: tl.constexpr, smallest: tl.constexpr,
     rows: tl.constexpr, block_rows: tl.constexpr, places: tl.constexpr, block_k: tl.constexpr,
@@ -56,14 +56,14 @@ def _absorb_pieces(
         line = place.to(tl.int64) * num_heads + head
         part = tl.zeros([places, group], tl.float32)
         for k in range(0, latent_dim, block_k):
-            x_place = piece + line[:, None] * latent_dim + k + index[None, :]
+            x_place = split + line[:, None] * latent_dim + k + index[None, :]
             x = tl.load(x_place, mask=is_used[:, None], other=0.0)
             w = tl.load(w_line + k + index[:, None])
             part = tl.dot(x, w, part)
-        lse = tl.load(piece_lse + line, mask=is_used, other=0.0)
+        lse = tl.load(split_lse + line, mask=is_used, other=0.0)
         scores = tl.where(belongs, lse[None, :], float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
-        # A row without pieces here must not compute inf - inf.
+        # A row without splits here must not compute inf - inf.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         share, fading = tl.exp2(scores - shift[:, None]), tl.exp2(peak - shift)
         sums = sums * fading + tl.sum(share, axis=1)
@@ -76,20 +76,20 @@ def _absorb_pieces(
     tl.store(scale + head.to(tl.int64) * scale_stride + row, factor, mask=is_row)
 
 
-def launch(pieces: Pieces, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def launch(splits: Splits, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As `absorb.absorb_values`, of one query a row. It may begin early, and lets the
     kernel behind it do so."""
-    assert pieces.num_queries == 1
-    num_rows, (_, num_heads, latent_dim) = len(pieces.kv_lengths), pieces.values.shape
+    assert splits.num_queries == 1
+    num_rows, (_, num_heads, latent_dim) = len(splits.kv_lengths), splits.values.shape
     weight = kv_b[:, nope_dim:]
     assert weight.shape == (num_heads, GROUP, latent_dim)
     assert weight.stride()[1:] == (latent_dim, 1)
-    out = pieces.values.new_empty(num_rows, num_heads * GROUP, dtype=torch.float8_e4m3fn)
+    out = splits.values.new_empty(num_rows, num_heads * GROUP, dtype=torch.float8_e4m3fn)
     scale = empty_scales(out)
     is_few, is_dependent = num_rows <= 8, dependent(out)
-    _absorb_pieces[num_heads, triton.cdiv(num_rows, MAX_ROWS)](
-        pieces.kv_lengths, pieces.values, pieces.lse, weight, out, scale, num_rows, num_heads,
-        pieces.num_parts, pieces.min_tiles, weight.stride(0), scale.stride(1),
+    _absorb_splits[num_heads, triton.cdiv(num_rows, MAX_ROWS)](
+        splits.kv_lengths, splits.values, splits.lse, weight, out, scale, num_rows, num_heads,
+        splits.num_parts, splits.min_tiles, weight.stride(0), scale.stride(1),
         latent_dim=latent_dim, group=GROUP, largest=LARGEST, smallest=SMALLEST,
         rows=triton.next_power_of_2(num_rows), block_rows=MAX_ROWS,
         places=32 if num_rows == 1 else 64 if is_few else 128, block_k=128 if is_few else 64,

@@ -1,10 +1,10 @@
-// The end of absorbed attention for Hopper, from pieces of latents: `kernels.attention.absorb`.
+// The end of absorbed attention for Hopper, from splits of latents: `kernels.attention.absorb`.
 //
-//   values[t, h]  = (sum over the pieces of row t of their share * latents) @ kv_b[h, D:]^T
+//   values[t, h]  = (sum over the splits of row t of their share * latents) @ kv_b[h, D:]^T
 //   out, scale    = e4m3 of the 128 values of a head, and their scale
 //
 // A thread block has a head and up to kTiles x 64 rows. Its weights, which no kernel in front
-// writes, are copied while those end. Then some warps join the pieces of each row and put the
+// writes, are copied while those end. Then some warps join the splits of each row and put the
 // latents into shared memory, 64 columns at a time, for the warpgroup that multiplies them.
 
 #include <cuda_bf16.h>
@@ -31,7 +31,7 @@ constexpr uint64_t kEvictFirst = 0x12F0000000000000;  // as createpolicy makes i
 
 struct Problem {
   CUtensorMap weights;            // bytes [heads * (D + 128), 1024], boxes of 128 x 128
-  const __nv_bfloat16* pieces;    // [places, heads, 512]
+  const __nv_bfloat16* splits;    // [places, heads, 512]
   const float* lse;               // [places, heads]
   const int* kv_lengths;          // [rows]
   uint8_t* out;                   // [rows, heads * 128] e4m3
@@ -47,7 +47,7 @@ struct Kernel {
   static constexpr int kGroups = kJoiningWarps * 32 / kLanes;  // of lanes, each with a row
   static constexpr int kRounds = kRows / kGroups;              // rows of a group
   static constexpr int kTurn = kGroups / kChunks;
-  // What a lane loads at a time: of each row it has, 2 chunks of so many pieces.
+  // What a lane loads at a time: of each row it has, 2 chunks of so many splits.
   static constexpr int kAhead = 2, kDepth = kTiles == 1 ? 4 : 2;
 
   struct Shared {
@@ -90,7 +90,7 @@ struct Kernel {
     }
   }
 
-  // What each piece counts of its row, by the threads that multiply.
+  // What each split counts of its row, by the threads that multiply.
   static __device__ __forceinline__ void find_shares(
       const Problem& p, Shared& s, int head, int num_rows) {
     const int start = s.first[0], stop = s.first[num_rows - 1] + s.count[num_rows - 1];
@@ -113,8 +113,8 @@ struct Kernel {
     ptx::barrier_arrive(ptx::shared_address(&s.shares_full));
   }
 
-  static __device__ __forceinline__ void add(float (&sum)[8], float share, const uint4& piece) {
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+  static __device__ __forceinline__ void add(float (&sum)[8], float share, const uint4& split) {
+    const uint32_t words[4] = {split.x, split.y, split.z, split.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       sum[2 * i] += share * __uint_as_float(words[i] << 16);
@@ -124,7 +124,7 @@ struct Kernel {
 
   // What a lane has of a row's chunk.
   struct Unit {
-    const uint4* from;  // of its first piece
+    const uint4* from;  // of its first split
     const float* shares;
     int row, count;
   };
@@ -144,14 +144,14 @@ struct Kernel {
         for (int a = 0; a < kAhead; ++a) {
 #pragma unroll
           for (int r = 0; r < kRounds; ++r) {
-            // A row of many pieces is shared: each of its chunks is another warp's.
+            // A row of many splits is shared: each of its chunks is another warp's.
             Unit& unit = units[a][r];
             unit.row = (group + (chunk + a) * kTurn) % kGroups + r * kGroups;
             const int row = tile * kRows + unit.row;
             unit.count = row < num_rows ? s.count[row] : 0;
             const int place = unit.count ? s.first[row] : start;
             unit.shares = s.shares + place - start;
-            unit.from = reinterpret_cast<const uint4*>(p.pieces) +
+            unit.from = reinterpret_cast<const uint4*>(p.splits) +
                         (static_cast<long long>(place) * p.num_heads + head) * (kLatent / 8) +
                         (chunk + a) * kLanes + lane;
 #pragma unroll
@@ -319,7 +319,7 @@ struct Kernel {
 };
 
 template <int kTiles>
-__global__ __launch_bounds__(Kernel<kTiles>::kThreads, 1) void absorb_pieces(
+__global__ __launch_bounds__(Kernel<kTiles>::kThreads, 1) void absorb_splits(
     const __grid_constant__ Problem problem) {
   Kernel<kTiles>::run(problem);
 }
@@ -328,7 +328,7 @@ template <int kTiles>
 cudaError_t launch(const Problem& p, cudaStream_t stream) {
   const int bytes = sizeof(typename Kernel<kTiles>::Shared) + 4 * (p.num_rows + p.num_parts);
   cudaError_t error = cudaFuncSetAttribute(
-      absorb_pieces<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      absorb_splits<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -340,18 +340,18 @@ cudaError_t launch(const Problem& p, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, absorb_pieces<kTiles>, p);
+  return cudaLaunchKernelEx(&config, absorb_splits<kTiles>, p);
 }
 
 }  // namespace
 
-// See absorb_pieces_cuda.py.
-extern "C" const char* absorb_pieces_launch(
-    const void* pieces, const float* lse, const int* kv_lengths, const void* kv_b, void* out,
+// See absorb_splits_cuda.py.
+extern "C" const char* absorb_splits_launch(
+    const void* splits, const float* lse, const int* kv_lengths, const void* kv_b, void* out,
     float* scale, int num_rows, int num_heads, int num_parts, int min_tiles, int nope_dim,
     int scale_stride, void* stream) {
   Problem p = {};
-  p.pieces = static_cast<const __nv_bfloat16*>(pieces);
+  p.splits = static_cast<const __nv_bfloat16*>(splits);
   p.lse = lse;
   p.kv_lengths = kv_lengths;
   p.out = static_cast<uint8_t*>(out);
