@@ -2,16 +2,16 @@
 
 from core.clock import Clock
 from core.log import get_logger
-from router.assign import Assigner
-from router.assignment_records import AssignmentRecords
-from router.choose import Weights
-from router.departures import Departures
 from router.metrics import RouterMetrics
-from router.pairing import rejections
-from router.prefix_index import PrefixIndex
+from router.scheduling.assign import Assigner
+from router.scheduling.assignment_records import AssignmentRecords
+from router.scheduling.choose import Weights
+from router.scheduling.pairing import rejections
+from router.scheduling.prefix_index import PrefixIndex
 from router.settings import RouterSettings
-from router.table import Forget, Transition, WorkerEvent, WorkerTable
-from router.worker import WorkerState
+from router.workers.departures import Departures
+from router.workers.table import Forget, Transition, WorkerEvent, WorkerTable
+from router.workers.worker import WorkerState
 
 log = get_logger("router.cluster")
 

@@ -11,17 +11,16 @@ from core.process import Identity
 from core.signals import stop_event
 from proto import router_pb2
 from proto.router_pb2_grpc import add_AdminServicer_to_server, add_RouterServicer_to_server
-from router.admin import AdminService
-from router.admin_processes import Processes
+from router.admin.processes import Processes
+from router.admin.service import AdminService
 from router.cluster import Cluster
-from router.discovery import Member, Roster
-from router.discovery_choice import make_discovery
+from router.discovery.choice import make_discovery
+from router.discovery.members import Member, Roster
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
 from router.service import RouterService
 from router.settings import RouterSettings
-from router.watch import WatchLimits, watch_worker
-from router.watchers import Watchers
+from router.watch import Watchers, watch_worker
 from rpc.admin_token import AdminToken
 from rpc.identity import identity_message
 from rpc.server import RpcServer
@@ -86,12 +85,7 @@ class RouterProcess:
             metrics_server.close()
 
     async def _watch(self, member: Member) -> None:
-        limits = WatchLimits(
-            status_interval_ms=self._settings.status_interval_ms,
-            silence_seconds=self._settings.silence_seconds,
-            max_backoff_seconds=self._settings.max_backoff_seconds,
-        )
-        await watch_worker(member.address, member.role, self.cluster.apply, limits)
+        await watch_worker(member, self.cluster.apply, self._settings)
 
     def _count_failure(self) -> None:
         self._metrics.num_discovery_failures.inc()

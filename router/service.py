@@ -19,14 +19,14 @@ from core.log import REQUEST_ID
 from core.trace_context import TRACE
 from proto import router_pb2
 from proto.router_pb2_grpc import RouterServicer
-from router.assign import WorkerAddress
-from router.choose import capacity_tokens
 from router.cluster import Cluster
-from router.demand import Demand
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
-from router.pairing import Pool, complete, pools
-from router.worker import WorkerState
+from router.scheduling.assign import WorkerAddress
+from router.scheduling.choose import capacity_tokens
+from router.scheduling.demand import Demand
+from router.scheduling.pairing import Pool, complete, pools
+from router.workers.worker import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -112,10 +112,10 @@ class RouterSettings(ProcessSettings):
 
     @property
     def prefill_weights(self) -> dict[str, float]:
-        """Weight by name of `router.scorers.PREFILL_SCORERS`."""
+        """Weight by name of `router.scheduling.scorers.PREFILL_SCORERS`."""
         return {"prefix_affinity": self.prefix_affinity_weight, "load": self.load_weight}
 
     @property
     def decode_weights(self) -> dict[str, float]:
-        """Weight by name of `router.scorers.DECODE_SCORERS`."""
+        """Weight by name of `router.scheduling.scorers.DECODE_SCORERS`."""
         return {"free_pages": self.free_pages_weight, "free_slots": self.free_slots_weight}
