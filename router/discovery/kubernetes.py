@@ -19,7 +19,7 @@ from router.workers.worker import role_name
 
 RECONCILE_SECONDS = 30.0
 # A stop does not wait longer for a thread; it ends by itself when its call does.
-STOP_SECONDS = 1.0
+STOP_SECONDS = 0.5
 
 
 class KubernetesDiscovery:
@@ -38,9 +38,8 @@ class KubernetesDiscovery:
     ) -> None:
         self._followers = {
             f"{role_name(role)} pods": PodFollower(
-                PodApi(server=server, namespace=namespace),
+                PodApi(server=server, namespace=namespace, selector=selector),
                 PodSet(role, worker_port),
-                selector,
                 reconcile_seconds=reconcile_seconds,
                 on_failure=on_failure,
             )
@@ -49,18 +48,16 @@ class KubernetesDiscovery:
 
     async def follow(self, report: Report) -> None:
         loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
         listening = True
-        ended = {source: loop.create_future() for source in self._followers}
 
         def deliver(source: str, members: list[Member]) -> None:
             if listening:
                 report(source, members)
 
-        def end(source: str, error: BaseException | None) -> None:
-            if error is None or not listening:
-                ended[source].set_result(None)
-            else:
-                ended[source].set_exception(error)
+        def fail(error: BaseException) -> None:
+            if listening and not failed.done():
+                failed.set_exception(error)
 
         def post(callback: Callable[..., None], *told: object) -> None:
             # A call may come back when the loop is closed and nobody waits any more.
@@ -71,20 +68,21 @@ class KubernetesDiscovery:
             try:
                 follower.run(lambda members: post(deliver, source, members))
             except BaseException as error:
-                post(end, source, error)
+                post(fail, error)
                 raise
-            post(end, source, None)
 
-        for source, follower in self._followers.items():
-            threading.Thread(target=run, args=(source, follower), name=source, daemon=True).start()
+        threads = [
+            threading.Thread(target=run, args=(source, follower), name=source, daemon=True)
+            for source, follower in self._followers.items()
+        ]
+        for thread in threads:
+            thread.start()
         try:
             # They end on their own only by an error of ours: the router does not go on blind.
-            await asyncio.wait(ended.values(), return_when=asyncio.FIRST_EXCEPTION)
-            for failed in ended.values():
-                if failed.done():
-                    failed.result()
+            await failed
         finally:
             listening = False
             for follower in self._followers.values():
                 follower.stop()
-            await asyncio.wait(ended.values(), timeout=STOP_SECONDS)
+            for thread in threads:
+                await asyncio.to_thread(thread.join, STOP_SECONDS)

@@ -6,16 +6,15 @@ in a thread.
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import urllib3
-from kubernetes import client
+from kubernetes import client, watch
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
 from kubernetes.config.incluster_config import load_incluster_config
 
@@ -41,118 +40,89 @@ class PodApiError(Exception):
 
 
 class PodApi:
-    """Pods of one namespace. `server` overrides where the API is and how to log in there.
+    """Pods of one namespace that match `selector`. `server` overrides where the API is and how to
+    log in there.
 
     `stop` may be called from any thread: it ends the call that waits, and all later ones.
     Raises DiscoveryError when nothing tells how to reach an API server.
     """
 
-    def __init__(self, *, server: str, namespace: str) -> None:
+    def __init__(self, *, server: str, namespace: str, selector: str) -> None:
         configuration = _configuration(server)
         # The caller has a back-off of its own.
         configuration.retries = False
+        self.server = str(configuration.host)
         self.namespace = namespace or _default_namespace(server)
-        self._client = client.ApiClient(configuration)
-        self._pods = client.CoreV1Api(self._client)
-        self._response: urllib3.BaseHTTPResponse | None = None
+        self.selector = selector
+        self._pods = client.CoreV1Api(client.ApiClient(configuration))
+        # "object": as dictionaries, like those of a list.
+        self._watch = watch.Watch(return_type="object")
         self._stopped = threading.Event()
 
-    @property
-    def server(self) -> str:
-        return str(self._client.configuration.host)
-
-    def list(self, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """All pods that match, and the resource version of the list."""
+    def list(self) -> list[dict[str, Any]]:
+        """All pods that match; the next watch begins here. Raises PodApiError."""
         deadline = time.monotonic() + LIST_SECONDS
-        # No resource version: what is true now, not what some cache remembers.
-        response = self._call(selector, LIST_SECONDS)
-        with closing(response):
-            body = b"".join(_chunks(response, deadline))
-        try:
-            content = json.loads(body)
-            items, version = content["items"] or [], content["metadata"]["resourceVersion"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise PodApiError(0, f"no list of pods: {error!r}") from error
-        return items, str(version)
+        with self._errors_of_calls():
+            # No resource version: what is true now, not what some cache remembers.
+            response = self._pods.list_namespaced_pod(
+                self.namespace,
+                label_selector=self.selector,
+                _preload_content=False,
+                _request_timeout=(CONNECT_SECONDS, LIST_SECONDS),
+            )
+            with closing(response):
+                content = json.loads(_body(response, deadline))
+            self._watch.resource_version = str(content["metadata"]["resourceVersion"])
+            items: list[dict[str, Any]] = content["items"] or []
+            return items
 
-    def watch(
-        self, selector: str, resource_version: str, seconds: int
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(type, object) of each event since `resource_version`; ends when the server ends it,
-        after `seconds` at the latest. An ERROR event becomes PodApiError."""
+    def watch(self, seconds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(type, object) of each event since the last list or event; ends when the server ends
+        it, after `seconds` at the latest. Raises PodApiError, also for an ERROR event."""
         deadline = time.monotonic() + seconds + OVERTIME_SECONDS
-        response = self._call(
-            selector,
-            seconds + OVERTIME_SECONDS,
-            watch=True,
-            resource_version=resource_version,
-            allow_watch_bookmarks=True,
-            timeout_seconds=seconds,
-        )
-        with closing(response):
-            rest = b""
-            for chunk in _chunks(response, deadline):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield _event(line)
+        with self._errors_of_calls():
+            for event in self._watch.stream(
+                self._pods.list_namespaced_pod,
+                self.namespace,
+                label_selector=self.selector,
+                resource_version=self._watch.resource_version,
+                allow_watch_bookmarks=True,
+                timeout_seconds=seconds,
+                _request_timeout=(CONNECT_SECONDS, seconds + OVERTIME_SECONDS),
+            ):
+                kind, item = event["type"], event["object"]
+                if not isinstance(item, dict):
+                    raise TypeError("no event")
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the answer does not end")
+                yield kind, item
 
     def stop(self) -> None:
         self._stopped.set()
-        connection = getattr(self._response, "connection", None)
-        waiting = getattr(connection, "sock", None)
-        if waiting is not None:
-            with suppress(OSError):
-                waiting.shutdown(socket.SHUT_RDWR)
+        self._watch.stop()
 
-    def _call(self, selector: str, read_seconds: float, **how: Any) -> urllib3.BaseHTTPResponse:
+    @contextmanager
+    def _errors_of_calls(self) -> Iterator[None]:
         if self._stopped.is_set():
             raise PodApiError(0, "stopped")
         try:
-            response: urllib3.BaseHTTPResponse = self._pods.list_namespaced_pod(
-                self.namespace,
-                label_selector=selector,
-                _preload_content=False,
-                _request_timeout=(CONNECT_SECONDS, read_seconds),
-                **how,
-            )
+            yield
         except client.ApiException as error:
             raise _refused(error) from error
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        except (urllib3.exceptions.HTTPError, OSError) as error:
             raise PodApiError(0, f"no answer: {error}") from error
-        self._response = response
-        if self._stopped.is_set():  # meanwhile
-            response.close()
-            raise PodApiError(0, "stopped")
-        return response
+        except (ValueError, LookupError, TypeError) as error:
+            raise PodApiError(0, f"no answer of a Kubernetes API server: {error!r}") from error
 
 
-def _chunks(response: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """The body as it arrives, until its end. Raises PodApiError when that takes too long."""
-    num_bytes = 0
-    try:
-        for chunk in response.stream(None, decode_content=True):
-            num_bytes += len(chunk)
-            if time.monotonic() > deadline or num_bytes > MAX_BYTES:
-                raise PodApiError(0, "the answer does not end")
-            yield chunk
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise PodApiError(0, f"connection lost: {error}") from error
-
-
-def _event(line: bytes) -> tuple[str, dict[str, Any]]:
-    try:
-        event = json.loads(line)
-        kind, item = event["type"], event["object"]
-        if not isinstance(kind, str) or not isinstance(item, dict):
-            raise TypeError("no event")
-    except (ValueError, KeyError, TypeError) as error:
-        raise PodApiError(0, f"no watch event: {error!r}") from error
-    if kind == "ERROR":
-        code = item.get("code")
-        message = str(item.get("message") or item.get("reason") or "no reason given")
-        raise PodApiError(code if isinstance(code, int) else 500, message)
-    return kind, item
+def _body(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+    """Raises TimeoutError for a body that takes too long or is too large."""
+    body = bytearray()
+    for chunk in response.stream(None, decode_content=True):
+        body += chunk
+        if time.monotonic() > deadline or len(body) > MAX_BYTES:
+            raise TimeoutError("the answer does not end")
+    return bytes(body)
 
 
 def _refused(error: client.ApiException) -> PodApiError:

@@ -40,14 +40,12 @@ class PodFollower:
         self,
         api: PodApi,
         pods: PodSet,
-        selector: str,
         *,
         reconcile_seconds: float,
         on_failure: Callable[[], None],
     ) -> None:
         self._api = api
         self._pods = pods
-        self._selector = selector
         self._reconcile_seconds = reconcile_seconds
         self._on_failure = on_failure
         self._stopping = threading.Event()
@@ -60,10 +58,9 @@ class PodFollower:
         """Tells all members after each change, until stopped."""
         while not self._stopping.is_set():
             try:
-                items, version = self._api.list(self._selector)
-                self._pods.replace(items)
+                self._pods.replace(self._api.list())
                 self._tell(tell)
-                self._watch(version, tell)
+                self._watch(tell)
             except PodApiError as error:
                 self._note(error)
                 if error.status == GONE and self._pause_seconds == FIRST_PAUSE_SECONDS:
@@ -75,7 +72,7 @@ class PodFollower:
         self._stopping.set()
         self._api.stop()
 
-    def _watch(self, version: str, tell: Tell) -> None:
+    def _watch(self, tell: Tell) -> None:
         """Until it is time for the next list. Raises PodApiError where that time is now."""
         # Routers that were started together need not ask together for ever.
         until = time.monotonic() + self._reconcile_seconds * random.uniform(0.9, 1.0)
@@ -84,12 +81,9 @@ class PodFollower:
             if began >= until:
                 return
             try:
-                for kind, item in self._api.watch(
-                    self._selector, version, math.ceil(until - began)
-                ):
+                for kind, item in self._api.watch(math.ceil(until - began)):
                     self._pause_seconds = FIRST_PAUSE_SECONDS
                     self._recovered()
-                    version = _version(item) or version
                     if kind in EVENT_KINDS:
                         self._pods.apply(kind, item)
                         self._tell(tell)
@@ -112,7 +106,7 @@ class PodFollower:
             if self._without_port:
                 log.warning(
                     "pods have no container port named grpc, and there is no --worker-port",
-                    selector=self._selector,
+                    selector=self._api.selector,
                     pods=self._without_port,
                 )
 
@@ -143,7 +137,7 @@ class PodFollower:
             "no news of pods from the Kubernetes API; the last known stay",
             server=self._api.server,
             namespace=self._api.namespace,
-            selector=self._selector,
+            selector=self._api.selector,
             status=error.status,
             reason=str(error),
             advice=advice,
@@ -152,9 +146,4 @@ class PodFollower:
     def _recovered(self) -> None:
         if self._problem:
             self._problem = ""
-            log.info("the Kubernetes API answers again", selector=self._selector)
-
-
-def _version(item: dict[str, object]) -> str:
-    metadata = item.get("metadata")
-    return str(metadata.get("resourceVersion") or "") if isinstance(metadata, dict) else ""
+            log.info("the Kubernetes API answers again", selector=self._api.selector)

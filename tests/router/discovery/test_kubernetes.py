@@ -4,17 +4,19 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes import client, watch
 from structlog.testing import capture_logs
 
 from proto.worker_pb2 import ROLE_DECODE
-from router.discovery import kubernetes, kubernetes_api, kubernetes_follower
+from router.discovery import kubernetes, kubernetes_api
 from router.discovery.kubernetes import KubernetesDiscovery
+from router.discovery.kubernetes_api import PodApi
 from router.discovery.members import DiscoveryError, Join, Leave, Member, Roster
 from router.workers.worker import Standing
 from tests.router.fake_kubernetes import FakeKubernetes, Refusal
@@ -168,13 +170,14 @@ async def test_gone_leads_to_a_list_at_once(api: FakeKubernetes) -> None:
 async def test_a_dropped_connection_goes_on_where_it_was(
     api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, heard = kubernetes_follower._version, []
+    real, heard = kubernetes_api.PodApi.watch, []
 
-    def version_of(item: dict[str, object]) -> str:
-        heard.append(real(item))
-        return heard[-1]
+    def watch(self: PodApi, seconds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        for kind, item in real(self, seconds):
+            heard.append(item["metadata"]["resourceVersion"])
+            yield kind, item
 
-    monkeypatch.setattr(kubernetes_follower, "_version", version_of)
+    monkeypatch.setattr(kubernetes_api.PodApi, "watch", watch)
     async with following(api) as view:
         await view.until(lambda: api.num_watches == 1)
         # Of another role: only bookmarks tell how far this watch is.
