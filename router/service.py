@@ -22,7 +22,6 @@ from proto.router_pb2_grpc import RouterServicer
 from router.cluster import Cluster
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
-from router.scheduling.assign import WorkerAddress
 from router.scheduling.choose import capacity_tokens
 from router.scheduling.demand import Demand
 from router.scheduling.pairing import Pool, complete, pools
@@ -59,13 +58,14 @@ class RouterService(RouterServicer):
         finally:
             self._metrics.count_assign(outcome)
         self._metrics.assign_seconds.observe(self._clock.now() - began)
+        pair = assignment.pair
         tracing.record_last("queue", TRACE.get(), assignment.queue_seconds)
         self._metrics.count_prefix(
-            num_matched=assignment.num_matched_pages, num_pages=len(request.prefix_hashes)
+            num_matched=pair.num_matched_pages, num_pages=len(request.prefix_hashes)
         )
         return router_pb2.AssignResponse(
-            prefill=_reference(assignment.prefill),
-            decode=_reference(assignment.decode),
+            prefill=pair.prefill.reference(),
+            decode=pair.decode.reference(),
             queue_seconds=assignment.queue_seconds,
         )
 
@@ -119,10 +119,6 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         waited_seconds=request.waited_seconds,
         traced_id=REQUEST_ID.get(),
     )
-
-
-def _reference(worker: WorkerAddress) -> router_pb2.WorkerRef:
-    return router_pb2.WorkerRef(address=worker.address, epoch=worker.epoch, name=worker.name)
 
 
 def _max_model_len(pool: Pool) -> int:

@@ -13,43 +13,31 @@ from router.scheduling.choose import Considered, Pair, Weights, choose
 from router.scheduling.demand import Demand
 from router.scheduling.prefix_index import PrefixIndex
 from router.workers.departures import Departures
-from router.workers.table import Assigned, Released, WorkerTable
-from router.workers.worker import Pending, Worker
+from router.workers.table import WorkerTable
+from router.workers.worker import Pending
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAddress:
-    address: str
-    epoch: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    prefill: WorkerAddress
-    decode: WorkerAddress
+    """A pair, and what each of the two is charged with until its status shows the request."""
+
+    pair: Pair
     queue_seconds: float
-    num_matched_pages: int
+    prefill_pending: Pending
+    decode_pending: Pending
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     demand: Demand
     since: float
-    placed: "asyncio.Future[_Placed]"
+    placed: asyncio.Future[Assignment]
     considered: Considered = field(default_factory=Considered)
 
     @property
     def place(self) -> tuple[int, float]:
         """Lower ones come first."""
         return -self.demand.priority, self.since - self.demand.waited_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    assignment: Assignment
-    pair: Pair
-    released: tuple[Released, Released]
 
 
 class Assigner:
@@ -118,10 +106,10 @@ class Assigner:
     async def _placed(self, waiting: _Waiting) -> Assignment:
         try:
             async with asyncio.timeout(self._max_wait_seconds):
-                return (await waiting.placed).assignment
+                return await waiting.placed
         except TimeoutError:
             if _is_placed(waiting):
-                return waiting.placed.result().assignment
+                return waiting.placed.result()
             raise self._overloaded(f"no room within {self._max_wait_seconds:g} s") from None
 
     def wake(self) -> None:
@@ -180,9 +168,9 @@ class Assigner:
                 waiting.placed.set_exception(Draining("the router is stopping"))
         self._queue.clear()
 
-    def _place(self, waiting: _Waiting, pair: Pair, now: float) -> _Placed:
-        demand, page_tokens = waiting.demand, pair.decode.worker.status.page_tokens
-        matched_tokens = pair.prefill.num_matched_pages * page_tokens
+    def _place(self, waiting: _Waiting, pair: Pair, now: float) -> Assignment:
+        demand, page_tokens = waiting.demand, pair.decode.status.page_tokens
+        matched_tokens = pair.num_matched_pages * page_tokens
         prefill = Pending(
             assigned_at=now,
             num_tokens=max(1, demand.num_prompt_tokens - matched_tokens),
@@ -193,29 +181,21 @@ class Assigner:
             num_tokens=0,
             num_pages=demand.num_prompt_tokens // page_tokens + 1,
         )
-        prefill_epoch, decode_epoch = pair.prefill.worker.epoch, pair.decode.worker.epoch
-        self._table.step(Assigned(prefill_epoch, prefill), now)
-        self._table.step(Assigned(decode_epoch, decode), now)
-        self._index.record(prefill_epoch, demand.prefix_hashes)
-        assignment = Assignment(
-            prefill=_address(pair.prefill.worker),
-            decode=_address(pair.decode.worker),
-            queue_seconds=now - waiting.since,
-            num_matched_pages=pair.prefill.num_matched_pages,
-        )
-        released = (Released(prefill_epoch, prefill), Released(decode_epoch, decode))
-        return _Placed(assignment, pair, released)
+        self._table.assigned(pair.prefill, prefill)
+        self._table.assigned(pair.decode, decode)
+        self._index.record(pair.prefill.epoch, demand.prefix_hashes)
+        return Assignment(pair, now - waiting.since, prefill, decode)
 
     def _record(self, waiting: _Waiting, outcome: str) -> None:
         pair, queue_seconds = None, self._clock.now() - waiting.since
         if outcome == "ok":
-            placed = waiting.placed.result()
-            pair, queue_seconds = placed.pair, placed.assignment.queue_seconds
+            assignment = waiting.placed.result()
+            pair, queue_seconds = assignment.pair, assignment.queue_seconds
         self._records.add(waiting.demand, outcome, queue_seconds, pair, waiting.considered)
 
-    def _release(self, placed: _Placed) -> None:
-        for event in placed.released:
-            self._table.step(event, self._clock.now())
+    def _release(self, assignment: Assignment) -> None:
+        self._table.released(assignment.pair.prefill, assignment.prefill_pending)
+        self._table.released(assignment.pair.decode, assignment.decode_pending)
         self.wake()
 
     def _overloaded(self, why: str) -> Overloaded:
@@ -228,7 +208,3 @@ class Assigner:
 def _is_placed(waiting: _Waiting) -> bool:
     placed = waiting.placed
     return placed.done() and not placed.cancelled() and placed.exception() is None
-
-
-def _address(worker: Worker) -> WorkerAddress:
-    return WorkerAddress(address=worker.address, epoch=worker.epoch, name=worker.name)

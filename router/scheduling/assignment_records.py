@@ -7,11 +7,11 @@ asks.
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from core.request_ids import choice_of, is_part_of
-from proto.router_pb2 import AssignmentRecord, Candidate, ScorePart, WorkerRef
+from proto.router_pb2 import AssignmentRecord, Candidate, ScorePart
 from proto.worker_pb2 import ROLE_PREFILL
 from router.scheduling.choose import Considered, Pair, Weights
 from router.scheduling.demand import Demand
@@ -43,7 +43,7 @@ class AssignmentRecords:
     def __init__(
         self, weights: Weights, *, num_kept: int = NUM_KEPT, wall: Callable[[], float] = time.time
     ) -> None:
-        self._weights = {"prefill": weights.prefill, "decode": weights.decode}
+        self._weights = weights
         self._records: deque[_Record] = deque(maxlen=num_kept)
         self._wall = wall
 
@@ -88,12 +88,12 @@ class AssignmentRecords:
 
     def _message(self, record: _Record) -> AssignmentRecord:
         pair = record.pair
-        chosen = [] if pair is None else [pair.prefill.worker, pair.decode.worker]
+        chosen = () if pair is None else (pair.prefill, pair.decode)
         values = iter(record.scores)
         candidates = [self._scored(worker, values, chosen) for worker in record.workers]
         candidates.sort(key=lambda one: (one.role, not one.chosen, -one.total))
         candidates += [
-            Candidate(worker=_reference(worker), role=worker.role, rejected_by=name)
+            Candidate(worker=worker.reference(), role=worker.role, rejected_by=name)
             for worker, name in record.rejected
         ]
         return AssignmentRecord(
@@ -101,19 +101,21 @@ class AssignmentRecords:
             at=record.at,
             queue_seconds=record.queue_seconds,
             num_prompt_tokens=record.num_prompt_tokens,
-            num_matched_pages=0 if pair is None else pair.prefill.num_matched_pages,
+            num_matched_pages=0 if pair is None else pair.num_matched_pages,
             outcome=record.outcome,
             candidates=candidates,
         )
 
-    def _scored(self, worker: Worker, values: Iterator[float], chosen: list[Worker]) -> Candidate:
+    def _scored(
+        self, worker: Worker, values: Iterator[float], chosen: Sequence[Worker]
+    ) -> Candidate:
         scorers = PREFILL_SCORERS if worker.role == ROLE_PREFILL else DECODE_SCORERS
         weights = self._weights[worker.role_name]
         parts = [
             ScorePart(scorer=name, score=next(values), weight=weights[name]) for name in scorers
         ]
         return Candidate(
-            worker=_reference(worker),
+            worker=worker.reference(),
             role=worker.role,
             chosen=any(worker is one for one in chosen),
             parts=parts,
@@ -126,10 +128,6 @@ def _best(scored: list[Scored], pair: Pair | None) -> list[Scored]:
     if len(scored) <= MAX_CANDIDATES:
         return scored
     chosen = () if pair is None else (pair.prefill, pair.decode)
-    return sorted(scored, key=lambda one: (one.candidate not in chosen, -one.total))[
+    return sorted(scored, key=lambda one: (one.candidate.worker not in chosen, -one.total))[
         :MAX_CANDIDATES
     ]
-
-
-def _reference(worker: Worker) -> WorkerRef:
-    return WorkerRef(address=worker.address, epoch=worker.epoch, name=worker.name)

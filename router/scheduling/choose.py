@@ -14,18 +14,17 @@ from router.workers.worker import PairKey, Worker
 ROLES = ("prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Weight of each scorer, by its name."""
-
-    prefill: Mapping[str, float]
-    decode: Mapping[str, float]
+# By role, then by the scorer's name.
+Weights = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    prefill: Candidate
-    decode: Candidate
+    """`num_matched_pages` of the prompt are probably in the prefix tree of `prefill`."""
+
+    prefill: Worker
+    decode: Worker
+    num_matched_pages: int
 
 
 @dataclass(slots=True)
@@ -99,14 +98,16 @@ def _best_pair(
         Candidate(worker, index.num_matched(worker.epoch, demand.prefix_hashes))
         for worker in pool.prefill
     ]
-    scored_prefill = [score(one, demand, PREFILL_SCORERS, weights.prefill) for one in prefill]
+    scored_prefill = [score(one, demand, PREFILL_SCORERS, weights["prefill"]) for one in prefill]
     scored_decode = [
-        score(Candidate(worker), demand, DECODE_SCORERS, weights.decode) for worker in pool.decode
+        score(Candidate(worker), demand, DECODE_SCORERS, weights["decode"])
+        for worker in pool.decode
     ]
     considered.scored += scored_prefill
     considered.scored += scored_decode
     best_prefill, best_decode = _best(scored_prefill), _best(scored_decode)
-    pair = Pair(best_prefill.candidate, best_decode.candidate)
+    prefill_worker, decode_worker = best_prefill.candidate.worker, best_decode.candidate.worker
+    pair = Pair(prefill_worker, decode_worker, best_prefill.candidate.num_matched_pages)
     return best_prefill.total + best_decode.total, pair
 
 

@@ -18,13 +18,14 @@ class Departures:
 
     def note(self, transition: Transition, now: float) -> None:
         """A worker has changed its state."""
+        address = transition.worker.address
         match transition.after:
             case WorkerState.DRAINING:
-                self._left_at[transition.address] = now
+                self._left_at[address] = now
             case WorkerState.LOST if transition.before is WorkerState.DRAINING:
-                self._left_at[transition.address] = now
+                self._left_at[address] = now
             case WorkerState.READY:
-                self._left_at.pop(transition.address, None)
+                self._left_at.pop(address, None)
 
     def replacement_expected(self, now: float) -> bool:
         """Somebody left as planned, and not too long ago."""

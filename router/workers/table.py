@@ -5,8 +5,6 @@
     StreamBroken   a worker's stream  Transition to LOST
     Stood          discovery          Transition (CLOSING: it gets no new requests)
     Left           discovery          Transition to LOST, Forget
-    Assigned       the assigner       -
-    Released       the assigner       -   (the caller went away before it learnt of the pair)
 
 A worker is addressed by its epoch; its address may have another worker tomorrow.
 """
@@ -48,32 +46,14 @@ class Left:
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """`pending` goes on the account of the worker with this epoch."""
-
-    epoch: str
-    pending: Pending
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    epoch: str
-    pending: Pending
-
-
 WorkerEvent = StatusArrived | StreamBroken | Stood | Left
-Event = WorkerEvent | Assigned | Released
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Transition:
     """A worker changed state (`before` is None for a new one), or what it serves."""
 
-    role: str
-    name: str
-    address: str
-    epoch: str
+    worker: Worker
     before: WorkerState | None
     after: WorkerState
     reason: str = ""
@@ -104,7 +84,7 @@ class WorkerTable:
         """All of them, the lost ones included."""
         return tuple(self._by_address.values())
 
-    def step(self, event: Event, now: float) -> list[Action]:
+    def step(self, event: WorkerEvent, now: float) -> list[Action]:
         """Applies one event that happened at `now` (monotonic seconds)."""
         match event:
             case StatusArrived():
@@ -115,16 +95,16 @@ class WorkerTable:
                 return self._stood(event)
             case Left():
                 return self._left(event)
-            case Assigned():
-                worker = self._by_epoch(event.epoch)
-                if worker is not None:
-                    worker.pending.append(event.pending)
-                    worker.last_chosen = next(self._choice_numbers)
-            case Released():
-                worker = self._by_epoch(event.epoch)
-                if worker is not None and event.pending in worker.pending:
-                    worker.pending.remove(event.pending)
-        return []
+
+    def assigned(self, worker: Worker, pending: Pending) -> None:
+        """`pending` goes on the account of `worker`."""
+        worker.pending.append(pending)
+        worker.last_chosen = next(self._choice_numbers)
+
+    def released(self, worker: Worker, pending: Pending) -> None:
+        """The caller went away before it learnt of the assignment."""
+        if pending in worker.pending:
+            worker.pending.remove(pending)
 
     def expire(self, now: float) -> None:
         """Drops assignments that were made too long ago to still be on their way."""
@@ -146,7 +126,7 @@ class WorkerTable:
             if old is not None:
                 actions += self._forget(old)
                 if not old.lost:
-                    actions.append(_transition(old, old.state, WorkerState.LOST, "was restarted"))
+                    actions.append(Transition(old, old.state, WorkerState.LOST, "was restarted"))
             load = Load.of(status)
             worker = Worker(
                 address=event.address,
@@ -163,7 +143,7 @@ class WorkerTable:
         worker.status, worker.load = status, Load.of(status)
         worker.problem, worker.lost, worker.standing = problem, False, standing
         if before is not worker.state or key != worker.key:
-            actions.append(_transition(worker, before, worker.state, problem))
+            actions.append(Transition(worker, before, worker.state, problem))
         return actions
 
     def _stream_broken(self, event: StreamBroken) -> list[Action]:
@@ -171,7 +151,7 @@ class WorkerTable:
         if worker is None or worker.lost:
             return []
         before, worker.lost = worker.state, True
-        return [_transition(worker, before, WorkerState.LOST, event.reason)]
+        return [Transition(worker, before, WorkerState.LOST, event.reason)]
 
     def _stood(self, event: Stood) -> list[Action]:
         self._standings[event.address] = event.standing
@@ -183,7 +163,7 @@ class WorkerTable:
         worker.status.draining |= event.standing is Standing.CLOSING
         if worker.state is before:
             return []
-        return [_transition(worker, before, worker.state, "its pod is terminating")]
+        return [Transition(worker, before, worker.state, "its pod is terminating")]
 
     def _left(self, event: Left) -> list[Action]:
         self._standings.pop(event.address, None)
@@ -192,7 +172,7 @@ class WorkerTable:
             return []
         actions = self._forget(worker)
         if not worker.lost:
-            actions.append(_transition(worker, worker.state, WorkerState.LOST, "it left"))
+            actions.append(Transition(worker, worker.state, WorkerState.LOST, "it left"))
         return actions
 
     def _forget(self, gone: Worker) -> list[Action]:
@@ -221,21 +201,3 @@ class WorkerTable:
             if not (twin.lost or twin.problem):
                 return f"it is already known by its address {twin.address}"
         return ""
-
-    def _by_epoch(self, epoch: str) -> Worker | None:
-        found = (worker for worker in self._by_address.values() if worker.epoch == epoch)
-        return min(found, key=lambda worker: bool(worker.problem), default=None)
-
-
-def _transition(
-    worker: Worker, before: WorkerState | None, after: WorkerState, reason: str
-) -> Transition:
-    return Transition(
-        role=worker.role_name,
-        name=worker.name,
-        address=worker.address,
-        epoch=worker.epoch,
-        before=before,
-        after=after,
-        reason=reason,
-    )

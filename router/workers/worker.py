@@ -6,6 +6,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from proto import worker_pb2
+from proto.router_pb2 import WorkerRef
 from proto.worker_pb2 import ROLE_PREFILL, Role, WorkerStatus
 
 
@@ -108,6 +109,9 @@ class Worker:
     @property
     def name(self) -> str:
         return self.status.identity.name
+
+    def reference(self) -> WorkerRef:
+        return WorkerRef(address=self.address, epoch=self.epoch, name=self.name)
 
     @property
     def role_name(self) -> str:

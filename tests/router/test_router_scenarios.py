@@ -135,9 +135,10 @@ def _outcome(task: "asyncio.Task[Assignment]") -> str:
         retry = error.retry_after_seconds
         return f"{error.status.grpc} {error.message}" + (f" [retry {retry:g} s]" if retry else "")
     assignment = task.result()
+    pair = assignment.pair
     return (
-        f"-> {assignment.prefill.name} + {assignment.decode.name}"
-        f" after {assignment.queue_seconds:g} s, {assignment.num_matched_pages} pages matched"
+        f"-> {pair.prefill.name} + {pair.decode.name}"
+        f" after {assignment.queue_seconds:g} s, {pair.num_matched_pages} pages matched"
     )
 
 

@@ -54,7 +54,7 @@ async def test_a_call_cancelled_in_the_moment_it_is_placed_gives_the_room_back()
     first.cancel()  # ... which never learns of it
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert (await second).decode.epoch == "d"
+    assert (await second).pair.decode.epoch == "d"
     assert len(decode_worker(cluster).pending) == 1
 
 
@@ -99,7 +99,7 @@ async def test_any_mix_of_events_keeps_order_and_room(seed: int) -> None:
 
     async def request(number: int) -> str:
         assignment = await cluster.assigner.assign(demand(number))
-        epoch = assignment.decode.epoch
+        epoch = assignment.pair.decode.epoch
         served.append(number)
         running[epoch].append(number)
         accepted[epoch] += 1

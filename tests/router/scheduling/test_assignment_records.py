@@ -13,7 +13,7 @@ from proto.worker_pb2 import ROLE_DECODE
 from router.cluster import Cluster
 from router.metrics import RouterMetrics
 from router.scheduling.assignment_records import MAX_CANDIDATES, NUM_KEPT
-from router.scheduling.choose import Considered, Weights, choose
+from router.scheduling.choose import Considered, choose
 from router.scheduling.demand import Demand
 from router.settings import RouterSettings
 from router.workers.table import StatusArrived
@@ -136,7 +136,7 @@ async def test_records_are_bounded() -> None:
     assert len(record.candidates) == MAX_CANDIDATES
     decode = [each for each in record.candidates if each.role == ROLE_DECODE]
     assert decode[0].chosen
-    assert decode[0].worker.epoch == chosen.decode.epoch == "d-0"
+    assert decode[0].worker.epoch == chosen.pair.decode.epoch == "d-0"
     assert decode[-1].total > 0.3  # the best are kept
     for number in range(NUM_KEPT):
         cluster.records.add(demand(f"s{number}-0"), "ok", 0.0, None, Considered())
@@ -151,7 +151,7 @@ def test_recording_costs_little() -> None:
         for number in range(count):
             say(cluster, role, f"{role}-{number}")
     considered = Considered()
-    weights = Weights(prefill={"prefix_affinity": 1, "load": 1}, decode=DECODE_WEIGHTS)
+    weights = {"prefill": {"prefix_affinity": 1, "load": 1}, "decode": DECODE_WEIGHTS}
     pair = choose(demand("r"), cluster.table.workers, cluster.index, weights, considered)
     assert len(considered.scored) == 13
 

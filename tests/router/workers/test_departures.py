@@ -2,9 +2,11 @@
 
 import pytest
 
+from proto.worker_pb2 import ROLE_DECODE
 from router.workers.departures import LONGEST_ABSENCE_SECONDS, Departures
 from router.workers.table import Transition
-from router.workers.worker import WorkerState
+from router.workers.worker import Load, Worker, WorkerState
+from tests.router.statuses import make_status
 
 LOADING, READY, DRAINING, LOST = (
     WorkerState.LOADING, WorkerState.READY, WorkerState.DRAINING, WorkerState.LOST,
@@ -17,9 +19,9 @@ def departures() -> Departures:
 
 
 def change(before: WorkerState | None, after: WorkerState, address: str = "a:1") -> Transition:
-    return Transition(
-        role="decode", name="d", address=address, epoch="e", before=before, after=after
-    )
+    status = make_status("decode", "e")
+    worker = Worker(address=address, role=ROLE_DECODE, status=status, load=Load.of(status))
+    return Transition(worker, before, after)
 
 
 def test_nobody_has_left(departures: Departures) -> None:
