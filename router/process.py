@@ -36,7 +36,8 @@ class RouterProcess:
         self._settings = settings
         self._clock = SystemClock()
         self._registry = ProcessRegistry()
-        self._discovery = make_discovery(settings, self._count_failure)
+        self._metrics = metrics = RouterMetrics(self._registry)
+        self._discovery = make_discovery(settings, metrics.num_discovery_failures.inc)
         self._server = RpcServer(settings.listen)
         self.address = self._server.address
         identity = Identity(
@@ -44,7 +45,6 @@ class RouterProcess:
             name=settings.name or "router",
             address=settings.address_at(self._server.bound_port),
         )
-        self._metrics = metrics = RouterMetrics(self._registry)
         self.cluster = Cluster(settings, self._clock, metrics)
         gateways = GatewayTable()
         processes = Processes(identity_message(identity), self.cluster.table, gateways, self._clock)
@@ -86,9 +86,6 @@ class RouterProcess:
 
     async def _watch(self, member: Member) -> None:
         await watch_worker(member, self.cluster.apply, self._settings)
-
-    def _count_failure(self) -> None:
-        self._metrics.num_discovery_failures.inc()
 
     async def _follow(self, watchers: Watchers) -> None:
         roster = Roster()

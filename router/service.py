@@ -8,13 +8,7 @@ import grpc
 
 from core import tracing
 from core.clock import Clock
-from core.errors import (
-    EpserveError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    Unavailable,
-)
+from core.errors import EpserveError, InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from core.log import REQUEST_ID
 from core.trace_context import TRACE
 from proto import router_pb2

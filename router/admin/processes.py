@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -20,19 +21,15 @@ from rpc.status import is_servers_word
 ANSWER_SECONDS = 5.0
 MAX_CALLS = 32
 
-Process = ProcessIdentity | Gateway | Worker  # the first one: this router
+
+@dataclass(frozen=True, slots=True)
+class ThisRouter:
+    identity: ProcessIdentity
+
+
+Process = ThisRouter | Gateway | Worker
 Asked = TypeVar("Asked", bound=Process)
 Answer = TypeVar("Answer")
-
-
-def identity_of(process: Process) -> ProcessIdentity:
-    match process:
-        case Gateway():
-            return process.identity
-        case Worker():
-            return process.status.identity
-        case _:
-            return process
 
 
 class Processes:
@@ -41,7 +38,7 @@ class Processes:
     def __init__(
         self, router: ProcessIdentity, table: WorkerTable, gateways: GatewayTable, clock: Clock
     ) -> None:
-        self._router = router
+        self._router = ThisRouter(router)
         self._table = table
         self._gateways = gateways
         self._clock = clock
@@ -51,11 +48,11 @@ class Processes:
         present = [one for one in self._table.workers if one.state is not WorkerState.LOST]
         return sorted(present, key=lambda worker: (worker.role, worker.address))
 
-    def gateways(self) -> list[Gateway]:
-        return self._gateways.alive(self._clock.now())
+    def not_workers(self) -> list[Process]:
+        return [self._router, *self._gateways.alive(self._clock.now())]
 
     def all(self) -> list[Process]:
-        return [self._router, *self.gateways(), *self.workers()]
+        return [*self.not_workers(), *self.workers()]
 
     def find(self, name: str) -> Process:
         """By name, address or epoch. Raises NotFound, and InvalidRequest where several have
@@ -119,15 +116,14 @@ def _only(name: str, processes: Sequence[Asked]) -> Asked:
         raise InvalidRequest("which process? Its name is empty")
     found = []
     for process in processes:
-        identity = identity_of(process)
-        if name in (identity.address, identity.epoch):
+        if name in (process.identity.address, process.identity.epoch):
             return process
-        if name == identity.name:
+        if name == process.identity.name:
             found.append(process)
     if not found:
-        names = ", ".join(sorted(identity_of(one).name for one in processes)) or "none"
+        names = ", ".join(sorted(one.identity.name for one in processes)) or "none"
         raise NotFound(f"there is no process {name!r} here, but {names}")
     if len(found) > 1:
-        addresses = ", ".join(identity_of(one).address for one in found)
+        addresses = ", ".join(one.identity.address for one in found)
         raise InvalidRequest(f"{len(found)} processes are named {name!r}: use one of {addresses}")
     return found[0]

@@ -9,21 +9,10 @@ from core.errors import EpserveError, InvalidRequest
 from core.log import LEVELS, get_logger, set_level
 from core.version import software_version
 from proto import router_pb2
-from proto.worker_pb2 import (
-    DrainRequest,
-    GetConfigRequest,
-    SetLogLevelRequest,
-)
+from proto.worker_pb2 import DrainRequest, GetConfigRequest, SetLogLevelRequest
 from proto.worker_pb2_grpc import WorkerStub
 from router.admin.experts import ExpertsAdmin
-from router.admin.processes import (
-    ANSWER_SECONDS,
-    Process,
-    Processes,
-    ask_all,
-    dial,
-    identity_of,
-)
+from router.admin.processes import ANSWER_SECONDS, Process, Processes, ask_all, dial
 from router.admin.requests import explain
 from router.cluster import Cluster
 from router.gateways import Gateway
@@ -53,13 +42,12 @@ class AdminService(ExpertsAdmin):
     ) -> router_pb2.GetStatusResponse:
         self._token.check(context)
         workers = self._processes.workers()
-        others = [one for one in self._processes.all() if not isinstance(one, Worker)]
         return router_pb2.GetStatusResponse(
-            processes=[identity_of(one) for one in others],
+            processes=[one.identity for one in self._processes.not_workers()],
             workers=[worker.status for worker in workers],
             rejected=[
                 router_pb2.RejectedWorker(
-                    identity=rejection.worker.status.identity, reason=rejection.reason
+                    identity=rejection.worker.identity, reason=rejection.reason
                 )
                 for rejection in rejections(workers)
             ],
@@ -82,7 +70,7 @@ class AdminService(ExpertsAdmin):
             if failure is not None:
                 raise failure
         return router_pb2.DrainWorkerResponse(
-            worker=worker.status.identity, others=[one.status.identity for one in others]
+            worker=worker.identity, others=[one.identity for one in others]
         )
 
     async def GetConfig(
@@ -122,7 +110,7 @@ class AdminService(ExpertsAdmin):
         return [self._processes.find(name)] if name else self._processes.all()
 
     async def _config(self, metadata: Metadata, process: Process) -> router_pb2.ProcessConfig:
-        config = router_pb2.ProcessConfig(identity=identity_of(process))
+        config = router_pb2.ProcessConfig(identity=process.identity)
         match process:
             case Gateway():
                 config.config_json, config.version = process.config_json, process.version
@@ -155,7 +143,7 @@ async def _drain(drain: DrainRequest, metadata: Metadata, worker: Worker) -> Eps
 async def _set_level(
     level: str, metadata: Metadata, process: Process
 ) -> router_pb2.ProcessLogLevel:
-    answer = router_pb2.ProcessLogLevel(identity=identity_of(process))
+    answer = router_pb2.ProcessLogLevel(identity=process.identity)
     match process:
         case Gateway():
             answer.previous = process.log_level

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from proto import worker_pb2
 from proto.router_pb2 import WorkerRef
-from proto.worker_pb2 import ROLE_PREFILL, Role, WorkerStatus
+from proto.worker_pb2 import ROLE_PREFILL, ProcessIdentity, Role, WorkerStatus
 
 
 class Standing(IntEnum):
@@ -101,6 +101,10 @@ class Worker:
     pending: deque[Pending] = field(default_factory=deque)
     last_chosen: int = 0
     num_ended: int = 0
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return self.status.identity
 
     @property
     def epoch(self) -> str:
