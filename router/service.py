@@ -8,26 +8,19 @@ import grpc
 
 from core import tracing
 from core.clock import Clock
-from core.errors import (
-    EpserveError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    Unavailable,
-)
+from core.errors import EpserveError, InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from core.hashing import unpack_hashes
 from core.log import REQUEST_ID
 from core.trace_context import TRACE
 from proto import router_pb2
 from proto.router_pb2_grpc import RouterServicer
-from router.assign import WorkerAddress
-from router.choose import capacity_tokens
 from router.cluster import Cluster
-from router.demand import Demand
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
-from router.pairing import Pool, complete, pools
-from router.worker import WorkerState
+from router.scheduling.choose import capacity_tokens
+from router.scheduling.demand import Demand
+from router.scheduling.pairing import Pool, complete, pools
+from router.workers.worker import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -61,13 +54,14 @@ class RouterService(RouterServicer):
         finally:
             self._metrics.count_assign(outcome)
         self._metrics.assign_seconds.observe(self._clock.now() - began)
+        pair = assignment.pair
         tracing.record_last("queue", TRACE.get(), assignment.queue_seconds)
         self._metrics.count_prefix(
-            num_matched=assignment.num_matched_pages, num_pages=len(demand.prefix_hashes)
+            num_matched=pair.num_matched_pages, num_pages=len(demand.prefix_hashes)
         )
         return router_pb2.AssignResponse(
-            prefill=_reference(assignment.prefill),
-            decode=_reference(assignment.decode),
+            prefill=pair.prefill.reference(),
+            decode=pair.decode.reference(),
             queue_seconds=assignment.queue_seconds,
         )
 
@@ -125,10 +119,6 @@ def demand_of(request: router_pb2.AssignRequest) -> Demand:
         waited_seconds=request.waited_seconds,
         traced_id=REQUEST_ID.get(),
     )
-
-
-def _reference(worker: WorkerAddress) -> router_pb2.WorkerRef:
-    return router_pb2.WorkerRef(address=worker.address, epoch=worker.epoch, name=worker.name)
 
 
 def _max_model_len(pool: Pool) -> int:

@@ -17,7 +17,7 @@ from core.errors import (
 )
 from proto.router_pb2 import AnnounceRequest, AssignRequest
 from proto.worker_pb2 import ROLE_GATEWAY, ROLE_ROUTER, ProcessIdentity
-from router.worker import WorkerState
+from router.workers.worker import WorkerState
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import RunningRouter
 

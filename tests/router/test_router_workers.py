@@ -15,8 +15,8 @@ from core.errors import (
     Draining,
     Unavailable,
 )
-from router.table import StatusArrived, StreamBroken
-from router.worker import WorkerState
+from router.workers.table import StatusArrived, StreamBroken
+from router.workers.worker import WorkerState
 from tests.free_ports import free_port
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import RunningRouter

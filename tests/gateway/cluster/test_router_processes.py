@@ -8,8 +8,8 @@ from proto.router_pb2 import AnnounceRequest, AssignRequest, AssignResponse, Get
 from proto.router_pb2_grpc import AdminStub
 from proto.worker_pb2 import ROLE_GATEWAY, ProcessIdentity
 from rpc.client import channel
+from tests.router.discovery.test_discovery_process import router
 from tests.router.fake_worker import FakeWorker
-from tests.router.test_discovery_process import router
 
 NUM_CLIENTS = 8
 NUM_REQUESTS = 40
