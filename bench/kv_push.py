@@ -34,16 +34,16 @@ from bench.records import bench_parser, path_of, report
 from core.clock import SystemClock
 from engine.kv.pages import pages_of
 from engine.link.kv_notice import decode_notices
-from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
 from ep.group.group import EpGroup
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
+from prefill_worker.kv_target import KvGeometry, TargetPages
 from prefill_worker.push import PageRange, Pusher
-from prefill_worker.sink import KvGeometry, SinkPages
 from transfer.nixl_agent import NixlTransfer
 
 BENCH = "kv_push"
@@ -101,10 +101,10 @@ def measure(group: EpGroup, device: torch.device, prefill: Prefill) -> list[Time
         if rank is None:
             receive(transfer, size)
         else:
-            sink = SinkPages(
+            target = TargetPages(
                 peer=goal.agent, num_pool_pages=size.num_pages, pages=tuple(pages_of(goal.runs))
             )
-            sender = Sender(rank, transfer, prefill, pages_of(runs), sink)
+            sender = Sender(rank, transfer, prefill, pages_of(runs), target)
             found.append(sender.times(age))
         group.exchange([0])
         check(group, cache.flatten(2).view(torch.uint8), runs, size)
@@ -121,7 +121,7 @@ class Sender:
         transfer: NixlTransfer,
         prefill: Prefill,
         pages: Sequence[int],
-        sink: SinkPages,
+        target: TargetPages,
     ) -> None:
         cache = rank.kv_cache
         geometry = KvGeometry(
@@ -134,7 +134,7 @@ class Sender:
         self._pusher = Pusher(transfer, cache, geometry, SystemClock())
         self._prefill = prefill
         self._pages = list(pages)
-        self._sink = sink
+        self._target = target
         vocab_size = rank.model.config.vocab_size
         self._token_ids = [
             7 * position % vocab_size for position in range(prefill.size.prompt_tokens)
@@ -163,7 +163,7 @@ class Sender:
         """Seconds until the token is there and everything submitted, and until it has landed."""
         pusher = self._pusher
         began = time.perf_counter()
-        pusher.open(attempt_id, self._sink, self._pages)
+        pusher.open(attempt_id, self._target, self._pages)
         for piece in self._pieces():
             end = -(-(piece.start + len(piece.token_ids)) // PAGE_TOKENS)
             push = pusher.begin_step([PageRange(attempt_id, piece.start // PAGE_TOKENS, end)])

@@ -7,31 +7,35 @@ so that hash[i] covers tokens [0, (i + 1) * page_tokens).
 """
 
 import struct
-from collections.abc import Sequence
 from hashlib import blake2b
+
+from core.token_ids import TOKEN_BYTES
 
 HASH_BYTES = 8
 
 
-def prefix_hashes(token_ids: Sequence[int], page_tokens: int) -> list[int]:
-    """Chained unsigned 64-bit hashes, one for each full page of `token_ids`.
+def prefix_hashes(token_ids: bytes, page_tokens: int) -> bytes:
+    """`token_ids` as in `core.token_ids` -> chained hashes as little-endian uint64, one for each
+    full page.
 
-    Raises ValueError for a page size below 1 and for ids outside [0, 2**32).
+    Raises ValueError for a page size below 1.
     """
     if page_tokens < 1:
         raise ValueError(f"page_tokens must be at least 1, got {page_tokens}")
-    num_pages = len(token_ids) // page_tokens
-    try:
-        packed = struct.pack(f"<{num_pages * page_tokens}I", *token_ids[: num_pages * page_tokens])
-    except struct.error as error:
-        raise ValueError(f"token ids must be unsigned 32-bit integers: {error}") from error
+    page_bytes = TOKEN_BYTES * page_tokens
     digest = _digest(b"epserve prefix" + struct.pack("<I", page_tokens))
-    page_bytes = 4 * page_tokens
     hashes = []
-    for start in range(0, len(packed), page_bytes):
-        digest = _digest(digest + packed[start : start + page_bytes])
-        hashes.append(int.from_bytes(digest, "little"))
-    return hashes
+    for start in range(0, len(token_ids) - page_bytes + 1, page_bytes):
+        digest = _digest(digest + token_ids[start : start + page_bytes])
+        hashes.append(digest)
+    return b"".join(hashes)
+
+
+def unpack_hashes(packed: bytes) -> tuple[int, ...]:
+    """Raises ValueError for half a hash."""
+    if len(packed) % HASH_BYTES:
+        raise ValueError(f"{len(packed)} bytes are no whole number of hashes")
+    return tuple(memoryview(packed).cast("Q"))
 
 
 def _digest(data: bytes) -> bytes:

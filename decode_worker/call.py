@@ -5,16 +5,19 @@ from collections import deque
 
 from core.errors import EpserveError
 from core.log import REQUEST_ID
+from core.token_ids import num_ids, pack_ids
 from decode_worker.call_spans import CallSpans
-from engine.link.messages import Produced, Submit
+from engine.link.messages import Produced
 from engine.server.request_records import LegRecord
 from engine.server.wire import token_message
-from proto import generate_pb2, router_pb2
+from proto import generate_pb2
 
 
 class Call:
     """`key` is the request's name on this worker: unique, also when a request comes again
     while its last call is still being cleared away.
+
+    The prompt stays here, for as many prefills as it takes; the rank need not have it.
 
     `left` is set when nobody listens any more. The record outlives that until the rank has
     said its last word, since pages and a prefill attempt hang on it.
@@ -24,23 +27,19 @@ class Call:
         self,
         *,
         key: str,
-        request_id: str,
+        request: generate_pb2.GenerateRequest,
         rank: int,
-        submit: Submit,
-        prefill: router_pb2.WorkerRef,
         deadline: float | None,
         accepted_at: float,
     ) -> None:
         self.key = key
-        self.request_id = request_id
+        self.request = request
+        self.request_id = request.request_id
         # The id that every leg's log lines have: the client's, where it came along.
-        self.traced_id = REQUEST_ID.get() or request_id
+        self.traced_id = REQUEST_ID.get() or request.request_id
         self.rank = rank
-        self.sampling = submit.sampling
-        self.priority = submit.priority
-        self.num_prompt_tokens = submit.num_prompt_tokens
-        self.num_tokens = len(submit.token_ids)  # prompt and output so far
-        self.prefill = prefill
+        self.num_prompt_tokens = num_ids(request.prompt_token_ids)
+        self.prefill = request.prefill
         self.deadline = deadline  # of the loop's clock
         self.accepted_at = accepted_at
         self.reserved_at: float | None = None
@@ -48,12 +47,12 @@ class Call:
         self.prompt_logprobs: list[generate_pb2.Token] = []  # until they are sent
         self.num_sent_tokens = 0
         self.record = LegRecord(
-            leg_id=request_id,
+            leg_id=request.request_id,
             traced_id=self.traced_id,
             rank=rank,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_earlier_tokens=self.num_tokens - self.num_prompt_tokens,
-            peer=prefill,
+            num_earlier_tokens=num_ids(request.output_token_ids),
+            peer=request.prefill,
         )
         self.spans = CallSpans()
         self.last_sent_at: float | None = None
@@ -61,11 +60,23 @@ class Call:
         # The latest prefill attempt, and why it failed, as its worker put it.
         self.attempt_id = ""
         self.prefill_error: EpserveError | None = None
+        self._token_ids = bytearray(request.prompt_token_ids + request.output_token_ids)
         self._items: deque[Produced | EpserveError] = deque()
         self._something = asyncio.Event()
 
+    @property
+    def token_ids(self) -> bytes:
+        """Prompt and output so far, as the rank has it."""
+        return bytes(self._token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return num_ids(self._token_ids)
+
     def put(self, item: Produced | EpserveError) -> None:
         """New tokens, or the end by an error."""
+        if isinstance(item, Produced):
+            self._token_ids += pack_ids(token.token_id for token in item.tokens)
         self._items.append(item)
         self._something.set()
 
@@ -81,7 +92,7 @@ class Call:
 def response_of(
     call: Call, items: list[Produced | EpserveError]
 ) -> tuple[generate_pb2.GenerateResponse, EpserveError | None]:
-    """All new tokens as one response, and the error behind them, if any."""
+    """All new tokens as one response, and the error after them, if any."""
     response = generate_pb2.GenerateResponse()
     if not call.num_sent_tokens:
         response.num_cached_tokens = call.num_cached_tokens

@@ -1,9 +1,10 @@
 """From a GenerateRequest to what the rank is told, or the reason why not."""
 
 from core.errors import ContextLengthExceeded, InvalidRequest
+from core.token_ids import num_ids
 from decode_worker.plan import pages_for
-from engine.link.messages import Ready, Sampling, Submit
-from engine.server.wire import check_sampled_ids, check_token_ids, sampling_of
+from engine.link.messages import Ready, Submit
+from engine.server.sampling_check import check_sampling, check_token_ids
 from proto import generate_pb2
 
 MAX_STOP_TOKEN_IDS = 256
@@ -12,37 +13,38 @@ MAX_STOP_TOKEN_IDS = 256
 def submit_of(request: generate_pb2.GenerateRequest, key: str, ready: Ready) -> Submit:
     """`key` names the request on this worker. Raises InvalidRequest naming the field, and
     ContextLengthExceeded for what could never fit into the context or the KV pool."""
-    prompt, output = tuple(request.prompt_token_ids), tuple(request.output_token_ids)
+    prompt, output = request.prompt_token_ids, request.output_token_ids
     if not prompt:
         raise InvalidRequest("the prompt is empty", param="prompt_token_ids")
     check_token_ids(prompt, ready.vocab_size, "prompt_token_ids")
     check_token_ids(output, ready.vocab_size, "output_token_ids")
-    sampling = _sampling(request.sampling, ready)
-    if output and len(output) >= sampling.max_tokens:
+    sampling = request.sampling
+    _check_sampling(sampling, ready)
+    if output and num_ids(output) >= sampling.max_tokens:
         raise InvalidRequest(
-            f"{len(output)} output tokens leave nothing of max_tokens {sampling.max_tokens}",
+            f"{num_ids(output)} output tokens leave nothing of max_tokens {sampling.max_tokens}",
             param="output_token_ids",
         )
-    _check_room(len(prompt), sampling.max_tokens, ready)
+    _check_room(num_ids(prompt), sampling.max_tokens, ready)
+    sees_prompt = sampling.repetition_penalty not in (0, 1)
     return Submit(
         request_id=key,
-        token_ids=prompt + output,
-        num_prompt_tokens=len(prompt),
-        sampling=sampling,
+        num_prompt_tokens=num_ids(prompt),
+        prompt_token_ids=prompt if sees_prompt else b"",
+        output_token_ids=output,
+        sampling=sampling.SerializeToString(),
         priority=request.priority,
     )
 
 
-def _sampling(params: generate_pb2.SamplingParams, ready: Ready) -> Sampling:
-    sampling = sampling_of(params)
-    check_sampled_ids(sampling, ready.vocab_size)
+def _check_sampling(sampling: generate_pb2.SamplingParams, ready: Ready) -> None:
+    check_sampling(sampling, ready.vocab_size)
     # A prompt's own log-probabilities may be all that is wanted.
     _check("max_tokens", sampling.max_tokens >= 1 or sampling.prompt_logprobs)
     _check("min_tokens", sampling.min_tokens <= sampling.max_tokens)
     _check("stop_token_ids", len(sampling.stop_token_ids) <= MAX_STOP_TOKEN_IDS)
     _check("top_logprobs", sampling.top_logprobs <= ready.vocab_size)
     _check("top_prompt_logprobs", sampling.top_prompt_logprobs <= ready.vocab_size)
-    return sampling
 
 
 def _check_room(num_prompt_tokens: int, max_tokens: int, ready: Ready) -> None:

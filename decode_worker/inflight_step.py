@@ -42,7 +42,7 @@ def next_chunk(
         eos_token_ids=eos_token_ids,
     )
     return SequenceChunk(
-        token_ids=UNKNOWN if follows else request.tokens[-1:],
+        token_ids=UNKNOWN if follows else (request.last_token_id,),
         start=position - 1,
         pages=request.pages,
         sample=SampleRow(

@@ -1,24 +1,17 @@
 """Continuous batching on one decode rank: performs what `state` and `plan` decide.
 
-    turn:  hear the front and the transfer, plan, preempt, grow, admit
-    step:  turn -> exchange facts with the EP group -> launch: forward and sample
-           -> land: take the tokens in, tell the front
+A turn hears the front and the transfer, plans, preempts, grows and admits; a pass is launched
+(forward and sample) and lands (its tokens are taken in and told).
 
-Every rank of the group takes part in every step, with an empty batch if it has nothing to do.
-When nobody has anything to do, ranks wait, each on its own link, until one wakes the others.
-
-With an overlapped schedule a step lands behind the launch of the next one: while the device
+With an overlapped schedule a pass lands after the launch of the next one: while the device
 computes, the host hears, plans and tells. Requests whose last token is in flight step all the same;
 sampling that depends on it (penalties, grammars) begins when it has landed. Before a request is put
 back, everything lands. Experts change places when no step is being computed.
 """
 
-import time
-from collections.abc import Sequence
-
 import msgspec
 
-from core.clock import Clock, SystemClock
+from core.clock import Clock
 from core.errors import EpserveError
 from core.log import get_logger
 from decode_worker.events import (
@@ -37,22 +30,14 @@ from decode_worker.plan import Plan, plan
 from decode_worker.rank_stats import StepLog, rank_stats
 from decode_worker.request import Request
 from decode_worker.state import RankState
-from engine.experts.rank_experts import RankExperts
 from engine.grammar.grammars import GRAMMAR_POLL_SECONDS, Grammars
 from engine.link.kv_notice import decode_notices
-from engine.link.messages import (
-    ExpertOrder,
-    LoopMessage,
-    RankMessage,
-    Shutdown,
-    Submit,
-)
+from engine.link.messages import RankStats, Submit, SubmitPrefill
+from engine.rank_loop import IDLE_SECONDS, RankLoop, RequestMessage
 from engine.start.rank import RankContext
 
 log = get_logger("decode_worker.loop")
 
-# Idle, the front is told of this rank's state this often.
-IDLE_SECONDS = 1.0
 # KV lands without waking anybody, and lands only while somebody looks: often, when nothing else
 # keeps a request from starting, and now and then while its prefill is still computing. A peer
 # that is to stop writing cannot finish either before we have looked.
@@ -63,15 +48,12 @@ LISTEN_MILLISECONDS = 1
 QUIET_SECONDS = 0.003
 
 
-class DecodeLoop:
-    """One rank's loop; `run` returns when the whole EP group leaves."""
+class DecodeLoop(RankLoop[list[Request]]):
+    """One rank's loop."""
 
     def __init__(self, context: RankContext, clock: Clock | None = None) -> None:
-        self._link = context.link
-        self._group = context.group
+        super().__init__(context, clock)
         self._transfer = context.transfer
-        self._runner = context.runner
-        self._clock = clock or SystemClock()
         self._pool = context.pool
         self._state = RankState(_facts(context), context.pool)
         self._grammars = Grammars(
@@ -80,56 +62,16 @@ class DecodeLoop:
             context.config.eos_token_ids,
             self._clock,
         )
-        self._experts = RankExperts(context, self._clock)
-        self._outbox: list[RankMessage] = []
         asked = context.settings.overlap_schedule
         self._overlaps = self._runner.runs_ahead if asked is None else asked
         self._inflight: InflightStep | None = None
         self._steps = StepLog()
-        self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
-        self._stop = False
-        self._stop_told = False  # to the other ranks, in an exchange
-
-    def run(self) -> None:
-        """Steps until all fronts of the group have said Shutdown: the other nodes' requests need
-        this rank's experts as long as there are any."""
         log.info("schedule", overlapped=self._overlaps)
-        while self._step():
-            pass
-        self._land()
-        self._report()
+
+    def _close(self) -> None:
         self._runner.close()
         self._grammars.close()
-
-    def _step(self) -> bool:
-        """One step of the whole group; False when it leaves."""
-        batch = self._turn()
-        if self._outbox:
-            self._report()  # Reserved and ends do not wait for the forward pass
-        began = self._clock.now()
-        if self._group.steps_use_sockets:
-            self._await_flight()
-        facts = self._group.exchange((len(batch), int(self._stop), *self._experts.facts()))
-        self._stop_told = self._stop
-        if all(stop for _, stop, *_ in facts):
-            return False
-        self._change_experts([told[2:] for told in facts])
-        tokens_per_rank = tuple(told[0] for told in facts)
-        if any(tokens_per_rank):
-            inflight = self._launch(batch, tokens_per_rank, began)
-            self._land()
-            inflight.step.sample()  # histories know all tokens in front of it
-            self._inflight = inflight
-            if not self._overlaps:
-                self._land()
-        elif self._inflight is not None:
-            self._land()  # what comes of it is planned before anybody sleeps
-        else:
-            self._idle()
-            return True
-        self._report_news()
-        return True
 
     def _turn(self) -> list[Request]:
         """Brings the books up to date; the requests that step next."""
@@ -144,10 +86,18 @@ class DecodeLoop:
 
     def _hear(self) -> bool:
         """Takes in what has come; whether anything has."""
-        messages = self._link.drain()
-        events = [*self._arrived(), *self._heard(messages), *self._compiled()]
+        messages = self._drain()  # before KV is looked at, see `_arrived`
+        events: list[Event] = [*self._arrived(), *map(_event, messages), *self._compiled()]
         self._apply(*events, Tick())
+        for event in events:
+            if isinstance(event, Submit):
+                self._begin_grammar(event.request_id)
         return bool(events)
+
+    def _begin_grammar(self, request_id: str) -> None:
+        request = self._state.requests.get(request_id)
+        if request is not None and not request.is_ready:
+            self._grammars.begin(request_id, request.sampling)
 
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
@@ -157,26 +107,43 @@ class DecodeLoop:
             decided = plan(self._state.snapshot())
         return decided
 
+    def _sizes(self, work: list[Request]) -> tuple[int, int]:
+        return len(work), len(work)
+
+    def _compute(
+        self,
+        work: list[Request],
+        began: float,
+        tokens_per_rank: tuple[int, ...],
+        rows: tuple[int, ...],
+    ) -> None:
+        inflight = self._launch(work, began, tokens_per_rank)
+        self._land()
+        inflight.step.sample()  # histories know all tokens before it
+        self._inflight = inflight
+        if not self._overlaps:
+            self._land()
+
     def _launch(
-        self, batch: list[Request], tokens_per_rank: tuple[int, ...], began: float
+        self, batch: list[Request], began: float, tokens_per_rank: tuple[int, ...]
     ) -> InflightStep:
         eos_token_ids = self._state.facts.eos_token_ids
-        pieces = [next_chunk(request, self._inflight, eos_token_ids) for request in batch]
-        step = self._runner.begin(pieces, tokens_per_rank)
+        chunks = [next_chunk(request, self._inflight, eos_token_ids) for request in batch]
+        step = self._runner.begin(chunks, tokens_per_rank)
         names = tuple(request.request_id for request in batch)
         self._apply(Launched(names))
         rows = {name: row for row, name in enumerate(names)}
         return InflightStep(step=step, rows=rows, began=began)
 
-    def _land(self) -> None:
-        """Takes in the tokens of the step under way, if there is one."""
+    def _land(self) -> bool:
         inflight = self._inflight
         if inflight is None:
-            return
+            return False
         self._listen(inflight)
         self._inflight = None
         self._apply(Landed(inflight.tokens()))
         self._steps.landed(inflight, self._clock.now())
+        return True
 
     def _listen(self, inflight: InflightStep) -> None:
         """Hears, lets in and tells while a step is being computed, until shortly before its end:
@@ -189,44 +156,18 @@ class DecodeLoop:
             if self._outbox:
                 self._report()
 
-    def _await_flight(self) -> None:
+    def _await_inflight(self) -> None:
         if self._inflight is not None:
             self._inflight.step.wait()
 
-    def _change_experts(self, facts: Sequence[tuple[int, ...]]) -> None:
-        if self._experts.has_work(facts):
-            self._await_flight()  # it reads the weights and the maps that may change
-            self._outbox.extend(self._experts.at_boundary(facts))
-
-    def _idle(self) -> None:
-        """Returns when this rank or a peer has work, or the group is to leave."""
+    def _rest(self) -> None:
         self._steps.rest()
-        while True:
-            self._report_news()
-            self._wait()
-            if self._group.peer_woke():
-                return
-            if self._has_work():
-                self._group.wake()
-                return
 
-    def _has_work(self) -> bool:
-        """Whether a step would do something here; the step itself plans again."""
-        batch = self._turn()
-        stop_is_news = self._stop and not self._stop_told
-        return bool(batch) or stop_is_news or self._experts.has_news
-
-    def _wait(self) -> None:
+    def _wait_seconds(self) -> float:
         if self._state.awaits_kv:
-            # Shorter than what sockets can be polled for.
-            time.sleep(KV_POLL_SECONDS)
-            seconds = 0.0
-        else:
-            seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
-            if self._grammars.num_waiting:
-                seconds = min(seconds, GRAMMAR_POLL_SECONDS)
-            seconds = min(seconds, self._experts.wait_seconds)
-        self._group.idle_wait(self._link.socket, seconds)
+            return KV_POLL_SECONDS
+        seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
+        return min(seconds, GRAMMAR_POLL_SECONDS) if self._grammars.num_waiting else seconds
 
     def _arrived(self) -> list[Event]:
         """What the transfer has to tell: pages that have landed.
@@ -240,19 +181,6 @@ class DecodeLoop:
                 events.extend(decode_notices(notification.message))
             except ValueError as error:
                 log.warning("notice refused", sender=notification.sender, reason=str(error))
-        return events
-
-    def _heard(self, messages: list[LoopMessage]) -> list[Event]:
-        events: list[Event] = []
-        for message in messages:
-            if isinstance(message, Shutdown):
-                self._stop = True
-            elif isinstance(message, ExpertOrder):
-                self._experts.hear(message)
-            else:
-                events.append(message)
-            if isinstance(message, Submit) and message.sampling.grammar is not None:
-                self._grammars.begin(message.request_id, message.sampling)
         return events
 
     def _compiled(self) -> list[Event]:
@@ -269,22 +197,20 @@ class DecodeLoop:
         for event in events:
             self._outbox.extend(self._state.step(event, now))
 
-    def _report_news(self) -> None:
-        if (
-            self._outbox
-            or self._pool.num_free != self._reported_free
-            or self._clock.now() - self._reported_at >= IDLE_SECONDS
-        ):
-            self._report()
+    def _has_news(self) -> bool:
+        return self._pool.num_free != self._reported_free
 
-    def _report(self) -> None:
-        """Sends what there is to say, and the statistics."""
-        self._link.send(self._outbox, rank_stats(self._state, self._steps))
-        self._outbox.clear()
+    def _take_statistics(self) -> RankStats:
+        stats = rank_stats(self._state, self._steps)
         self._steps.recent.clear()
         self._state.kv_waits.clear()
-        self._reported_at = self._clock.now()
         self._reported_free = self._pool.num_free
+        return stats
+
+
+def _event(message: RequestMessage) -> Event:
+    assert not isinstance(message, SubmitPrefill), "not for a decode rank"
+    return message
 
 
 def _facts(context: RankContext) -> RankFacts:

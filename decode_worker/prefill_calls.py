@@ -200,7 +200,7 @@ class PrefillCalls:
             if error.code() is grpc.StatusCode.UNAVAILABLE and not prefill_call.peer.connected:
                 self._on_gone(prefill_call.peer)
             return
-        if call.sampling.max_tokens and not reply.HasField("first_token"):
+        if call.request.sampling.max_tokens and not reply.HasField("first_token"):
             self._fail(prefill_call, attempt_id, InternalError("prefill answered without a token"))
             return
         if not call.num_sent_tokens:

@@ -2,7 +2,7 @@
 
 from decode_worker.call import Call
 from engine.link.messages import Prefilled, Reserved
-from engine.server.wire import sampling_message, sink_message, token_of
+from engine.server.wire import target_message, token_of
 from proto import generate_pb2
 
 
@@ -12,12 +12,13 @@ def prefill_request(call: Call, reserved: Reserved, model: str) -> generate_pb2.
         request_id=call.request_id,
         attempt_id=reserved.attempt_id,
         model=model,
-        token_ids=reserved.token_ids,
+        token_ids=call.token_ids,
         num_prompt_tokens=call.num_prompt_tokens,
-        sampling=sampling_message(call.sampling),
-        sink=sink_message(reserved.sink),
+        sampling=call.request.sampling,
+        kv_target=target_message(reserved.target),
         prefill_epoch=call.prefill.epoch,
-        priority=call.priority,
+        priority=call.request.priority,
+        prefix_hashes=call.request.prefix_hashes,
     )
 
 

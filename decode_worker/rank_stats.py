@@ -55,7 +55,7 @@ def rank_stats(state: RankState, log: StepLog) -> RankStats:
         num_running=len(state.of_phase(RequestPhase.RUNNING)),
         num_waiting=len(waiting),
         num_transferring=state.num_prefilling,
-        num_waiting_tokens=sum(len(request.tokens) for request in waiting),
+        num_waiting_tokens=sum(request.num_tokens for request in waiting),
         pages_total=counts.total,
         pages_free=counts.free,
         pages_owned=counts.owned,

@@ -11,12 +11,14 @@ A request that is over is forgotten; only its pages may outlive it, in quarantin
 attempt id, until the prefill peer is known to have stopped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from decode_worker.arrival import Arrival
-from engine.link.messages import Prefilled, Sampling
+from engine.link.messages import Prefilled
 from engine.sampling.history import History
+from engine.sampling.sampling_params import Sampling
 
 
 class RequestPhase(Enum):
@@ -44,15 +46,18 @@ class Request:
     preemptions. `history` is None when the next token depends on logits and position only;
     `is_ready` unless its grammar is still being compiled.
 
-    `tokens` is the prompt and all output; while running, the KV of all but the last is there, or
-    being written by steps in flight, as that of tokens that are not known yet.
+    `num_tokens` counts the prompt and all output, of which earlier attempts elsewhere have produced
+    `earlier_output`; while running, the KV of all but the last is there, or being written by steps
+    in flight, as that of tokens that are not known yet.
     """
 
     request_id: str
     age: int
-    tokens: list[int]
+    num_tokens: int
     num_prompt_tokens: int
     sampling: Sampling
+    earlier_output: Sequence[int] = ()
+    last_token_id: int = -1  # while running
     priority: int = 0
     history: History | None = None
     is_ready: bool = True
@@ -62,10 +67,10 @@ class Request:
 
     @property
     def num_in_flight(self) -> int:
-        """Tokens behind `tokens` that are being computed."""
+        """Tokens after the known ones that are being computed."""
         return self.attempt.num_in_flight if self.attempt is not None else 0
 
     @property
     def num_known_soon(self) -> int:
-        """`tokens`, and those in flight."""
-        return len(self.tokens) + self.num_in_flight
+        """Tokens, those in flight included."""
+        return self.num_tokens + self.num_in_flight

@@ -21,6 +21,7 @@ from core.errors import (
     Unavailable,
 )
 from core.log import get_logger
+from core.token_ids import num_ids
 from decode_worker.call import Call, response_of
 from decode_worker.call_spans import Stage
 from decode_worker.generate_request import submit_of
@@ -110,16 +111,15 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         ready = min(self._front.ready, key=lambda rank: rank.pages_total)
         key = f"{request.request_id}#{self.num_accepted_total}"
         submit = submit_of(request, key, ready)
-        rank = pick_rank(self._rooms(), len(submit.token_ids))
+        num_tokens = num_ids(request.prompt_token_ids) + num_ids(request.output_token_ids)
+        rank = pick_rank(self._rooms(), num_tokens)
         if rank is None:
             raise Overloaded("every rank's queue is full")
         now = self._clock.now()
         call = Call(
             key=key,
-            request_id=request.request_id,
+            request=request,
             rank=rank,
-            submit=submit,
-            prefill=request.prefill,
             deadline=None if seconds is None else now + seconds,
             accepted_at=now,
         )
@@ -191,7 +191,6 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         call.last_sent_at = now
         call.num_sent_tokens += num_tokens
         call.record.num_output_tokens = call.num_sent_tokens
-        call.num_tokens += num_tokens
 
     def _leave(self, call: Call, outcome: str, finish: Finish) -> None:
         """Nobody listens any more: whatever is still under way for the call is stopped."""

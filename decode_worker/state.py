@@ -27,6 +27,7 @@ A step may be launched before the one in front of it has landed. Its tokens for 
 not in it any more (over, or preempted) are thrown away, see `decode_worker.inflight_steps`.
 """
 
+from core.token_ids import unpack_ids
 from decode_worker.arrival import Arrival
 from decode_worker.events import (
     Admit,
@@ -51,17 +52,18 @@ from engine.link.messages import (
     Ended,
     Failed,
     Finish,
+    KvTarget,
     Prefilled,
     PrefillStopped,
     Produced,
     Quarantined,
     RankMessage,
     Reserved,
-    Sink,
     Submit,
     TokenOut,
 )
 from engine.sampling.history import history_of
+from engine.sampling.sampling_params import sampling_of
 from engine.sampling.sequence_end import finish_after
 
 
@@ -153,20 +155,24 @@ class RankState:
                 return self._tick(now)
 
     def _submit(self, event: Submit) -> list[RankMessage]:
+        output = unpack_ids(event.output_token_ids)
+        num_tokens = event.num_prompt_tokens + len(output)
         most = self.pool.counts().total * self.facts.page_tokens
-        assert 0 < len(event.token_ids) <= most, "the front lets only requests in that can fit"
+        assert 0 < num_tokens <= most, "the front lets only requests in that can fit"
         if event.request_id in self.requests:
             return []
         self._num_submitted += 1
+        sampling = sampling_of(event.sampling)
         self.requests[event.request_id] = Request(
             request_id=event.request_id,
             age=self._num_submitted,
-            tokens=list(event.token_ids),
+            num_tokens=num_tokens,
             num_prompt_tokens=event.num_prompt_tokens,
-            sampling=event.sampling,
+            sampling=sampling,
+            earlier_output=output,
             priority=event.priority,
-            history=history_of(event.sampling, event.token_ids, event.num_prompt_tokens),
-            is_ready=event.sampling.grammar is None,
+            history=history_of(sampling, unpack_ids(event.prompt_token_ids), output),
+            is_ready=sampling.grammar is None,
         )
         return []
 
@@ -180,7 +186,7 @@ class RankState:
             assert error is not None
             return self._give_up(request, error.status.grpc, error.message)
         try:
-            request.history.attach(event.match, request.tokens[request.num_prompt_tokens :])
+            request.history.attach(event.match, request.earlier_output)
         except ValueError as error:
             return self._give_up(request, "INVALID_ARGUMENT", str(error))
         request.is_ready = True
@@ -194,7 +200,7 @@ class RankState:
             return []
         self._num_attempts += 1
         attempt_id = f"{self.facts.attempt_prefix}-{self._num_attempts}"
-        num_pages = pages_for(len(request.tokens), self.facts.page_tokens)
+        num_pages = pages_for(request.num_tokens, self.facts.page_tokens)
         runs = self.pool.allocate(attempt_id, num_pages)
         request.pages = pages_of(runs)
         request.phase = RequestPhase.PREFILLING
@@ -202,17 +208,10 @@ class RankState:
             attempt_id=attempt_id, arrival=Arrival(self.facts.num_layers, num_pages)
         )
         self._by_attempt[attempt_id] = request
-        sink = Sink(
+        target = KvTarget(
             agent=self.facts.agent, runs=tuple(runs), kv_fingerprint=self.facts.kv_fingerprint
         )
-        return [
-            Reserved(
-                request_id=request_id,
-                attempt_id=attempt_id,
-                sink=sink,
-                token_ids=tuple(request.tokens),
-            )
-        ]
+        return [Reserved(request_id=request_id, attempt_id=attempt_id, target=target)]
 
     def _prefilled(self, event: Prefilled, now: float) -> list[RankMessage]:
         request = self._prefilling(event.attempt_id)
@@ -245,7 +244,7 @@ class RankState:
         if attempt.prefilled is None or not attempt.arrival.complete or not request.is_ready:
             return []
         request.phase = RequestPhase.RUNNING
-        self.totals.tokens_transferred += len(request.tokens)
+        self.totals.tokens_transferred += request.num_tokens
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
         self.kv_waits.append(max(0.0, attempt.kv_arrived_at - attempt.prefilled_at))
         if attempt.prefilled.token is None:
@@ -270,13 +269,14 @@ class RankState:
     def _append(self, request: Request, token: TokenOut) -> list[RankMessage]:
         history = request.history
         if history is not None and not history.append(token.token_id):
-            text = f"no token that follows {len(request.tokens)} tokens fits the grammar"
+            text = f"no token that follows {request.num_tokens} tokens fits the grammar"
             return self._give_up(request, "INVALID_ARGUMENT", text)
-        request.tokens.append(token.token_id)
+        request.num_tokens += 1
+        request.last_token_id = token.token_id
         self.totals.tokens_generated += 1
         finish = finish_after(
             token.token_id,
-            num_tokens=len(request.tokens),
+            num_tokens=request.num_tokens,
             num_prompt_tokens=request.num_prompt_tokens,
             sampling=request.sampling,
             eos_token_ids=self.facts.eos_token_ids,

@@ -13,6 +13,7 @@ from fastapi import Request, Response
 from core import tracing
 from core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from core.log import get_logger
+from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
 from gateway.cluster.client import Cluster
 from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
@@ -68,7 +69,7 @@ class Frontend:
         tools = body.tool_use()
         with tracing.begin("tokenize") as span:
             rendered = await make_chat_prompt(body, self.model)
-            _note_tokens(span, rendered.token_ids)
+            _note_tokens(span, len(rendered.token_ids))
         by_new_name = body.max_completion_tokens is not None
         prompt = make_prompt(
             rendered.token_ids,
@@ -110,7 +111,7 @@ class Frontend:
         self._check_num_choices(body, len(texts_or_ids))
         with tracing.begin("tokenize") as span:
             prompts = [await self._prompt(body, text_or_ids) for text_or_ids in texts_or_ids]
-            _note_tokens(span, *(prompt.token_ids for prompt in prompts))
+            _note_tokens(span, *(prompt.num_tokens for prompt in prompts))
         tells_logprobs = body.logprobs is not None
         sampling = body.sampling_params(
             self.model.sampling_defaults,
@@ -316,10 +317,12 @@ class Frontend:
 
     def _respond(self, job: Job, reply: ChatReply | CompletionReply) -> Response:
         metrics = self.cluster.metrics
-        metrics.prompt_tokens.inc(sum(len(one.token_ids) for one in job.prompts))
+        metrics.prompt_tokens.inc(sum(one.num_tokens for one in job.prompts))
         metrics.prepare_time.observe(self.serving.clock.now() - job.arrived_at)
         if self.settings.log_prompts:
-            texts = [self.model.tokenizer.spelled_text(one.token_ids) for one in job.prompts]
+            texts = [
+                self.model.tokenizer.spelled_text(unpack_ids(one.token_ids)) for one in job.prompts
+            ]
             log.info("prompts", id=job.id, texts=texts)
         page_tokens = self.heartbeat.page_tokens
         run = RequestRun(job, self.cluster, self.model.tokenizer, page_tokens=page_tokens)
@@ -335,9 +338,9 @@ def _check_priority(priority: int, client: Client | None) -> None:
         )
 
 
-def _note_tokens(span: tracing.Span, *prompts: list[int]) -> None:
+def _note_tokens(span: tracing.Span, *nums_tokens: int) -> None:
     if span.is_recording:
-        span.note({"epserve.num_prompt_tokens": sum(map(len, prompts))})
+        span.note({"epserve.num_prompt_tokens": sum(nums_tokens)})
 
 
 def _blamed_for_choices(body: SamplingFields) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention.absorb import absorb_values
 from kernels.attention.absorb_query import absorb_query
-from kernels.attention.mla_decode import mla_decode, mla_decode_paged, mla_decode_pieces
+from kernels.attention.mla_decode import mla_decode, mla_decode_paged, mla_decode_splits
 from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
 from kernels.attention.paged_rows import RowGroup
 from kernels.attention.rope_write import rope_write
@@ -140,7 +140,7 @@ class Attention:
         given = absorbed, cache, plan.block_table, plan.kv_lengths
         options: dict[str, Any] = {"scale": config.softmax_scale, "schedule": plan.schedule}
         if self.out.is_fp8:
-            latents = mla_decode_pieces(*given, value_dim=config.kv_lora_rank, **options)
+            latents = mla_decode_splits(*given, value_dim=config.kv_lora_rank, **options)
             return self.out.forward(absorb_values(latents, self.kv_b, nope_dim, follows=is_ours))
         latents = mla_decode_paged(*given, value_dim=config.kv_lora_rank, **options)
         values = query.new_empty(*query.shape[:2], config.v_head_dim)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from kernels.attention.mla_decode import mla_decode_schedule
-from kernels.attention.mla_decode_pieces import MAX_QUERIES
+from kernels.attention.mla_decode_splits import MAX_QUERIES
 from kernels.attention.mla_prefill_plan import KeyGroup, max_keys, plan_groups
 from kernels.attention.paged_rows import Row, RowGroup, group_rows, split_rows
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path
 from kernels.build.upload import upload_all
 from model.attention_form import attention_form
 from model.batch import AttentionForm, ForwardBatch
@@ -76,13 +76,13 @@ class AttentionPlan:
             "rotation": rotation_table.index_select(0, batch.positions),
             "slots": batch.slots,
         }
-        has_paged = path_of("mla_decode", device) != "reference"
+        has_paged = best_path("mla_decode", device) != "reference"
         if batch.form is AttentionForm.ABSORBED:
             rows = split_rows(*batch.host_rows.parts, page_tokens) if has_paged else ()
             if rows and all(_num_queries(row) for row in rows):
                 return cls(**shared, paged=paged_rows(batch, rows, config.num_heads))
             return cls(**shared, groups=group_rows(*batch.rows.parts, page_tokens))
-        if path_of("mla_prefill", device) == "reference":
+        if best_path("mla_prefill", device) == "reference":
             return cls(**shared, rows=split_rows(*batch.rows.parts, page_tokens))
         plain: Sequence[Row] = split_rows(*batch.host_rows.parts, page_tokens)
         absorbed: Sequence[Row] = ()

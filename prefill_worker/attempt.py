@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.link.messages import Failed, Submit
+from engine.link.messages import Failed, SubmitPrefill
 
 
 class AttemptPhase(Enum):
@@ -25,7 +25,7 @@ class Peer:
 class Attempt:
     """One attempt; times in seconds of the caller's clock. Only `PrefillState` writes to it."""
 
-    submit: Submit
+    submit: SubmitPrefill
     peer: Peer
     arrived_at: float
     phase: AttemptPhase = AttemptPhase.WAITING
@@ -43,4 +43,4 @@ class Attempt:
 
     @property
     def num_left_tokens(self) -> int:
-        return len(self.submit.token_ids) - self.num_done_tokens
+        return self.submit.num_tokens - self.num_done_tokens

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from engine.link.messages import Failed, Prefilled, Stopped, Submit, TokenOut
+from engine.link.messages import Failed, Prefilled, Stopped, SubmitPrefill, TokenOut
 
 # ---- events
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    submit: Submit
+    submit: SubmitPrefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give back what the attempt holds: pages, lease, sink. It is over."""
+    """Give back what the attempt holds: pages, lease, target. It is over."""
 
     attempt_id: str
 

@@ -3,15 +3,18 @@
 open -> (grammar compiled) -> row, scores of each chunk -> close
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import EpserveError, InvalidRequest
+from core.token_ids import unpack_ids
 from engine.grammar.grammars import Grammars
-from engine.link.messages import Submit, TokenOut
+from engine.link.messages import SubmitPrefill, TokenOut
 from engine.sampling.history import History, history_of
 from engine.sampling.prompt_scores import PromptScores
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling, sampling_of
 from engine.sampling.sequence_end import suppressed_token_ids
 from engine.start.rank import RankContext
 from prefill_worker.plan import Chunk
@@ -19,7 +22,9 @@ from prefill_worker.plan import Chunk
 
 @dataclass(slots=True)
 class _FirstToken:
-    submit: Submit
+    sampling: Sampling
+    num_prompt_tokens: int
+    output: Sequence[int]  # of earlier attempts
     history: History | None
     scores: PromptScores | None
     is_ready: bool
@@ -40,17 +45,21 @@ class FirstTokens:
         """Attempts whose grammar is still being compiled."""
         return self._grammars.num_waiting
 
-    def open(self, submit: Submit) -> None:
+    def open(self, submit: SubmitPrefill) -> None:
         """An attempt that is open already stays as it is."""
         if submit.attempt_id in self._open:
             return
-        sampling = submit.sampling
+        sampling = sampling_of(submit.sampling)
+        token_ids, num_prompt_tokens = unpack_ids(submit.token_ids), submit.num_prompt_tokens
+        prompt, output = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
         scores = None
-        if submit.wants_prompt_logprobs:
-            scores = PromptScores(submit.token_ids, sampling.top_prompt_logprobs)
+        if sampling.prompt_logprobs and not output:  # who has output tokens has had them already
+            scores = PromptScores(prompt.tolist(), sampling.top_prompt_logprobs)
         self._open[submit.attempt_id] = _FirstToken(
-            submit=submit,
-            history=history_of(sampling, submit.token_ids, submit.num_prompt_tokens),
+            sampling=sampling,
+            num_prompt_tokens=num_prompt_tokens,
+            output=output,
+            history=history_of(sampling, prompt, output),
             scores=scores,
             is_ready=sampling.grammar is None,
         )
@@ -67,8 +76,7 @@ class FirstTokens:
             first = self._open[attempt_id]
             assert first.history is not None
             try:
-                output = first.submit.token_ids[first.submit.num_prompt_tokens :]
-                first.history.attach(result, output)
+                first.history.attach(result, first.output)
             except ValueError as error:
                 failures.append((attempt_id, InvalidRequest(str(error), param="token_ids")))
                 continue
@@ -82,17 +90,16 @@ class FirstTokens:
     def row(self, chunk: Chunk) -> SampleRow | None:
         """How to sample behind a chunk, if anything is."""
         first = self._open[chunk.attempt_id]
-        submit = first.submit
-        if not chunk.is_last or not submit.sampling.max_tokens:
+        if not chunk.is_last or not first.sampling.max_tokens:
             return None
         suppressed = suppressed_token_ids(
             num_tokens=chunk.end,
-            num_prompt_tokens=submit.num_prompt_tokens,
-            sampling=submit.sampling,
+            num_prompt_tokens=first.num_prompt_tokens,
+            sampling=first.sampling,
             eos_token_ids=self._eos_token_ids,
         )
         return SampleRow(
-            sampling=submit.sampling,
+            sampling=first.sampling,
             position=chunk.end,
             suppressed=suppressed,
             history=first.history,

@@ -2,12 +2,12 @@
 
     hold -> reserve -> learn ... -> close
 
-Torch-free.
+`token_ids` are packed (`core.token_ids`). Torch-free.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.token_ids import num_ids
 from engine.kv.pages import PagePool
 from engine.kv.prefix_tree import Found, Lease, PrefixTree
 from engine.link.messages import RankStats
@@ -15,7 +15,7 @@ from engine.link.messages import RankStats
 
 @dataclass(slots=True)
 class _Holding:
-    token_ids: Sequence[int]
+    token_ids: bytes
     lease: Lease
     pages: list[int]  # in token order; the lease's first
 
@@ -39,19 +39,19 @@ class Ledger:
     def num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_tokens)
 
-    def num_known_tokens(self, attempt_id: str, token_ids: Sequence[int]) -> int:
+    def num_known_tokens(self, attempt_id: str, token_ids: bytes) -> int:
         """Tokens of the prefix that would not have to be computed, of an attempt that waits. It is
         asked about in every turn, so what was found is kept until the attempt begins or ends."""
         found = self._tree.find(token_ids, self._found.get(attempt_id))
         self._found[attempt_id] = found
         return found.num_pages * self._page_tokens
 
-    def hold(self, attempt_id: str, token_ids: Sequence[int], *, reuse: bool = True) -> int:
+    def hold(self, attempt_id: str, token_ids: bytes, *, reuse: bool = True) -> int:
         """Takes a lease on the longest known prefix; how many tokens that are. Without `reuse`
         everything is to be computed anew, and nothing is leased."""
         assert attempt_id not in self._holdings, attempt_id
         self._found.pop(attempt_id, None)
-        lease = self._tree.match(token_ids if reuse else ())
+        lease = self._tree.match(token_ids if reuse else b"")
         self._holdings[attempt_id] = _Holding(token_ids, lease, lease.pages)
         return lease.num_pages * self._page_tokens
 
@@ -59,7 +59,7 @@ class Ledger:
         """All pages of the attempt in token order, taken from the pool as far as they are not
         leased; forgets least recently used prefixes when the pool is short."""
         holding = self._holdings[attempt_id]
-        num_own = self.num_pages(len(holding.token_ids)) - holding.lease.num_pages
+        num_own = self.num_pages(num_ids(holding.token_ids)) - holding.lease.num_pages
         short = num_own - self._pool.num_free
         if short > 0:
             self._pool.uncache(self._tree.evict(short))

@@ -1,32 +1,18 @@
 """Prefill on one rank: performs what `state` and `plan` decide.
 
-    turn:  hear the front and the transfer, plan, reserve pages, push known prefixes
-    step:  turn -> exchange facts with the EP group -> forward, pushing layer by layer -> tell
-
-Every rank of the group takes part in every step, with an empty batch if it has nothing to do.
-When nobody has anything to compute, ranks wait, each on its own link, until one wakes the
-others; a rank with transfers in flight looks after them meanwhile.
+A turn hears the front and the transfer, plans, reserves pages and pushes known prefixes; a pass
+pushes layer by layer while it is computed. Idle ranks look after transfers in flight.
 """
-
-import time
 
 import msgspec
 
-from core.clock import Clock, SystemClock
+from core.clock import Clock
 from core.errors import EpserveError, InvalidRequest
 from core.log import get_logger
-from engine.experts.rank_experts import RankExperts
+from core.token_ids import unpack_ids
 from engine.grammar.grammars import GRAMMAR_POLL_SECONDS
-from engine.link.messages import (
-    Abort,
-    Failed,
-    MoveExperts,
-    RankMessage,
-    RankStats,
-    ReportExperts,
-    Shutdown,
-    Submit,
-)
+from engine.link.messages import Abort, Failed, RankMessage, RankStats, SubmitPrefill
+from engine.rank_loop import IDLE_SECONDS, RankLoop
 from engine.start.rank import RankContext
 from engine.step.sequence_chunk import SequenceChunk
 from prefill_worker.attempt import Attempt, AttemptPhase
@@ -47,16 +33,14 @@ from prefill_worker.events import (
     Withdraw,
 )
 from prefill_worker.first_token import FirstTokens
+from prefill_worker.kv_target import KvGeometry, TargetPages, unpack_target
 from prefill_worker.ledger import Ledger
 from prefill_worker.plan import Candidate, Chunk, plan_chunks
 from prefill_worker.push import PageRange, Pusher
-from prefill_worker.sink import KvGeometry, SinkPages, unpack_sink
 from prefill_worker.state import PrefillState, failed
 
 log = get_logger("prefill_worker.loop")
 
-# Idle, the front is told of this rank's state this often.
-IDLE_SECONDS = 1.0
 # Ends of transfers wake nobody; who waits for nothing else looks this often.
 TRANSFER_POLL_SECONDS = 0.0003
 # So many of the first requests that wait are looked at in a step. Those that hold pages all are:
@@ -64,75 +48,37 @@ TRANSFER_POLL_SECONDS = 0.0003
 PLAN_WINDOW = 64
 
 
-class PrefillLoop:
-    """One rank's loop; `run` returns when the whole EP group leaves."""
+Work = list[tuple[Chunk, SequenceChunk]]
+
+
+class PrefillLoop(RankLoop[Work]):
+    """One rank's loop."""
 
     def __init__(self, context: RankContext, clock: Clock | None = None) -> None:
+        super().__init__(context, clock)
         self._context = context
-        self._link = context.link
-        self._group = context.group
-        self._runner = context.runner
-        self._clock = clock or SystemClock()
         self._geometry = _geometry(context)
         self._state = PrefillState(context.settings.max_waiting)
         self._ledger = Ledger(context.pool, context.settings.page_tokens)
         self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
-        self._sinks: dict[str, SinkPages] = {}
+        self._targets: dict[str, TargetPages] = {}
         self._first_tokens = FirstTokens(context, self._clock)
-        self._experts = RankExperts(context, self._clock)
-        self._outbox: list[RankMessage] = []
         self._steps: list[tuple[float, int]] = []  # seconds, requests; not reported yet
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_cached_tokens = 0
-        self._reported_at = self._clock.now()
         self._news = False  # something that the front should hear of soon
-        self._stop = False
-        self._stop_told = False  # to the other ranks, in an exchange
 
-    def run(self) -> None:
-        """Steps until all fronts of the group have said Shutdown: the other nodes' requests need
-        this rank's experts as long as there are any."""
-        while self._step():
-            pass
-        self._report()
+    def _close(self) -> None:
         self._first_tokens.stop()
 
-    def _step(self) -> bool:
-        """One step of the whole group; False when it leaves."""
-        chunks = self._turn()
-        self._report_news()  # refusals and ends do not wait for the forward pass
-        pieces = [self._piece(chunk) for chunk in chunks]
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-        num_rows = sum(piece.num_rows for piece in pieces)
-        facts = self._group.exchange(
-            (num_tokens, num_rows, int(self._stop), *self._experts.facts())
-        )
-        self._stop_told = self._stop
-        if all(stop for _, _, stop, *_ in facts):
-            return False
-        for answer in self._experts.at_boundary([told[3:] for told in facts]):
-            self._tell(answer)
-        tokens_per_rank = tuple(told[0] for told in facts)
-        if any(tokens_per_rank):
-            self._compute(chunks, pieces, tokens_per_rank, tuple(told[1] for told in facts))
-        else:
-            self._idle()
-        self._report_news()
-        return True
-
-    def _turn(self) -> tuple[Chunk, ...]:
-        """Brings the books up to date; what this rank computes next."""
-        for message in self._link.drain():
+    def _turn(self) -> Work:
+        for message in self._drain():
             match message:
-                case Submit():
+                case SubmitPrefill():
                     self._accept(message)
                 case Abort():
                     self._apply(AbortAsked(message.attempt_id))
-                case Shutdown():
-                    self._stop = True
-                case ReportExperts() | MoveExperts():
-                    self._experts.hear(message)
                 case _:
                     raise AssertionError(f"{type(message).__name__} is not for a prefill rank")
         refused = [
@@ -143,47 +89,32 @@ class PrefillLoop:
         chunks = self._plan()
         self._begin([self._state[chunk.attempt_id] for chunk in chunks])
         # A peer that could not be reached has ended its attempts just now.
-        return tuple(chunk for chunk in chunks if self._is_running(chunk.attempt_id))
+        running = [chunk for chunk in chunks if self._is_running(chunk.attempt_id)]
+        return [(chunk, self._sequence_chunk(chunk)) for chunk in running]
 
-    def _idle(self) -> None:
-        """Returns when this rank or a peer has work, or the group is to leave."""
-        while True:
-            self._report_news()
-            self._wait()
-            if self._group.peer_woke():
-                return
-            if self._has_work():
-                self._group.wake()
-                return
+    def _sizes(self, work: Work) -> tuple[int, int]:
+        return sum(len(one.token_ids) for _, one in work), sum(one.num_rows for _, one in work)
 
-    def _wait(self) -> None:
-        seconds = GRAMMAR_POLL_SECONDS if self._first_tokens.num_waiting else IDLE_SECONDS
-        seconds = min(seconds, self._experts.wait_seconds)
+    def _wait_seconds(self) -> float:
         if self._pusher.num_outstanding:
-            # Shorter than what sockets can be polled for.
-            time.sleep(TRANSFER_POLL_SECONDS)
-            seconds = 0.0
-        self._group.idle_wait(self._link.socket, seconds)
+            return TRANSFER_POLL_SECONDS
+        return GRAMMAR_POLL_SECONDS if self._first_tokens.num_waiting else IDLE_SECONDS
 
-    def _has_work(self) -> bool:
-        """Whether a step would do something here; the step itself plans again."""
-        chunks = self._turn()
-        stop_is_news = self._stop and not self._stop_told
-        return bool(chunks) or stop_is_news or self._experts.has_news
+    def _has_news(self) -> bool:
+        return self._news
 
-    def _accept(self, submit: Submit) -> None:
-        assert submit.sink is not None, "prefill without a sink"
-        num_tokens, pool_pages = len(submit.token_ids), self._context.kv_plan.num_pages
+    def _accept(self, submit: SubmitPrefill) -> None:
+        num_tokens, pool_pages = submit.num_tokens, self._context.kv_plan.num_pages
         try:
             if not 0 < self._ledger.num_pages(num_tokens) <= pool_pages:
                 raise InvalidRequest(f"{num_tokens} tokens do not fit into {pool_pages} pages")
-            sink = unpack_sink(submit.sink, num_tokens, self._geometry)
+            target = unpack_target(submit.target, num_tokens, self._geometry)
         except EpserveError as error:
             self._tell(failed(submit, error.status.grpc, error.message))
             return
         self._apply(Arrived(submit))
         if submit.attempt_id in self._state:
-            self._sinks.setdefault(submit.attempt_id, sink)
+            self._targets.setdefault(submit.attempt_id, target)
             self._first_tokens.open(submit)
 
     def _plan(self) -> tuple[Chunk, ...]:
@@ -198,7 +129,7 @@ class PrefillLoop:
                 if num_seen > PLAN_WINDOW:
                     continue
                 num_done = self._num_known_tokens(submit)
-                num_pages = self._ledger.num_pages(len(submit.token_ids))
+                num_pages = self._ledger.num_pages(submit.num_tokens)
             elif attempt.phase is AttemptPhase.RUNNING:
                 num_done, num_pages = attempt.num_done_tokens, 0
             else:
@@ -206,7 +137,7 @@ class PrefillLoop:
             candidates.append(
                 Candidate(
                     attempt_id=submit.attempt_id,
-                    num_tokens=len(submit.token_ids),
+                    num_tokens=submit.num_tokens,
                     num_done_tokens=num_done,
                     num_pages_needed=num_pages,
                     priority=submit.priority,
@@ -219,9 +150,9 @@ class PrefillLoop:
             num_available_pages=self._ledger.num_available,
         )
 
-    def _num_known_tokens(self, submit: Submit) -> int:
+    def _num_known_tokens(self, submit: SubmitPrefill) -> int:
         """Tokens that are not computed. Log-probabilities need all."""
-        if submit.wants_prompt_logprobs:
+        if self._first_tokens.scores(submit.attempt_id) is not None:
             return 0
         return self._ledger.num_known_tokens(submit.attempt_id, submit.token_ids)
 
@@ -238,11 +169,11 @@ class PrefillLoop:
                 known[submit.attempt_id] = self._ledger.hold(
                     submit.attempt_id,
                     submit.token_ids,
-                    reuse=not submit.wants_prompt_logprobs,
+                    reuse=self._first_tokens.scores(submit.attempt_id) is None,
                 )
         for attempt_id, num_tokens in known.items():
             pages = self._ledger.reserve(attempt_id)
-            self._pusher.open(attempt_id, self._sinks[attempt_id], pages)
+            self._pusher.open(attempt_id, self._targets[attempt_id], pages)
             self._apply(Started(attempt_id, num_tokens))
             self._num_cached_tokens += num_tokens
         for attempt_id, num_tokens in known.items():
@@ -251,23 +182,22 @@ class PrefillLoop:
                 self._apply(*self._pusher.push_known(attempt_id, num_pages))
 
     def _compute(
-        self,
-        chunks: tuple[Chunk, ...],
-        pieces: list[SequenceChunk],
-        tokens_per_rank: tuple[int, ...],
-        rows_per_rank: tuple[int, ...],
+        self, work: Work, began: float, tokens_per_rank: tuple[int, ...], rows: tuple[int, ...]
     ) -> None:
-        """One forward pass of the group, and what follows for the attempts in it."""
-        began = self._clock.now()
-        push = self._pusher.begin_step([self._page_range(chunk) for chunk in chunks])
+        began = self._clock.now()  # without what the other ranks were waited for
+        push = self._pusher.begin_step([self._page_range(chunk) for chunk, _ in work])
         # A GPU computes layers long after they are enqueued: they leave while it does.
         tokens = self._runner.step(
-            pieces, tokens_per_rank, push.on_layer, push.finish, rows_per_rank=rows_per_rank
+            [one for _, one in work],
+            tokens_per_rank,
+            push.on_layer,
+            push.finish,
+            rows_per_rank=rows,
         )
         for event, at in push.finish():
             self._perform(self._state.step(event, at))
         step_seconds = self._clock.now() - began
-        for chunk, token in zip(chunks, tokens, strict=True):
+        for (chunk, _), token in zip(work, tokens, strict=True):
             self._num_computed_tokens += chunk.end - chunk.begin
             if not self._is_running(chunk.attempt_id):
                 continue  # its peer is gone
@@ -277,17 +207,17 @@ class PrefillLoop:
                 logprobs = self._first_tokens.prompt_logprobs(chunk.attempt_id)
                 self._apply(Sampled(chunk.attempt_id, token, logprobs))
         self._num_steps += 1
-        self._steps.append((step_seconds, len(chunks)))
+        self._steps.append((step_seconds, len(work)))
         self._news = True
 
     def _page_range(self, chunk: Chunk) -> PageRange:
         first = chunk.begin // self._geometry.page_tokens
         return PageRange(chunk.attempt_id, first, self._ledger.num_pages(chunk.end))
 
-    def _piece(self, chunk: Chunk) -> SequenceChunk:
+    def _sequence_chunk(self, chunk: Chunk) -> SequenceChunk:
         submit = self._state[chunk.attempt_id].submit
         return SequenceChunk(
-            token_ids=submit.token_ids[chunk.begin : chunk.end],
+            token_ids=unpack_ids(submit.token_ids)[chunk.begin : chunk.end],
             start=chunk.begin,
             pages=self._ledger.pages(chunk.attempt_id),
             sample=self._first_tokens.row(chunk),
@@ -309,7 +239,7 @@ class PrefillLoop:
                 case Release(attempt_id):
                     self._ledger.close(attempt_id)
                     self._pusher.close(attempt_id)
-                    self._sinks.pop(attempt_id, None)
+                    self._targets.pop(attempt_id, None)
                     self._first_tokens.close(attempt_id)
                     self._news = True
                 case Withdraw(attempt_id):
@@ -332,24 +262,11 @@ class PrefillLoop:
         self._outbox.append(message)
         self._news = True
 
-    def _report_news(self) -> None:
-        if self._news or self._clock.now() - self._reported_at >= IDLE_SECONDS:
-            self._report()
-
-    def _report(self) -> None:
-        """Sends what there is to say, and the statistics."""
-        self._link.send(self._outbox, self._statistics())
-        self._outbox.clear()
-        self._steps.clear()
-        self._pusher.landed_seconds.clear()
-        self._news = False
-        self._reported_at = self._clock.now()
-
-    def _statistics(self) -> RankStats:
+    def _take_statistics(self) -> RankStats:
         running = [attempt for attempt in self._state if attempt.phase is AttemptPhase.RUNNING]
         waiting = [attempt for attempt in self._state if attempt.phase is AttemptPhase.WAITING]
         num_transferring = len(self._state) - len(running) - len(waiting)
-        return msgspec.structs.replace(
+        stats = msgspec.structs.replace(
             self._ledger.page_stats(),
             num_running=len(running),
             num_waiting=len(waiting),
@@ -364,6 +281,10 @@ class PrefillLoop:
             kv_seconds=tuple(self._pusher.landed_seconds),
             kv_failures_total=self._pusher.num_failures,
         )
+        self._steps.clear()
+        self._pusher.landed_seconds.clear()
+        self._news = False
+        return stats
 
 
 def _geometry(context: RankContext) -> KvGeometry:

@@ -1,6 +1,6 @@
-"""Pushes computed pages into the sinks of their attempts, layer by layer.
+"""Pushes computed pages into the KV targets of their attempts, layer by layer.
 
-    pusher.open(attempt_id, sink, pages)
+    pusher.open(attempt_id, target, pages)
     pusher.push_known(attempt_id, num_pages)             # found in the prefix tree: all layers
     step = pusher.begin_step([(attempt_id, first_page, end_page), ...])
     ... on_layer=step.on_layer ...
@@ -21,7 +21,7 @@ from core.clock import Clock
 from core.errors import TransferError
 from engine.link.kv_notice import KvNotice, encode_notices
 from prefill_worker.events import PushBegan, PushEnded, PushFailed, PushWithdrawn
-from prefill_worker.sink import KvGeometry, SinkPages
+from prefill_worker.kv_target import KvGeometry, TargetPages
 from transfer.api import AgentDescriptor, Copy, State, Transfer, TransferId
 from transfer.paced import LEAST_ROOM_BYTES, PacedTransfer
 
@@ -54,7 +54,7 @@ class _Segment:
 class _Route:
     """All that a step pushes to one peer."""
 
-    sink: SinkPages
+    target: TargetPages
     ranges: list[PageRange]
     segments: list[_Segment]
     broken: bool = False
@@ -64,7 +64,7 @@ class _Route:
 class _Opened:
     """An attempt, and when its first transfer was submitted and its last one ended."""
 
-    sink: SinkPages
+    target: TargetPages
     pages: list[int]
     began_at: float | None = None
     landed_at: float | None = None
@@ -107,10 +107,10 @@ class Pusher:
     def now(self) -> float:
         return self._clock.now()
 
-    def open(self, attempt_id: str, sink: SinkPages, pages: list[int]) -> None:
-        """`pages` of our pool go to those of `sink`, one by one in token order."""
-        assert len(pages) == len(sink.pages), (len(pages), len(sink.pages))
-        self._opened[attempt_id] = _Opened(sink, pages)
+    def open(self, attempt_id: str, target: TargetPages, pages: list[int]) -> None:
+        """`pages` of our pool go to those of `target`, one by one in token order."""
+        assert len(pages) == len(target.pages), (len(pages), len(target.pages))
+        self._opened[attempt_id] = _Opened(target, pages)
 
     def close(self, attempt_id: str) -> None:
         """Nothing of this attempt is in flight or to be pushed any more."""
@@ -125,7 +125,7 @@ class Pusher:
 
     def release_peer(self, attempt_id: str) -> None:
         """Gives up the peer of an attempt; `poll` reports its transfers as failed."""
-        self._transfer.release(self._opened[attempt_id].sink.peer.name)
+        self._transfer.release(self._opened[attempt_id].target.peer.name)
 
     def withdraw(self, attempt_id: str) -> list[PushWithdrawn]:
         """Of what waits in line, that which only attempts given up would have, this one too."""
@@ -162,11 +162,11 @@ class Pusher:
         routes: dict[AgentDescriptor, _Route] = {}
         for pages in ranges:
             opened = self._opened[pages.attempt_id]
-            sink, ours = opened.sink, opened.pages
-            route = routes.setdefault(sink.peer, _Route(sink, [], []))
+            target, ours = opened.target, opened.pages
+            route = routes.setdefault(target.peer, _Route(target, [], []))
             route.ranges.append(pages)
             route.segments.extend(
-                _segments(ours[pages.first : pages.end], sink.pages[pages.first : pages.end])
+                _segments(ours[pages.first : pages.end], target.pages[pages.first : pages.end])
             )
         return list(routes.values())
 
@@ -191,7 +191,7 @@ class Pusher:
         copies = list(self._copies(route, layers))
         try:
             transfer = self._transfer.submit(
-                route.sink.peer, copies, encode_notices(notices), flow=attempt_ids
+                route.target.peer, copies, encode_notices(notices), flow=attempt_ids
             )
         except TransferError as error:
             route.broken = True
@@ -232,7 +232,7 @@ class Pusher:
         page_bytes = self.geometry.page_bytes
         for layer in layers:
             source = layer * self._num_pool_pages
-            target = layer * route.sink.num_pool_pages
+            target = layer * route.target.num_pool_pages
             for segment in route.segments:
                 yield Copy(
                     (source + segment.source) * page_bytes,

@@ -14,7 +14,6 @@ import grpc
 
 from core.errors import (
     Cancelled,
-    ContextLengthExceeded,
     Draining,
     EpserveError,
     InvalidRequest,
@@ -23,19 +22,13 @@ from core.errors import (
     Unavailable,
 )
 from core.log import get_logger
-from engine.link.messages import Abort, Failed, Prefilled, RankMessage, Stopped, Submit
+from engine.link.messages import Abort, Failed, Prefilled, RankMessage, Stopped, SubmitPrefill
 from engine.process.front import WorkerFront
 from engine.server.request_records import LegRecord, RequestRecords
-from engine.server.wire import (
-    check_sampled_ids,
-    check_token_ids,
-    prompt_messages,
-    sampling_of,
-    sink_of,
-    token_message,
-)
+from engine.server.wire import prompt_messages, token_message
 from engine.server.worker_metrics import WorkerMetrics
 from engine.server.worker_service import Load
+from prefill_worker.prefill_request import submit_of
 from prefill_worker.rank_choice import RankChoice
 from prefill_worker.stage_spans import record_stages
 from proto import generate_pb2, generate_pb2_grpc
@@ -91,7 +84,9 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
     ) -> generate_pb2.PrefillResponse:
         began = time.monotonic()
         try:
-            prefilled = await self._prefill(self._submit_of(request))
+            self._check_meant(request)
+            submit = submit_of(request, self._front.ready[0])
+            prefilled = await self._prefill(submit, request.prefix_hashes)
         except asyncio.CancelledError:
             self._metrics.requests.labels("cancelled").inc()
             raise
@@ -195,58 +190,30 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
 
     # ---- inside
 
-    def _check_ready(self) -> None:
-        if not self._front.ready:
+    def _check_meant(self, request: generate_pb2.PrefillRequest) -> None:
+        """Refuses what this worker cannot or must not take."""
+        front = self._front
+        if not front.ready:
             raise Unavailable("worker is still starting")
-
-    def _submit_of(self, request: generate_pb2.PrefillRequest) -> Submit:
-        """The request, checked as far as the front can."""
-        self._check_ready()
-        if request.prefill_epoch != self._front.epoch:
+        if request.prefill_epoch != front.epoch:
             raise Mismatch(
-                f"this worker's epoch is {self._front.epoch}, not {request.prefill_epoch!r}",
+                f"this worker's epoch is {front.epoch}, not {request.prefill_epoch!r}",
                 failed_epoch=request.prefill_epoch,
             )
-        if self._front.draining:
-            raise Draining("worker is draining", failed_epoch=self._front.epoch)
-        name = self._front.settings.model_name
+        if front.draining:
+            raise Draining("worker is draining", failed_epoch=front.epoch)
+        name = front.settings.model_name
         if request.model != name:
             raise ModelNotFound(f"model {request.model!r} is not served here, but {name!r} is")
-        for param in ("request_id", "attempt_id"):
-            if not getattr(request, param):
-                raise InvalidRequest(f"{param} is empty", param=param)
-        ready, token_ids = self._front.ready[0], tuple(request.token_ids)
-        if not 0 < request.num_prompt_tokens <= len(token_ids):
-            raise InvalidRequest(
-                f"num_prompt_tokens is {request.num_prompt_tokens} of {len(token_ids)} tokens",
-                param="num_prompt_tokens",
-            )
-        if len(token_ids) > ready.max_model_len:
-            raise ContextLengthExceeded(
-                f"{len(token_ids)} tokens exceed the context of {ready.max_model_len}",
-                param="token_ids",
-            )
-        check_token_ids(token_ids, ready.vocab_size, "token_ids")
-        sampling = sampling_of(request.sampling)
-        check_sampled_ids(sampling, ready.vocab_size)
-        return Submit(
-            request_id=request.request_id,
-            attempt_id=request.attempt_id,
-            token_ids=token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=sampling,
-            sink=sink_of(request.sink),
-            priority=request.priority,
-        )
 
-    async def _prefill(self, submit: Submit) -> Prefilled:
+    async def _prefill(self, submit: SubmitPrefill, prefix_hashes: bytes) -> Prefilled:
         attempt_id = submit.attempt_id
         if attempt_id in self._refused:
             raise Cancelled(f"attempt {attempt_id} was aborted before it arrived")
         if attempt_id in self._open:
             raise InvalidRequest(f"attempt {attempt_id} is in progress", param="attempt_id")
-        num_tokens = len(submit.token_ids)
-        rank = self._choice.choose(submit.token_ids)
+        num_tokens = submit.num_tokens
+        rank = self._choice.choose(num_tokens, prefix_hashes)
         record = self.records.begin(_record_of(submit, rank))
         began, finish = time.monotonic(), "INTERNAL"
         outcome: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
@@ -308,10 +275,10 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
             self._refused.popitem(last=False)
 
 
-def _record_of(submit: Submit, rank: int) -> LegRecord:
+def _record_of(submit: SubmitPrefill, rank: int) -> LegRecord:
     return LegRecord(
         leg_id=submit.request_id,
         rank=rank,
         num_prompt_tokens=submit.num_prompt_tokens,
-        num_earlier_tokens=len(submit.token_ids) - submit.num_prompt_tokens,
+        num_earlier_tokens=submit.num_tokens - submit.num_prompt_tokens,
     )

@@ -15,7 +15,7 @@ leave when it is over, so that both mean: no write of this attempt is in flight 
 from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
-from engine.link.messages import Failed, Prefilled, Stopped, Submit
+from engine.link.messages import Failed, Prefilled, Stopped, SubmitPrefill
 from prefill_worker.attempt import Attempt, AttemptPhase, Peer
 from prefill_worker.events import (
     AbortAsked,
@@ -39,7 +39,7 @@ from prefill_worker.events import (
 )
 
 # A peer to which transfers are under way, and none lands for so long, is given up with all of them.
-# The sink's owner keeps its pages in quarantine for longer than both bounds together.
+# The target's owner keeps its pages in quarantine for longer than both bounds together.
 TRANSFER_STALL_SECONDS = 4.0
 RELEASE_STALL_SECONDS = 2.0
 # Transfers move only while somebody looks after them: a long step counts as one short look.
@@ -104,7 +104,7 @@ class PrefillState:
                 return self._tick(now)
         return []
 
-    def _arrive(self, submit: Submit, now: float) -> list[Action]:
+    def _arrive(self, submit: SubmitPrefill, now: float) -> list[Action]:
         if submit.attempt_id in self._attempts:
             message = f"attempt {submit.attempt_id} is being worked on already"
             return [Send(failed(submit, "INVALID_ARGUMENT", message))]
@@ -112,8 +112,7 @@ class PrefillState:
             message = f"{self._num_waiting} requests are waiting for prefill already"
             return [Send(failed(submit, "RESOURCE_EXHAUSTED", message))]
         self._num_waiting += 1
-        agent = submit.sink.agent if submit.sink is not None else b""
-        peer = self._peers.setdefault(agent, Peer())
+        peer = self._peers.setdefault(submit.target.agent, Peer())
         self._attempts[submit.attempt_id] = Attempt(submit=submit, peer=peer, arrived_at=now)
         return []
 
@@ -174,7 +173,7 @@ class PrefillState:
             attempt_id=sampled.attempt_id,
             token=sampled.token,
             num_cached_tokens=attempt.num_cached_tokens,
-            num_computed_tokens=len(attempt.submit.token_ids) - attempt.num_cached_tokens,
+            num_computed_tokens=attempt.submit.num_tokens - attempt.num_cached_tokens,
             kv_bytes=attempt.kv_bytes,
             queue_seconds=attempt.started_at - attempt.arrived_at,
             compute_seconds=attempt.compute_seconds,
@@ -227,7 +226,7 @@ class PrefillState:
         return actions
 
 
-def failed(submit: Submit, code: str, message: str) -> Failed:
+def failed(submit: SubmitPrefill, code: str, message: str) -> Failed:
     """The end of an attempt; `code` is a gRPC status name."""
     return Failed(
         request_id=submit.request_id, attempt_id=submit.attempt_id, code=code, message=message

@@ -175,7 +175,7 @@ class Grammar(_message.Message):
     regex: _builtins.str
     ebnf: _builtins.str
     after_token_id: _builtins.int
-    """The constraint begins behind the first of these (</think>); absent: with the first token."""
+    """The constraint begins after the first of these (</think>); absent: with the first token."""
     compact: _builtins.bool
     """JSON without free whitespace, so that it ends"""
     def __init__(
@@ -208,26 +208,29 @@ class GenerateRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_EPOCH_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     decode_epoch: _builtins.str
     """the worker the router meant; another one refuses"""
     priority: _builtins.int
     """higher ones go first"""
-    @_builtins.property
-    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens already produced (and sent to the client) by an earlier attempt: generation
-        carries on behind them; they count against max_tokens and are not repeated.
-        """
-
+    prompt_token_ids: _builtins.bytes
+    """little-endian uint32 (core.token_ids)"""
+    output_token_ids: _builtins.bytes
+    """Tokens already produced (and sent to the client) by an earlier attempt: generation carries
+    on after them; they count against max_tokens and are not repeated. As prompt_token_ids.
+    """
+    prefix_hashes: _builtins.bytes
+    """Of the prompt's full pages, as in AssignRequest; prefill chooses its rank by them. Wrong or
+    absent ones cost time only.
+    """
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -237,16 +240,17 @@ class GenerateRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         model: _builtins.str = ...,
-        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___SamplingParams | None = ...,
         prefill: _router_pb2.WorkerRef | None = ...,
         decode_epoch: _builtins.str = ...,
         priority: _builtins.int = ...,
+        prompt_token_ids: _builtins.bytes = ...,
+        output_token_ids: _builtins.bytes = ...,
+        prefix_hashes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_epoch", b"decode_epoch", "model", b"model", "output_token_ids", b"output_token_ids", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_epoch", b"decode_epoch", "model", b"model", "output_token_ids", b"output_token_ids", "prefill", b"prefill", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,7 +346,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class PageRun(_message.Message):
-    """One stretch of consecutive pages in the sink's pool."""
+    """One stretch of consecutive pages in the target's pool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -365,7 +369,7 @@ class PageRun(_message.Message):
 Global___PageRun: _TypeAlias = PageRun  # noqa: Y015
 
 @_typing.final
-class KvSink(_message.Message):
+class KvTarget(_message.Message):
     """Where the KV of one attempt goes: pages of one decode rank."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -393,7 +397,7 @@ class KvSink(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KvSink: _TypeAlias = KvSink  # noqa: Y015
+Global___KvTarget: _TypeAlias = KvTarget  # noqa: Y015
 
 @_typing.final
 class PrefillRequest(_message.Message):
@@ -402,44 +406,46 @@ class PrefillRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
-    SINK_FIELD_NUMBER: _builtins.int
+    KV_TARGET_FIELD_NUMBER: _builtins.int
     PREFILL_EPOCH_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt_id: _builtins.str
     """unique over all attempts of all requests"""
     model: _builtins.str
     num_prompt_tokens: _builtins.int
-    """how many of them are the prompt"""
+    """how many of token_ids are the prompt"""
     prefill_epoch: _builtins.str
     priority: _builtins.int
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """prompt and already generated tokens"""
-
+    token_ids: _builtins.bytes
+    """prompt and already generated tokens, little-endian uint32"""
+    prefix_hashes: _builtins.bytes
+    """as in GenerateRequest"""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
-    def sink(self) -> Global___KvSink: ...
+    def kv_target(self) -> Global___KvTarget: ...
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         attempt_id: _builtins.str = ...,
         model: _builtins.str = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_prompt_tokens: _builtins.int = ...,
         sampling: Global___SamplingParams | None = ...,
-        sink: Global___KvSink | None = ...,
+        kv_target: Global___KvTarget | None = ...,
         prefill_epoch: _builtins.str = ...,
         priority: _builtins.int = ...,
+        token_ids: _builtins.bytes = ...,
+        prefix_hashes: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "sink", b"sink"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_target", b"kv_target", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefill_epoch", b"prefill_epoch", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "sink", b"sink", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "kv_target", b"kv_target", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefill_epoch", b"prefill_epoch", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -128,16 +128,16 @@ class PrefillServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Prefill(self, request, context):
-        """Computes the prompt's KV, writes it into the sink layer by layer, and returns the first
+        """Computes the prompt's KV, writes it into its target layer by layer, and returns the first
         token. Returning OK means that every write was submitted; that all have landed is known
-        at the sink from the transfer's own notifications.
+        at the target from the transfer's own notifications.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Returns once no write of this attempt is in flight or ever will be: the sink's pages
+        """Returns once no write of this attempt is in flight or ever will be: the target's pages
         may be reused. Unknown attempts are remembered, so that a late Prefill is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -75,12 +75,12 @@ class PrefillStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
     Prefill: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.PrefillResponse]
-    """Computes the prompt's KV, writes it into the sink layer by layer, and returns the first
+    """Computes the prompt's KV, writes it into its target layer by layer, and returns the first
     token. Returning OK means that every write was submitted; that all have landed is known
-    at the sink from the transfer's own notifications.
+    at the target from the transfer's own notifications.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortResponse]
-    """Returns once no write of this attempt is in flight or ever will be: the sink's pages
+    """Returns once no write of this attempt is in flight or ever will be: the target's pages
     may be reused. Unknown attempts are remembered, so that a late Prefill is refused.
     """
 
@@ -88,12 +88,12 @@ class PrefillStub:
 class PrefillAsyncStub(PrefillStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.PrefillResponse]  # type: ignore[assignment]
-    """Computes the prompt's KV, writes it into the sink layer by layer, and returns the first
+    """Computes the prompt's KV, writes it into its target layer by layer, and returns the first
     token. Returning OK means that every write was submitted; that all have landed is known
-    at the sink from the transfer's own notifications.
+    at the target from the transfer's own notifications.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortResponse]  # type: ignore[assignment]
-    """Returns once no write of this attempt is in flight or ever will be: the sink's pages
+    """Returns once no write of this attempt is in flight or ever will be: the target's pages
     may be reused. Unknown attempts are remembered, so that a late Prefill is refused.
     """
 
@@ -104,9 +104,9 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.PrefillResponse, _abc.Awaitable[_generate_pb2.PrefillResponse]]:
-        """Computes the prompt's KV, writes it into the sink layer by layer, and returns the first
+        """Computes the prompt's KV, writes it into its target layer by layer, and returns the first
         token. Returning OK means that every write was submitted; that all have landed is known
-        at the sink from the transfer's own notifications.
+        at the target from the transfer's own notifications.
         """
 
     @_abc_1.abstractmethod
@@ -115,7 +115,7 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.AbortResponse, _abc.Awaitable[_generate_pb2.AbortResponse]]:
-        """Returns once no write of this attempt is in flight or ever will be: the sink's pages
+        """Returns once no write of this attempt is in flight or ever will be: the target's pages
         may be reused. Unknown attempts are remembered, so that a late Prefill is refused.
         """
 

@@ -36,16 +36,16 @@ class AssignRequest(_message.Message):
     model: _builtins.str
     num_prompt_tokens: _builtins.int
     max_new_tokens: _builtins.int
+    prefix_hashes: _builtins.bytes
+    """Little-endian uint64: hash i covers tokens [0, (i+1) * page_tokens) of the prompt, full pages
+    only (core.hashing).
+    """
     priority: _builtins.int
     """higher ones go first while they wait"""
     waited_seconds: _builtins.float
     """Since this request first asked a router for a pair: of equal priorities, who has waited for
     longest goes first, also when its workers failed or the router was restarted meanwhile.
     """
-    @_builtins.property
-    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """hash i covers tokens [0, (i+1) * page_tokens) of the prompt, full pages only (core.hashing)"""
-
     @_builtins.property
     def exclude_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """epochs of workers that have just failed this request"""
@@ -57,7 +57,7 @@ class AssignRequest(_message.Message):
         model: _builtins.str = ...,
         num_prompt_tokens: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
-        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
+        prefix_hashes: _builtins.bytes = ...,
         exclude_epochs: _abc.Iterable[_builtins.str] | None = ...,
         priority: _builtins.int = ...,
         waited_seconds: _builtins.float = ...,

@@ -2,16 +2,15 @@
 
 from core.clock import Clock
 from core.log import get_logger
-from router.assign import Assigner
-from router.assignment_records import AssignmentRecords
-from router.choose import Weights
-from router.departures import Departures
+from core.prefix_index import PrefixIndex
 from router.metrics import RouterMetrics
-from router.pairing import rejections
-from router.prefix_index import PrefixIndex
+from router.scheduling.assign import Assigner
+from router.scheduling.assignment_records import AssignmentRecords
+from router.scheduling.pairing import rejections
 from router.settings import RouterSettings
-from router.table import Forget, Transition, WorkerEvent, WorkerTable
-from router.worker import WorkerState
+from router.workers.departures import Departures
+from router.workers.table import Forget, Transition, WorkerEvent, WorkerTable
+from router.workers.worker import WorkerState
 
 log = get_logger("router.cluster")
 
@@ -22,14 +21,13 @@ class Cluster:
     def __init__(self, settings: RouterSettings, clock: Clock, metrics: RouterMetrics) -> None:
         self.table = WorkerTable(pending_seconds=settings.pending_seconds)
         self.index = PrefixIndex(settings.prefix_index_pages)
-        weights = Weights(prefill=settings.prefill_weights, decode=settings.decode_weights)
-        self.records = AssignmentRecords(weights)
+        self.records = AssignmentRecords(settings.weights)
         self._departures = Departures()
         self.assigner = Assigner(
             self.table,
             self.index,
             clock,
-            weights,
+            settings.weights,
             self.records,
             self._departures,
             max_waiting=settings.max_waiting,
@@ -77,10 +75,10 @@ def _log_transition(action: Transition) -> None:
     write = log.warning if action.after is WorkerState.LOST else log.info
     write(
         f"worker is {action.after.value}",
-        worker=action.name,
-        worker_role=action.role,
-        address=action.address,
-        epoch=action.epoch,
+        worker=action.worker.name,
+        worker_role=action.worker.role_name,
+        address=action.worker.address,
+        epoch=action.worker.epoch,
         before=action.before.value if action.before is not None else "unknown",
         reason=action.reason,
     )

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from core.metrics import QUEUE_BUCKETS, add_build_info
-from router.discovery import Member, Standing
-from router.worker import Worker, WorkerState, role_name
+from router.discovery.members import Member
+from router.workers.worker import Standing, Worker, WorkerState, role_name
 
 ROLES = ("prefill", "decode")
 OUTCOMES = ("ok", "cancelled", "invalid", "not_found", "overloaded", "unavailable", "error")

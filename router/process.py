@@ -11,17 +11,16 @@ from core.process import Identity
 from core.signals import stop_event
 from proto import router_pb2
 from proto.router_pb2_grpc import add_AdminServicer_to_server, add_RouterServicer_to_server
-from router.admin import AdminService
-from router.admin_processes import Processes
+from router.admin.processes import Processes
+from router.admin.service import AdminService
 from router.cluster import Cluster
-from router.discovery import Member, Roster
-from router.discovery_choice import make_discovery
+from router.discovery.choice import make_discovery
+from router.discovery.members import Member, Roster
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
 from router.service import RouterService
 from router.settings import RouterSettings
-from router.watch import WatchLimits, watch_worker
-from router.watchers import Watchers
+from router.watch import Watchers, watch_worker
 from rpc.admin_token import AdminToken
 from rpc.identity import identity_message
 from rpc.server import RpcServer
@@ -37,7 +36,8 @@ class RouterProcess:
         self._settings = settings
         self._clock = SystemClock()
         self._registry = ProcessRegistry()
-        self._discovery = make_discovery(settings, self._count_failure)
+        self._metrics = metrics = RouterMetrics(self._registry)
+        self._discovery = make_discovery(settings, metrics.num_discovery_failures.inc)
         self._server = RpcServer(settings.listen)
         self.address = self._server.address
         identity = Identity(
@@ -45,7 +45,6 @@ class RouterProcess:
             name=settings.name or "router",
             address=settings.address_at(self._server.bound_port),
         )
-        self._metrics = metrics = RouterMetrics(self._registry)
         self.cluster = Cluster(settings, self._clock, metrics)
         gateways = GatewayTable()
         processes = Processes(identity_message(identity), self.cluster.table, gateways, self._clock)
@@ -86,15 +85,7 @@ class RouterProcess:
             metrics_server.close()
 
     async def _watch(self, member: Member) -> None:
-        limits = WatchLimits(
-            status_interval_ms=self._settings.status_interval_ms,
-            silence_seconds=self._settings.silence_seconds,
-            max_backoff_seconds=self._settings.max_backoff_seconds,
-        )
-        await watch_worker(member.address, member.role, self.cluster.apply, limits)
-
-    def _count_failure(self) -> None:
-        self._metrics.num_discovery_failures.inc()
+        await watch_worker(member, self.cluster.apply, self._settings)
 
     async def _follow(self, watchers: Watchers) -> None:
         roster = Roster()

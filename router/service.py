@@ -8,25 +8,19 @@ import grpc
 
 from core import tracing
 from core.clock import Clock
-from core.errors import (
-    EpserveError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    Unavailable,
-)
+from core.errors import EpserveError, InvalidRequest, ModelNotFound, Overloaded, Unavailable
+from core.hashing import unpack_hashes
 from core.log import REQUEST_ID
 from core.trace_context import TRACE
 from proto import router_pb2
 from proto.router_pb2_grpc import RouterServicer
-from router.assign import WorkerAddress
-from router.choose import capacity_tokens
 from router.cluster import Cluster
-from router.demand import Demand
 from router.gateways import GatewayTable
 from router.metrics import RouterMetrics
-from router.pairing import Pool, complete, pools
-from router.worker import WorkerState
+from router.scheduling.choose import capacity_tokens
+from router.scheduling.demand import Demand
+from router.scheduling.pairing import Pool, complete, pools
+from router.workers.worker import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -48,7 +42,8 @@ class RouterService(RouterServicer):
         began = self._clock.now()
         outcome = "error"
         try:
-            assignment = await self._cluster.assigner.assign(_demand(request))
+            demand = demand_of(request)
+            assignment = await self._cluster.assigner.assign(demand)
             outcome = "ok"
         except CancelledError:
             outcome = "cancelled"
@@ -59,13 +54,14 @@ class RouterService(RouterServicer):
         finally:
             self._metrics.count_assign(outcome)
         self._metrics.assign_seconds.observe(self._clock.now() - began)
+        pair = assignment.pair
         tracing.record_last("queue", TRACE.get(), assignment.queue_seconds)
         self._metrics.count_prefix(
-            num_matched=assignment.num_matched_pages, num_pages=len(request.prefix_hashes)
+            num_matched=pair.num_matched_pages, num_pages=len(demand.prefix_hashes)
         )
         return router_pb2.AssignResponse(
-            prefill=_reference(assignment.prefill),
-            decode=_reference(assignment.decode),
+            prefill=pair.prefill.reference(),
+            decode=pair.decode.reference(),
             queue_seconds=assignment.queue_seconds,
         )
 
@@ -100,10 +96,14 @@ class RouterService(RouterServicer):
         )
 
 
-def _demand(request: router_pb2.AssignRequest) -> Demand:
+def demand_of(request: router_pb2.AssignRequest) -> Demand:
     if request.num_prompt_tokens == 0:
         raise InvalidRequest("the prompt is empty", param="prompt")
-    if len(request.prefix_hashes) > request.num_prompt_tokens:
+    try:
+        prefix_hashes = unpack_hashes(request.prefix_hashes)
+    except ValueError as error:
+        raise InvalidRequest(f"prefix_hashes: {error}", param="prefix_hashes") from error
+    if len(prefix_hashes) > request.num_prompt_tokens:
         raise InvalidRequest("more prefix_hashes than prompt tokens", param="prefix_hashes")
     if len(request.exclude_epochs) > MAX_EXCLUDED:
         raise InvalidRequest(f"more than {MAX_EXCLUDED} epochs excluded", param="exclude_epochs")
@@ -113,16 +113,12 @@ def _demand(request: router_pb2.AssignRequest) -> Demand:
         request_id=request.request_id,
         model=request.model,
         num_prompt_tokens=request.num_prompt_tokens,
-        prefix_hashes=tuple(request.prefix_hashes),
+        prefix_hashes=prefix_hashes,
         excluded=frozenset(request.exclude_epochs),
         priority=request.priority,
         waited_seconds=request.waited_seconds,
         traced_id=REQUEST_ID.get(),
     )
-
-
-def _reference(worker: WorkerAddress) -> router_pb2.WorkerRef:
-    return router_pb2.WorkerRef(address=worker.address, epoch=worker.epoch, name=worker.name)
 
 
 def _max_model_len(pool: Pool) -> int:

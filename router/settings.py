@@ -111,11 +111,9 @@ class RouterSettings(ProcessSettings):
         return self
 
     @property
-    def prefill_weights(self) -> dict[str, float]:
-        """Weight by name of `router.scorers.PREFILL_SCORERS`."""
-        return {"prefix_affinity": self.prefix_affinity_weight, "load": self.load_weight}
-
-    @property
-    def decode_weights(self) -> dict[str, float]:
-        """Weight by name of `router.scorers.DECODE_SCORERS`."""
-        return {"free_pages": self.free_pages_weight, "free_slots": self.free_slots_weight}
+    def weights(self) -> dict[str, dict[str, float]]:
+        """By role, then by name of `router.scheduling.scorers`."""
+        return {
+            "prefill": {"prefix_affinity": self.prefix_affinity_weight, "load": self.load_weight},
+            "decode": {"free_pages": self.free_pages_weight, "free_slots": self.free_slots_weight},
+        }

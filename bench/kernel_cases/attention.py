@@ -27,7 +27,7 @@ from bench.kernel_cases.gpu_timing import Call
 from kernels.attention import mla_decode_cuda, mla_decode_triton, mla_prefill_cuda
 from kernels.attention.absorb import absorb_values
 from kernels.attention.absorb_query import absorb_query
-from kernels.attention.mla_decode_pieces import TOKENS, Pieces
+from kernels.attention.mla_decode_splits import TOKENS, Splits
 from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import Row
 from kernels.gemm.head_linear import head_linear
@@ -82,12 +82,12 @@ def _absorb(make: Tensors, tokens: int, weights: Sequence[Tensor]) -> Iterator[C
     """As in a step of decoding: launches overlap with those before them and after."""
     num_values = tokens * HEADS * NOPE
     latents = make.rows(tokens, HEADS, LATENT)
-    pieces = _pieces(make, tokens)
-    num_in_pieces = _num_pieces(tokens) * HEADS * (BF16 * LATENT + 4)
+    splits = _splits(make, tokens)
+    num_in_splits = _num_splits(tokens) * HEADS * (BF16 * LATENT + 4)
     num_flops = 2.0 * num_values * LATENT
     for name, given, num_given in (
         (f"values m{tokens} heads{HEADS}", latents, latents.nbytes),
-        (f"values of pieces b{tokens} heads{HEADS} kv{CACHED}", pieces, num_in_pieces),
+        (f"values of pieces b{tokens} heads{HEADS} kv{CACHED}", splits, num_in_splits),
     ):
         yield Case(
             bench="absorb", name=name,
@@ -115,10 +115,10 @@ def _absorb(make: Tensors, tokens: int, weights: Sequence[Tensor]) -> Iterator[C
     )  # fmt: skip
 
 
-def _pieces(make: Tensors, num_rows: int) -> Pieces:
+def _splits(make: Tensors, num_rows: int) -> Splits:
     """What our kernel leaves of rows of CACHED tokens."""
     num_places = num_rows + PARTS
-    return Pieces(
+    return Splits(
         values=make.rows(num_places, HEADS, LATENT),
         lse=make.random(num_places, HEADS),
         kv_lengths=make.full((num_rows,), CACHED, torch.int32),
@@ -128,7 +128,7 @@ def _pieces(make: Tensors, num_rows: int) -> Pieces:
     )
 
 
-def _num_pieces(num_rows: int) -> int:
+def _num_splits(num_rows: int) -> int:
     """How many of the places hold something."""
     tiles = -(-CACHED // TOKENS)
     per_part = max(-(-num_rows * tiles // PARTS), MIN_TILES)
@@ -162,7 +162,7 @@ def _decode(make: Tensors) -> Iterator[Case]:
 
 
 def _own_decode(operands: tuple[Tensor, ...]) -> Tensor:
-    return mla_decode_triton.join_pieces(mla_decode_cuda.launch(*operands, scale=SCALE))
+    return mla_decode_triton.join_splits(mla_decode_cuda.launch(*operands, scale=SCALE))
 
 
 def _triton_decode(operands: tuple[Tensor, ...]) -> Tensor:

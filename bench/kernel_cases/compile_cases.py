@@ -18,15 +18,14 @@ from bench.kernel_cases.case import (
 )
 from bench.kernel_cases.gpu_timing import Call
 from kernels.attention import (
-    absorb_pieces_triton,
     absorb_query_triton,
+    absorb_splits_triton,
     absorb_triton,
-    merge_states_triton,
     mla_decode_triton,
     mla_prefill_triton,
     rope_write_triton,
 )
-from kernels.attention.mla_decode_pieces import Pieces
+from kernels.attention.mla_decode_splits import Splits
 from kernels.attention.mla_prefill_plan import KeyGroup
 from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise import (
@@ -130,9 +129,9 @@ def _mla_decode(rows: int, queries: int, pages: int, page_tokens: int = 64) -> C
     )  # fmt: skip
 
 
-def _pieces(rows: int) -> Pieces:
+def _splits(rows: int) -> Splits:
     parts = 66
-    return Pieces(
+    return Splits(
         values=empty(rows + parts, HEADS, LATENT), lse=f32(rows + parts, HEADS),
         kv_lengths=integers(rows), num_parts=parts, min_tiles=2, num_queries=1,
     )  # fmt: skip
@@ -172,7 +171,9 @@ def _norm_of_a_combination(tokens: int) -> Call:
         rows=empty(LOCAL * tokens, HIDDEN), row_of=integers(CHOICES, tokens),
         weights=f32(tokens, CHOICES), base=empty(tokens, HIDDEN),
     )  # fmt: skip
-    return partial(rms_norm_triton.launch_both, x, empty(tokens, HIDDEN), empty(HIDDEN), 1e-6)
+    return partial(
+        rms_norm_triton.launch, x, empty(tokens, HIDDEN), empty(HIDDEN), 1e-6, quantises=True
+    )
 
 
 def _permute(dtype: torch.dtype) -> Call:
@@ -205,27 +206,28 @@ def _around_rows() -> dict[str, Call]:
     x = empty(128, HIDDEN)
     both = empty(1152, 2 * WIDTH)
     masked = empty(LOCAL, 512, 2 * WIDTH)
-    states = empty(128, HEADS, NOPE)
-    lse = f32(128, HEADS)
     return {
-        "quantise": partial(quantise_triton.launch, x[None], None, squeeze=True),
+        "quantise": partial(quantise_triton.launch, x),
         "quantise masked": partial(
-            quantise_triton.launch, masked, integers(LOCAL), squeeze=False
+            quantise_triton.launch, masked, integers(LOCAL)
         ),
         "rms_norm": partial(rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6),
-        "rms_norm quantise": partial(rms_norm_triton.launch_quantise, x, x, empty(HIDDEN), 1e-6),
-        "rms_norm all": partial(rms_norm_triton.launch_all, x, x, empty(HIDDEN), 1e-6, f32(1)),
+        "rms_norm quantise": partial(
+            rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6, plain=False, quantises=True
+        ),
+        "rms_norm all": partial(
+            rms_norm_triton.launch, x, x, empty(HIDDEN), 1e-6, quantises=True, scale=f32(1)
+        ),
         "silu_mul": partial(silu_mul_triton.launch, both),
         "silu_mul quantise": partial(
-            silu_mul_triton.launch_quantise, both[None], None, squeeze=True
+            silu_mul_triton.launch_quantise, both
         ),
         "silu_mul quantise by a scale": partial(
-            silu_mul_triton.launch_quantise, both[None], None, squeeze=True, scale=f32(1)
+            silu_mul_triton.launch_quantise, both, scale=f32(1)
         ),
         "silu_mul quantise masked": partial(
-            silu_mul_triton.launch_quantise, masked, integers(LOCAL), squeeze=False
+            silu_mul_triton.launch_quantise, masked, integers(LOCAL)
         ),
-        "merge_states": partial(merge_states_triton.launch, states, lse, states, lse),
         "rms_norm combination few": _norm_of_a_combination(128),
         "rms_norm combination": _norm_of_a_combination(4096),
         "rope_write": _rope_write(128),
@@ -293,11 +295,11 @@ def _products() -> dict[str, Call]:
             empty(HEADS, 2 * NOPE, LATENT), NOPE,
         )  # fmt: skip
     for rows in (1, 8, 16):
-        cases[f"absorb pieces b{rows}"] = partial(
-            absorb_pieces_triton.launch, _pieces(rows), empty(HEADS, 2 * NOPE, LATENT), NOPE
+        cases[f"absorb splits b{rows}"] = partial(
+            absorb_splits_triton.launch, _splits(rows), empty(HEADS, 2 * NOPE, LATENT), NOPE
         )
     for rows in (1, 128):
-        cases[f"join pieces b{rows}"] = partial(mla_decode_triton.join_pieces, _pieces(rows))
+        cases[f"join splits b{rows}"] = partial(mla_decode_triton.join_splits, _splits(rows))
     for tokens in (16, 128):
         cases[f"head_linear m{tokens} n512"] = _head_linear(tokens, LATENT, NOPE)
         cases[f"head_linear m{tokens} n128"] = _head_linear(tokens, NOPE, LATENT)

@@ -63,7 +63,7 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
     num, num_inner = LOCAL * rows * HIDDEN, LOCAL * rows * WIDTH
     yield Case(
         bench="quantise", name=f"masked e{LOCAL} m{rows} k{HIDDEN}",
-        call=lambda: quantise_triton.launch(x, counts, squeeze=False, expected_rows=rows),
+        call=lambda: quantise_triton.launch(x, counts, expected_rows=rows),
         num_bytes=num * (BF16 + FP8 + GROUP_SCALE),
     )  # fmt: skip
     yield Case(

@@ -27,7 +27,6 @@ from bench.kernel_cases.case import (
     Tensors,
 )
 from bench.kernel_cases.gpu_timing import Call
-from kernels.attention.merge_states import merge_states
 from kernels.attention.rope_write import rope_write
 from kernels.elementwise.combine import Combination, combine
 from kernels.elementwise.quantise import quantise
@@ -107,12 +106,6 @@ def _norms(make: Tensors, tokens: int) -> Iterator[Case]:
 
 
 def _around_attention(make: Tensors, tokens: int) -> Iterator[Case]:
-    a, b = (make.rows(tokens, HEADS, NOPE) for _ in range(2))
-    lse = make.random(tokens, HEADS)
-    yield Case(
-        bench="merge_states", name=f"m{tokens} heads{HEADS} v{NOPE}",
-        call=lambda: merge_states(a, lse, b, lse), num_bytes=3 * a.numel() * BF16,
-    )  # fmt: skip
     query = make.rows(tokens, HEADS, NOPE + ROPE)
     projected = make.rows(tokens, LATENT + ROPE)
     angles = make.random(tokens, ROPE // 2)

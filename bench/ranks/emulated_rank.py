@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 from bench.ranks.deepseek_v3_config import WeightFormat, write_config
-from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher

@@ -16,9 +16,9 @@ from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
 from bench.ranks.emulated_rank import PAGE_TOKENS
 from bench.ranks.ep_ranks import on_all_ranks
 from bench.records import bench_parser, path_of, report, say
-from engine.link.messages import Sampling
 from engine.process.settings import WorkerSettings
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
 from engine.step.sequence_chunk import SequenceChunk

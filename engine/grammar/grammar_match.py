@@ -11,8 +11,8 @@ import torch
 
 from engine.grammar.token_bytes import token_bytes
 from engine.grammar.xgrammar_core import VOCABULARY_OF_BYTES, load_core
-from engine.link.messages import Grammar
 from engine.sampling.history import Match
+from engine.sampling.sampling_params import Grammar
 
 _core: Any = load_core()
 

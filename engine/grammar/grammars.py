@@ -17,8 +17,8 @@ import msgspec
 from core.clock import Clock
 from core.errors import EpserveError, InternalError, InvalidRequest, Overloaded
 from core.log import get_logger
-from engine.link.messages import Grammar, Sampling
 from engine.sampling.history import Match
+from engine.sampling.sampling_params import Grammar, Sampling
 
 log = get_logger("engine.grammars")
 

@@ -10,13 +10,14 @@ its caller moves pages between the pool's states (`cached` while they are in the
     tree.unlock(lease)
     freed = tree.evict(n)                 # never a page that somebody holds
 
-Torch-free.
+`token_ids` are packed (`core.token_ids`): the key of a page is its slice of them. Torch-free.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+
+from core.token_ids import TOKEN_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,7 @@ class PrefixTree:
     def __init__(self, page_tokens: int) -> None:
         if page_tokens < 1:
             raise ValueError(f"page_tokens must be at least 1, got {page_tokens}")
-        self._page_tokens = page_tokens
+        self._page_bytes = TOKEN_BYTES * page_tokens
         self._root = _Node(page=-1, key=b"", parent=None)
         self._num_pages = 0
         self._num_locked = 0
@@ -85,12 +86,12 @@ class PrefixTree:
         """Pages that nobody holds: what `evict` could give at most."""
         return self._num_pages - self._num_locked
 
-    def match(self, token_ids: Sequence[int]) -> Lease:
+    def match(self, token_ids: bytes) -> Lease:
         """Holds the pages of the longest known prefix, at least one token short of the whole:
         somebody has to compute the last token's logits."""
         nodes: list[_Node] = []
         node: _Node | None = self._root
-        for index in range((len(token_ids) - 1) // self._page_tokens):
+        for index in range((len(token_ids) - 1) // self._page_bytes):
             assert node is not None
             node = node.children.get(self._key(token_ids, index))
             if node is None:
@@ -99,7 +100,7 @@ class PrefixTree:
         self._lock(nodes)
         return Lease(nodes)
 
-    def find(self, token_ids: Sequence[int], found: Found | None = None) -> Found:
+    def find(self, token_ids: bytes, found: Found | None = None) -> Found:
         """What `match` would hold now. Holds nothing and uses nothing.
 
         `found` is what the same tokens gave before: it is where the search goes on from. A page
@@ -113,7 +114,7 @@ class PrefixTree:
         while not node.alive:
             assert node.parent is not None
             node, num_pages = node.parent, num_pages - 1
-        for index in range(num_pages, (len(token_ids) - 1) // self._page_tokens):
+        for index in range(num_pages, (len(token_ids) - 1) // self._page_bytes):
             child = node.children.get(self._key(token_ids, index))
             if child is None:
                 break
@@ -121,7 +122,7 @@ class PrefixTree:
         return Found(node, num_pages, self._version)
 
     def extend(
-        self, lease: Lease, token_ids: Sequence[int], pages: Sequence[int], num_pages: int
+        self, lease: Lease, token_ids: bytes, pages: Sequence[int], num_pages: int
     ) -> list[int]:
         """Makes the first `num_pages` pages of `token_ids` known and held by `lease`.
 
@@ -129,7 +130,7 @@ class PrefixTree:
         the tree has taken over; a prefix that is known by now keeps the page it has.
         """
         assert lease._open, "the lease has ended"
-        if num_pages * self._page_tokens > len(token_ids) or num_pages > len(pages):
+        if num_pages * self._page_bytes > len(token_ids) or num_pages > len(pages):
             raise ValueError(f"{num_pages} pages are not all full of these tokens")
         taken: list[int] = []
         node = lease._nodes[-1] if lease._nodes else self._root
@@ -183,9 +184,9 @@ class PrefixTree:
                 self._offer(parent)
         return freed
 
-    def _key(self, token_ids: Sequence[int], index: int) -> bytes:
-        begin = index * self._page_tokens
-        return array("I", token_ids[begin : begin + self._page_tokens]).tobytes()
+    def _key(self, token_ids: bytes, index: int) -> bytes:
+        begin = index * self._page_bytes
+        return token_ids[begin : begin + self._page_bytes]
 
     def _lock(self, nodes: list[_Node]) -> None:
         for node in nodes:

@@ -6,8 +6,8 @@ The front sends a `FrontBatch` when it has something to say; the rank answers wi
 
     decode rank                             prefill rank
     -----------                             ------------
-    Submit          -> Reserved             Submit  -> Prefilled | Failed
-    Prefilled/Failed <- (front, from RPC)   Abort   -> Stopped
+    Submit          -> Reserved             SubmitPrefill -> Prefilled | Failed
+    Prefilled/Failed <- (front, from RPC)   Abort         -> Stopped
     -> Produced ... Produced(finish)
     Abort           -> Ended
     PrefillStopped  -> (pages leave quarantine)
@@ -16,6 +16,8 @@ The front sends a `FrontBatch` when it has something to say; the rank answers wi
 from enum import IntEnum
 
 import msgspec
+
+from core.token_ids import num_ids
 
 # A reply carries alternatives for every token: a bound that no client has a use beyond.
 MAX_TOP_LOGPROBS = 128
@@ -35,40 +37,6 @@ class Finish(IntEnum):
     LENGTH = 2
 
 
-class Grammar(Frozen, frozen=True, kw_only=True):
-    """What the output must match; exactly one of the first three is not None. Meanings as in
-    `generate.proto` `Grammar`."""
-
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    after_token_id: int | None = None
-    compact: bool = True
-
-
-class Sampling(Frozen, frozen=True, kw_only=True):
-    """Sampling parameters; field meanings as in `generate.proto` `SamplingParams`."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: int = 0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
-    grammar: Grammar | None = None
-    prompt_logprobs: bool = False
-    top_prompt_logprobs: int = 0
-
-
 class TokenOut(Frozen, frozen=True, kw_only=True):
     """One produced token. `logprob` is of the unmodified distribution (temperature 1)."""
 
@@ -84,7 +52,7 @@ class PageRun(Frozen, frozen=True, kw_only=True):
     count: int
 
 
-class Sink(Frozen, frozen=True, kw_only=True):
+class KvTarget(Frozen, frozen=True, kw_only=True):
     """Where prefill writes: encoded `transfer.AgentDescriptor` and page runs in token order."""
 
     agent: bytes
@@ -96,26 +64,38 @@ class Sink(Frozen, frozen=True, kw_only=True):
 
 
 class Submit(Frozen, frozen=True, kw_only=True):
-    """Start a request. Decode: `token_ids` are prompt + tokens produced by earlier attempts
-    elsewhere, `sink` is None. Prefill: all tokens to compute KV for, and where to put it.
-    Higher `priority` goes first, equal ones in order of arrival."""
+    """Start a request on a decode rank. Token ids (`core.token_ids`) of the prompt come along where
+    penalties look at them; those of the output are of tokens that earlier attempts elsewhere have
+    produced. `sampling` is a serialized `SamplingParams`. Higher `priority` goes first, equal ones
+    in order of arrival."""
 
     request_id: str
-    attempt_id: str = ""
-    token_ids: tuple[int, ...]
     num_prompt_tokens: int
-    sampling: Sampling
-    sink: Sink | None = None
+    prompt_token_ids: bytes = b""
+    output_token_ids: bytes = b""
+    sampling: bytes
+    priority: int = 0
+
+
+class SubmitPrefill(Frozen, frozen=True, kw_only=True):
+    """Start an attempt on a prefill rank: compute the KV of all `token_ids` (`core.token_ids`),
+    prompt and output so far, and put it into `target`. The rest as in `Submit`."""
+
+    request_id: str
+    attempt_id: str
+    token_ids: bytes
+    num_prompt_tokens: int
+    sampling: bytes
+    target: KvTarget
     priority: int = 0
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Only behind a prompt: whoever has output tokens has had them already."""
-        return self.sampling.prompt_logprobs and len(self.token_ids) == self.num_prompt_tokens
+    def num_tokens(self) -> int:
+        return num_ids(self.token_ids)
 
 
 class Prefilled(Frozen, frozen=True, kw_only=True):
-    """Prefill finished: the sampled token behind `token_ids` (None for `max_tokens` 0), and
+    """Prefill finished: the sampled token after `token_ids` (None for `max_tokens` 0), and
     figures for metrics. Sent by the prefill rank once every write is submitted; relayed to the
     decode rank, without `prompt_logprobs`, which the fronts pass on."""
 
@@ -181,7 +161,9 @@ class LogLevel(Frozen, frozen=True, kw_only=True):
 
 
 # What a rank's loop hears; the link itself obeys a LogLevel.
-LoopMessage = Submit | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder
+LoopMessage = (
+    Submit | SubmitPrefill | Prefilled | Failed | Abort | PrefillStopped | Shutdown | ExpertOrder
+)
 FrontMessage = LoopMessage | LogLevel
 
 
@@ -214,13 +196,12 @@ class Ready(Frozen, frozen=True, kw_only=True):
 
 class Reserved(Frozen, frozen=True, kw_only=True):
     """Decode: pages are held for this attempt; the front may call prefill now. Also sent
-    again, with a new attempt id, when a preempted request is to be prefilled once more;
-    `token_ids` are then prompt and all tokens produced so far."""
+    again, with a new attempt id, when a preempted request is to be prefilled once more: of the
+    prompt and all tokens produced so far."""
 
     request_id: str
     attempt_id: str
-    sink: Sink
-    token_ids: tuple[int, ...]
+    target: KvTarget
 
 
 class Produced(Frozen, frozen=True, kw_only=True):

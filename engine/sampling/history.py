@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.link.messages import Sampling
+from engine.sampling.sampling_params import Sampling
 from engine.sampling.token_counts import TokenCounts
 
 
@@ -40,17 +40,15 @@ class History:
     sampling  the request's own
     """
 
-    def __init__(
-        self, sampling: Sampling, token_ids: Sequence[int], num_prompt_tokens: int
-    ) -> None:
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], output: Sequence[int]) -> None:
         self.sampling = sampling
         self.bias = _bias(sampling)
         self.counts = TokenCounts() if has_penalties(sampling) else None
         self.match: Match | None = None
         if self.counts is not None:
             if sampling.repetition_penalty != 1:
-                self.counts.see(token_ids[:num_prompt_tokens])
-            for token_id in token_ids[num_prompt_tokens:]:
+                self.counts.see(prompt)
+            for token_id in output:
                 self.counts.add(token_id)
 
     @property
@@ -79,13 +77,12 @@ class History:
         return self.match is None or self.match.accept(token_id)
 
 
-def history_of(
-    sampling: Sampling, token_ids: Sequence[int], num_prompt_tokens: int
-) -> History | None:
-    """None when the next token depends on logits and position only."""
+def history_of(sampling: Sampling, prompt: Sequence[int], output: Sequence[int]) -> History | None:
+    """None when the next token depends on logits and position only. `prompt` is looked at for a
+    repetition penalty only."""
     if sampling.grammar is None and not sampling.logit_bias and not has_penalties(sampling):
         return None
-    return History(sampling, token_ids, num_prompt_tokens)
+    return History(sampling, prompt, output)
 
 
 def has_penalties(sampling: Sampling) -> bool:

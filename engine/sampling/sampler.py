@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.link.messages import Sampling, TokenOut
+from engine.link.messages import TokenOut
 from engine.sampling.history import History
 from engine.sampling.logit_rules import apply_history
 from engine.sampling.logprobs import best, score
 from engine.sampling.sampled_batch import SampledBatch
+from engine.sampling.sampling_params import Sampling
 from engine.sampling.uniform import seeds_to_int64, uniform
 from kernels.build.upload import upload
 from kernels.sampling.sample import sample as sample_kernel

@@ -1,10 +1,11 @@
 """When a sequence ends, the same on both workers (prefill samples the first token).
 
 Positions count from the first prompt token: a sequence of n tokens samples its next one at
-position n. Output tokens are those behind `num_prompt_tokens`, whoever produced them.
+position n. Output tokens are those after `num_prompt_tokens`, whoever produced them.
 """
 
-from engine.link.messages import Finish, Sampling
+from engine.link.messages import Finish
+from engine.sampling.sampling_params import Sampling
 
 
 def finish_after(

@@ -33,7 +33,7 @@ from kernels.ahead.deep_gemm_ahead import (
     shares,
 )
 from kernels.build import cuda_build
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
 
@@ -51,7 +51,7 @@ class LibraryBuilds:
     """All of `kernels.build.cuda_build`, by one rank of each machine; nothing on a CPU."""
 
     def __init__(self, settings: WorkerSettings, rank: int, device: torch.device) -> None:
-        builds = path_of("w4a8_grouped_gemm", device) == "cuda" and rank % settings.ranks == 0
+        builds = best_path("w4a8_grouped_gemm", device) == "cuda" and rank % settings.ranks == 0
         sources = cuda_build.sources() if builds else ()
         self._threads = ThreadPoolExecutor(max(1, len(sources)), "library-build")
         self._builds = [self._threads.submit(cuda_build.build, source) for source in sources]
@@ -85,7 +85,7 @@ def compile_kernels(
 ) -> None:
     """On all ranks at once; those of a machine share DeepGEMM's products."""
     device = model.embedding.device
-    if path_of("rms_norm", device) != "triton":
+    if best_path("rms_norm", device) != "triton":
         return
     from kernels.ahead.triton_ahead import compiled_ahead
 
@@ -118,7 +118,7 @@ def asked_for(
     num_pages = 1 + -(-max(passes.lengths) // page_tokens)
     shape = (len(short.layers), num_pages, page_tokens, config.kv_dim)
     kv_cache = torch.zeros(shape, dtype=model.embedding.dtype, device=device)
-    is_noted = path_of("fp8_gemm", device) == "deep_gemm"
+    is_noted = best_path("fp8_gemm", device) == "deep_gemm"
     products: set[Product] = set()
     with noted_products() if is_noted else nullcontext(products) as products:
         pass_lengths(short, kv_cache, form, passes.lengths, num_ranks)

@@ -23,7 +23,6 @@ from engine.link.messages import Failed, RankStats, Ready
 from engine.process.fingerprint import kv_fingerprint
 from engine.process.rank_start import RankStart
 from engine.process.settings import WorkerSettings
-from engine.start.kernel_paths import kernel_paths
 from engine.start.model_loading import weights_revision
 from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
@@ -31,6 +30,7 @@ from engine.step.cpu_threads import CpuThreads
 from engine.step.runner import Runner
 from ep.dispatch.dispatchers import Dispatchers
 from ep.group.group import EpGroup
+from kernels.build.paths import noted
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
@@ -87,19 +87,6 @@ class RankContext:
             experts_per_token=self.config.experts_per_token,
         )
 
-    @property
-    def kernel_paths(self) -> dict[str, str]:
-        """By operation; the line that says so."""
-        form, settings = FORMS[self.start.role], self.settings
-        decodes = form is AttentionForm.ABSORBED
-        return kernel_paths(
-            self.model,
-            self.kv_cache.device,
-            form,
-            page_tokens=settings.page_tokens,
-            most_tokens=settings.max_running if decodes else settings.step_tokens,
-        )
-
     def close(self) -> None:
         self.transfer.close()
         if self.dispatchers is not None:
@@ -116,7 +103,6 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
     link = RankLink(start.endpoint, start.local_rank)
     try:
         context = build_context(start, link)
-        paths = context.kernel_paths  # a library that is installed and broken shows here
     except Exception as error:
         log.exception("rank cannot start", rank=start.rank)
         message = f"{type(error).__name__}: {error}"
@@ -125,7 +111,7 @@ def run_rank(loop: Callable[[RankContext], None]) -> None:
         link.close()
         sys.exit(1)
     _leave_signals_to_the_front()  # LLVM takes them at Triton's first compilation
-    log.info("kernels", rank=start.rank, **paths)
+    log.info("kernels", rank=start.rank, **noted())
     num_pages = context.kv_plan.num_pages
     link.send([context.ready], RankStats(pages_total=num_pages, pages_free=num_pages))
     loop(context)

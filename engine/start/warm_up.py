@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 
 from core.log import get_logger
-from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
 from model.attention_plan import WANTED_SHARE

@@ -35,9 +35,10 @@ from core.errors import (
     EpserveError,
     Unavailable,
 )
-from core.hashing import prefix_hashes
+from core.hashing import HASH_BYTES, unpack_hashes
 from core.log import get_logger
 from core.request_ids import call_id
+from core.token_ids import pack_ids
 from gateway.base.metrics import GatewayMetrics
 from gateway.cluster.channels import ChannelPool
 from gateway.cluster.failover_policy import FailoverBounds, FailoverPolicy
@@ -86,7 +87,8 @@ class GenerateCall:
     """One choice. `num_cached_tokens`, `queue_seconds` and, where asked for, `prompt_logprobs`
     are known with the first batch.
 
-    `page_tokens` (0: not known yet) is the size of the pages whose hashes the router wants.
+    `prefix_hashes` are those of the prompt's pages (`core.hashing`); empty where their size is not
+    known yet.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class GenerateCall:
         prompt: Prompt,
         sampling: SamplingParams,
         deadline: float,
-        page_tokens: int,
+        prefix_hashes: bytes = b"",
         priority: int = 0,
     ) -> None:
         self.output_token_ids: list[int] = []
@@ -111,7 +113,8 @@ class GenerateCall:
         self._sampling = sampling
         self._deadline = deadline
         self._priority = priority
-        self._prefix_hashes = prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else []
+        self._prefix_hashes = prefix_hashes
+        self._first_page = next(iter(unpack_hashes(prefix_hashes[:HASH_BYTES])), None)
         self._num_calls = 0
         self._asked_at: float | None = None  # for the first time
         self._policy = FailoverPolicy(cluster.bounds)
@@ -162,11 +165,12 @@ class GenerateCall:
             request_id=request_id,
             model=self._cluster.model,
             prompt_token_ids=self._prompt.token_ids,
-            output_token_ids=self.output_token_ids,
+            output_token_ids=pack_ids(self.output_token_ids),
             sampling=sampling,
             prefill=pair.prefill,
             decode_epoch=pair.decode.epoch,
             priority=self._priority,
+            prefix_hashes=self._prefix_hashes,
         )
         if span.is_recording:
             span.note(
@@ -191,7 +195,7 @@ class GenerateCall:
         while True:
             asking = self._cluster.routers.assign(
                 self._assign_request,
-                first_page=self._prefix_hashes[0] if self._prefix_hashes else None,
+                first_page=self._first_page,
                 timeout_seconds=self._remaining_seconds(),
             )
             try:
@@ -221,7 +225,7 @@ class GenerateCall:
         return AssignRequest(
             request_id=self._request_id,
             model=self._cluster.model,
-            num_prompt_tokens=len(self._prompt.token_ids) + num_output,
+            num_prompt_tokens=self._prompt.num_tokens + num_output,
             max_new_tokens=self._prompt.max_tokens - num_output,
             prefix_hashes=self._prefix_hashes,
             exclude_epochs=self._policy.excluded_epochs,
@@ -234,7 +238,7 @@ class GenerateCall:
     def _accept(self, response: GenerateResponse, pair: AssignResponse) -> TokenBatch:
         """Counts the tokens as received. Raises Unavailable when they make no sense."""
         token_ids = [token.token_id for token in response.tokens]
-        if len(response.prompt_logprobs) > len(self._prompt.token_ids):
+        if len(response.prompt_logprobs) > self._prompt.num_tokens:
             raise Unavailable(
                 "the decode worker sent log-probabilities that cannot be",
                 failed_epoch=pair.decode.epoch,

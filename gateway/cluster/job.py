@@ -5,17 +5,23 @@ from typing import Literal
 import msgspec
 
 from core.errors import ContextLengthExceeded, InvalidRequest
+from core.token_ids import num_ids, pack_ids
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.text.think_marks import ThinkMarks
 from proto.generate_pb2 import SamplingParams
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids and how many tokens may come behind them; `echo` where they are to be told."""
+    """Token ids (`core.token_ids`) and how many tokens may come after them; `echo` where they are
+    to be told."""
 
-    token_ids: list[int]
+    token_ids: bytes
     max_tokens: int
     echo: PromptEcho | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return num_ids(self.token_ids)
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,4 +100,6 @@ def make_prompt(
             param=max_tokens_param,
         )
     wanted = default_max_tokens if max_tokens is None else max_tokens
-    return Prompt(token_ids=token_ids, max_tokens=room if wanted is None else min(wanted, room))
+    return Prompt(
+        token_ids=pack_ids(token_ids), max_tokens=room if wanted is None else min(wanted, room)
+    )

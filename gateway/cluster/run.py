@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from core.errors import EpserveError
+from core.hashing import prefix_hashes
 from core.request_ids import choice_id
 from gateway.cluster.client import Cluster, GenerateCall, TokenBatch
 from gateway.cluster.job import Job
@@ -55,11 +56,17 @@ class RequestRun:
     def __init__(
         self, job: Job, cluster: Cluster, tokenizer: Tokenizer, *, page_tokens: int
     ) -> None:
+        """`page_tokens` is that of the pages whose hashes the router wants; 0: not known yet."""
         self._job = job
         self._clock = cluster.clock
         self._metrics = cluster.metrics
+        # Once a prompt, however many choices it has.
+        hashes = [
+            prefix_hashes(prompt.token_ids, page_tokens) if page_tokens else b""
+            for prompt in job.prompts
+        ]
         self._choices = [
-            _make_choice(index, job, cluster, tokenizer, page_tokens)
+            _make_choice(index, job, cluster, tokenizer, hashes[index // job.num_per_prompt])
             for index in range(job.num_choices)
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -139,7 +146,7 @@ class RequestRun:
         if chat is not None and chat.marks is not None:
             reasoning_tokens = sum(choice.text.num_reasoning_tokens for choice in self._choices)
         return Usage(
-            prompt_tokens=sum(len(prompt.token_ids) for prompt in self._job.prompts),
+            prompt_tokens=sum(prompt.num_tokens for prompt in self._job.prompts),
             cached_tokens=sum(choice.call.num_cached_tokens for choice in first_of_prompt),
             completion_tokens=sum(choice.text.num_tokens for choice in self._choices),
             reasoning_tokens=reasoning_tokens,
@@ -239,7 +246,7 @@ class RequestRun:
 
 
 def _make_choice(
-    index: int, job: Job, cluster: Cluster, tokenizer: Tokenizer, page_tokens: int
+    index: int, job: Job, cluster: Cluster, tokenizer: Tokenizer, hashes: bytes
 ) -> _Choice:
     prompt = job.prompts[index // job.num_per_prompt]
     sampling = SamplingParams()
@@ -252,7 +259,7 @@ def _make_choice(
         prompt=prompt,
         sampling=sampling,
         deadline=job.deadline,
-        page_tokens=page_tokens,
+        prefix_hashes=hashes,
         priority=job.priority,
     )
     return _Choice(index, call, _make_output(job, tokenizer, prompt.echo), prompt.echo)

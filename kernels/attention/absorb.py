@@ -3,33 +3,33 @@
     values[t, h]  = latents[t, h] @ kv_b[h, D:]^T
     out, scale    = the values of all heads side by side, as `quantise` gives them
 
-    latents  [T, heads, C]      bfloat16 or float32, contiguous; or pieces of them, of one query a
+    latents  [T, heads, C]      bfloat16 or float32, contiguous; or splits of them, of one query a
                                 row, which are joined here
     kv_b     [heads, D + V, C]  same dtype, contiguous
     out      [T, heads * V]     float8_e4m3fn
     scale    [T, heads * V / 128] float32
 
 The faster paths are for bfloat16 and V = 128, where a head's values are one group: Triton, and CUDA
-C++ for pieces of many rows. They sum in float32 and do not round to bfloat16 in between: the error
+C++ for splits of many rows. They sum in float32 and do not round to bfloat16 in between: the error
 is that of e4m3, below 4e-2 relative by norm.
 """
 
 import torch
 
-from kernels.attention import absorb_pieces_cuda
-from kernels.attention.mla_decode_pieces import Pieces
+from kernels.attention import absorb_splits_cuda
+from kernels.attention.mla_decode_splits import Splits
 from kernels.build.fp8_scales import GROUP
 from kernels.build.operands import FLOATS, check_contiguous, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.elementwise.quantise import quantise
 from kernels.gemm.head_linear import head_linear
 
 _STEP = 128  # of the sum
-_JOINED_ROWS = 32  # up to which pieces are joined faster by a launch of their own
+_JOINED_ROWS = 32  # up to which splits are joined faster by a launch of their own
 
 
 def absorb_values(
-    latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
+    latents: torch.Tensor | Splits, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale); `nope_dim` is D. The kernel behind it may begin before it ends.
 
@@ -38,16 +38,16 @@ def absorb_values(
     is nothing to join it does not wait for the first. Raises ValueError for arguments that do not
     fit."""
     _check(latents, kv_b, nope_dim)
-    path = path_for(kv_b.device, latents, kv_b, nope_dim)
-    if isinstance(latents, Pieces):
-        from kernels.attention import absorb_pieces_triton
-        from kernels.attention.mla_decode_triton import join_pieces
+    path = note("absorb", path_for(latents, kv_b, nope_dim))
+    if isinstance(latents, Splits):
+        from kernels.attention import absorb_splits_triton
+        from kernels.attention.mla_decode_triton import join_splits
 
         if path == "cuda":
-            return absorb_pieces_cuda.launch(latents, kv_b, nope_dim)
-        if path == "triton" and len(latents.kv_lengths) <= absorb_pieces_triton.MAX_ROWS:
-            return absorb_pieces_triton.launch(latents, kv_b, nope_dim)
-        latents = join_pieces(latents)
+            return absorb_splits_cuda.launch(latents, kv_b, nope_dim)
+        if path == "triton" and len(latents.kv_lengths) <= absorb_splits_triton.MAX_ROWS:
+            return absorb_splits_triton.launch(latents, kv_b, nope_dim)
+        latents = join_splits(latents)
     if path == "triton":
         from kernels.attention.absorb_triton import launch
 
@@ -56,11 +56,11 @@ def absorb_values(
     return quantise(head_linear(latents, kv_b[:, nope_dim:], out=values).flatten(1))
 
 
-def _check(latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int) -> None:
+def _check(latents: torch.Tensor | Splits, kv_b: torch.Tensor, nope_dim: int) -> None:
     x = latents
-    if isinstance(x, Pieces):
+    if isinstance(x, Splits):
         if x.num_queries != 1:
-            raise ValueError(f"pieces of {x.num_queries} queries a row")
+            raise ValueError(f"splits of {x.num_queries} queries a row")
         x = x.values
         check_operand("lse", latents.lse, x.device, torch.float32)
     if x.dim() != 3 or kv_b.dim() != 3 or x.shape[1:] != (kv_b.shape[0], kv_b.shape[2]):
@@ -72,17 +72,14 @@ def _check(latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int) ->
     check_contiguous(latents=x, kv_b=kv_b)
 
 
-def path_for(
-    device: torch.device, latents: torch.Tensor | Pieces, kv_b: torch.Tensor, nope_dim: int
-) -> str:
-    """The path of `absorb_values` on `device` for operands like these, whose contents and own
-    device are not looked at; "cublas" is the product of what none of the faster ones takes."""
-    path = path_of("absorb", device)
+def path_for(latents: torch.Tensor | Splits, kv_b: torch.Tensor, nope_dim: int) -> str:
+    """The path of `absorb_values`; "cublas" is the product of what no faster one takes."""
+    path = best_path("absorb", kv_b.device)
     if path == "reference":
         return path
-    if isinstance(latents, Pieces):
+    if isinstance(latents, Splits):
         is_many = path == "cuda" and len(latents.kv_lengths) > _JOINED_ROWS
-        if is_many and absorb_pieces_cuda.is_possible(latents, kv_b, nope_dim):
+        if is_many and absorb_splits_cuda.is_possible(latents, kv_b, nope_dim):
             return path
         latents = latents.values
     is_group = kv_b.shape[1] - nope_dim == GROUP and kv_b.shape[2] % _STEP == 0

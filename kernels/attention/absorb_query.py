@@ -16,9 +16,9 @@ reference, relative by norm; the rest is as in `kernels.attention.rope_write`.
 
 import torch
 
-from kernels.attention.rope_write import check_tokens, write_checked
+from kernels.attention.rope_write import check_tokens, rope_write
 from kernels.build.operands import check_contiguous, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.gemm.head_linear import head_linear
 
 TOLERANCE = 5e-3
@@ -41,14 +41,14 @@ def absorb_query(
     """absorbed; changes `cache`. `leads`: the kernel behind it may begin before it ends. FlashMLA's
     must not: it is launched as one that may, and reads queries before it waits.
     Raises ValueError for arguments that do not fit, and on a CPU for slots of no page."""
-    check_tokens(query, latent, key_rope, rotation, slots, cache, latent_norm)
+    given = (query, latent, key_rope, rotation, slots, cache)
+    check_tokens(*given, latent_norm)
     _check_weight(query, latent, key_rope, kv_b)
-    given = (query, latent, key_rope, rotation, slots, cache, kv_b)
-    if path_for(query.device, query, key_rope, kv_b) == "triton":
+    if note("absorb", path_for(query, key_rope, kv_b)) == "triton":
         from kernels.attention.absorb_query_triton import launch
 
-        return launch(*given, latent_norm=latent_norm, eps=eps, leads=leads)
-    return absorb_query_in_parts(*given, latent_norm=latent_norm, eps=eps)
+        return launch(*given, kv_b, latent_norm=latent_norm, eps=eps, leads=leads)
+    return absorb_query_in_parts(*given, kv_b, latent_norm=latent_norm, eps=eps)
 
 
 def absorb_query_in_parts(
@@ -63,33 +63,22 @@ def absorb_query_in_parts(
     latent_norm: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """`absorb_query` of what is checked."""
+    """`absorb_query` by the operations of its parts."""
     latent_dim, rope_dim = kv_b.shape[2], key_rope.shape[1]
     nope_dim = query.shape[2] - rope_dim
     # Both parts are written where they belong.
     absorbed = query.new_empty(*query.shape[:2], latent_dim + rope_dim)
-    write_checked(
-        query,
-        latent,
-        key_rope,
-        rotation,
-        slots,
-        cache,
-        latent_norm=latent_norm,
-        eps=eps,
-        rotated=absorbed[..., latent_dim:],
-    )
+    given = query, latent, key_rope, rotation, slots, cache
+    rotated = absorbed[..., latent_dim:]
+    rope_write(*given, latent_norm=latent_norm, eps=eps, rotated=rotated)
     weight = kv_b[:, :nope_dim].transpose(1, 2)
     head_linear(query[..., :nope_dim], weight, out=absorbed[..., :latent_dim])
     return absorbed
 
 
-def path_for(
-    device: torch.device, query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor
-) -> str:
-    """The path of `absorb_query` on `device` for operands like these, whose contents and own device
-    are not looked at; in parts, whose product is "cublas", where the reference is not asked for."""
-    if path_of("absorb", device) == "reference":
+def path_for(query: torch.Tensor, key_rope: torch.Tensor, kv_b: torch.Tensor) -> str:
+    """The path of `absorb_query`; "cublas" is the product of the one in parts."""
+    if best_path("absorb", query.device) == "reference":
         return "reference"
     return "triton" if _fits(query, key_rope, kv_b) else "cublas"
 

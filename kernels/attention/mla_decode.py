@@ -18,7 +18,7 @@ All heads share one key (the whole latent) and one value (its first C elements):
     lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
 
 In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
-leaves pieces, which `absorb` joins as it multiplies them, or `mla_decode_paged` before.
+leaves splits, which `absorb` joins as it multiplies them, or `mla_decode_paged` before.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import mla_decode_cuda
-from kernels.attention.mla_decode_pieces import MAX_QUERIES, Pieces
+from kernels.attention.mla_decode_splits import MAX_QUERIES, Splits
 from kernels.attention.paged_rows import RowGroup, group_rows
 from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 
 MAX_ROWS = 128  # of one new token each, up to which our kernel is faster than FlashMLA
 
@@ -47,6 +47,7 @@ def mla_decode(
     _check(query, cache, value_dim)
     for group in groups:
         check_ids("pages", group.pages, 0, len(cache))
+    note("mla_decode", "reference")
     if len(groups) == 1 and groups[0].tokens is None:
         return attend(query, cache, groups[0], value_dim, scale)
     out = query.new_zeros(*query.shape[:2], value_dim)
@@ -70,7 +71,7 @@ def mla_decode_paged(
     """Raises ValueError unless T is 1 to 256 times B, for other arguments that do not fit, and on a
     CPU for pages that there are not. `schedule` is what `mla_decode_schedule` made
     for all layers of a step; without it each call makes its own."""
-    found = mla_decode_pieces(
+    found = mla_decode_splits(
         query,
         cache,
         block_table,
@@ -79,14 +80,14 @@ def mla_decode_paged(
         scale=scale,
         schedule=schedule,
     )
-    if isinstance(found, Pieces):
-        from kernels.attention.mla_decode_triton import join_pieces
+    if isinstance(found, Splits):
+        from kernels.attention.mla_decode_triton import join_splits
 
-        return join_pieces(found)
+        return join_splits(found)
     return found
 
 
-def mla_decode_pieces(
+def mla_decode_splits(
     query: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
@@ -95,11 +96,11 @@ def mla_decode_pieces(
     value_dim: int,
     scale: float,
     schedule: object | None = None,
-) -> torch.Tensor | Pieces:
-    """As `mla_decode_paged`, but not joined where the path leaves pieces."""
+) -> torch.Tensor | Splits:
+    """As `mla_decode_paged`, but not joined where the path leaves splits."""
     _check(query, cache, value_dim)
     _check_rows(query, block_table, kv_lengths)
-    path = path_for(query.device, query, cache, value_dim, num_rows=len(kv_lengths))
+    path = note("mla_decode", path_for(query, cache, value_dim, num_rows=len(kv_lengths)))
     if path == "flash_mla":
         from kernels.attention import mla_decode_flash
 
@@ -118,12 +119,9 @@ def mla_decode_pieces(
     )
 
 
-def path_for(
-    device: torch.device, query: torch.Tensor, cache: torch.Tensor, value_dim: int, *, num_rows: int
-) -> str:
-    """The path of `mla_decode_pieces` on `device` for so many rows of operands like these, whose
-    contents and own device are not looked at."""
-    path = path_of("mla_decode", device)
+def path_for(query: torch.Tensor, cache: torch.Tensor, value_dim: int, *, num_rows: int) -> str:
+    """The path of `mla_decode_splits`."""
+    path = best_path("mla_decode", query.device)
     if path == "reference":
         return path
     num_queries = len(query) // max(1, num_rows)
@@ -132,7 +130,7 @@ def path_for(
 
         if mla_decode_flash.suits(query, cache, value_dim, num_queries):
             return path
-    return "cuda" if mla_decode_cuda.takes(device, query, cache, value_dim) else "triton"
+    return "cuda" if mla_decode_cuda.takes(query, cache, value_dim) else "triton"
 
 
 def mla_decode_schedule(
@@ -140,7 +138,7 @@ def mla_decode_schedule(
 ) -> object | None:
     """What the calls of one step share that differ in query and cache only. Made on the device;
     None where a path needs none: where FlashMLA is not taken."""
-    is_flash = path_of("mla_decode", kv_lengths.device) == "flash_mla"
+    is_flash = best_path("mla_decode", kv_lengths.device) == "flash_mla"
     if not is_flash or is_ours(len(kv_lengths), num_queries):
         return None
     from kernels.attention.mla_decode_flash import Schedule

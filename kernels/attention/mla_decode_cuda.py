@@ -11,22 +11,22 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
+from kernels.attention.mla_decode_splits import MAX_QUERIES, TOKENS, Splits
 from kernels.build.cuda_kernel import FLOAT, LONG, NUMBER, POINTER, CudaKernel
 from kernels.build.operands import check_contiguous
 
 LINES, VALUE_DIM, WIDTH = 64, 512, 576
-MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
+MIN_TILES = 2  # of a part: fewer are not worth a split of their own
 _OTHERWISE = "attention at decode takes its slower path"
 _KERNEL = CudaKernel(
     Path(__file__).with_name("mla_decode.cu"), *[POINTER] * 6, LONG, *[NUMBER] * 6, FLOAT
 )
 
 
-def takes(device: torch.device, query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
-    """Whether there is a kernel for these arguments of `mla_decode`, `device` is a Hopper,
-    and there is nvcc for it."""
-    return fits(query, cache, value_dim) and _is_hopper(device) and is_built()
+def takes(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
+    """Whether there is a kernel for these arguments of `mla_decode`, they are on a Hopper, and
+    there is nvcc for it."""
+    return fits(query, cache, value_dim) and _is_hopper(query.device) and is_built()
 
 
 def fits(query: torch.Tensor, cache: torch.Tensor, value_dim: int) -> bool:
@@ -52,7 +52,7 @@ def launch(
     scale: float,
     num_parts: int | None = None,
     min_tiles: int = MIN_TILES,
-) -> Pieces:
+) -> Splits:
     """`num_parts`: others than as many as run at once. Raises RuntimeError where the kernel cannot
     be built or launched."""
     num_tokens, num_heads, _ = query.shape
@@ -68,30 +68,13 @@ def launch(
     values = query.new_empty(num_places, num_lines, VALUE_DIM)
     lse = query.new_empty(num_places, num_lines, dtype=torch.float32)
     _KERNEL.launch(
-        query.device,
-        query.data_ptr(),
-        cache.data_ptr(),
-        block_table.data_ptr(),
-        kv_lengths.data_ptr(),
-        values.data_ptr(),
-        lse.data_ptr(),
-        cache.shape[0] * TOKENS,
-        num_rows,
-        num_queries,
-        num_heads,
-        block_table.stride(0),
-        num_parts,
-        min_tiles,
-        scale,
-    )
-    return Pieces(
-        values=values,
-        lse=lse,
-        kv_lengths=kv_lengths,
-        num_parts=num_parts,
-        min_tiles=min_tiles,
+        query.device, query, cache, block_table, kv_lengths, values, lse, cache.shape[0] * TOKENS,
+        num_rows, num_queries, num_heads, block_table.stride(0), num_parts, min_tiles, scale,
+    )  # fmt: skip
+    return Splits(
+        values=values, lse=lse, kv_lengths=kv_lengths, num_parts=num_parts, min_tiles=min_tiles,
         num_queries=num_queries,
-    )
+    )  # fmt: skip
 
 
 @functools.cache

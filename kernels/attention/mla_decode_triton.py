@@ -7,9 +7,9 @@ one place in shared memory and the sums stay in registers.
 
 There are as many programs as run at once. The tiles of all rows are one long list, of which each
 program takes an equal stretch, whatever the lengths are; every program finds its own from the
-lengths on the device. A row that one program sees whole is finished there; the pieces of the others
-are joined by a second kernel. Piece (row, part) of the list is at place row + part: the list goes
-on in one of them at each step, so that no two pieces share a place.
+lengths on the device. A row that one program sees whole is finished there; the splits of the others
+are joined by a second kernel. Split (row, part) of the list is at place row + part: the list goes
+on in one of them at each step, so that no two splits share a place.
 """
 
 from functools import cache
@@ -18,12 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.mla_decode_pieces import MAX_QUERIES, TOKENS, Pieces
+from kernels.attention.mla_decode_splits import MAX_QUERIES, TOKENS, Splits
 from kernels.build.dependent_launch_triton import dependent, follow
 
 MAX_LINES = 64
-MIN_TILES = 2  # of a part: fewer are not worth a piece of their own
-JOINED = 8  # lines times pieces that a program looks at together
+MIN_TILES = 2  # of a part: fewer are not worth a split of their own
+JOINED = 8  # lines times splits that a program looks at together
 LOG2_E = 1.4426950408889634
 
 
@@ -54,7 +54,7 @@ def soften(scores, peak, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride", "min_tiles"])
 def _attend(
-    query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse,
+    query, cache, block_table, kv_lengths, out, out_lse, split, split_lse,
     num_rows, num_queries, table_stride, num_parts, scale, min_tiles,
     num_heads: tl.constexpr, width: tl.constexpr, value_dim: tl.constexpr,
     rope_dim: tl.constexpr, page_tokens: tl.constexpr,
@@ -154,9 +154,9 @@ def _attend(
             tl.store(out_lse + done + line, lse / LOG2_E_JIT, mask=is_line)
         else:
             done = (row + part).to(tl.int64) * num_lines + first_line
-            piece_place = piece + done * value_dim + (line[:, None] * value_dim + value[None, :])
-            tl.store(piece_place, total, mask=inside)
-            tl.store(piece_lse + done + line, lse, mask=is_line)
+            split_place = split + done * value_dim + (line[:, None] * value_dim + value[None, :])
+            tl.store(split_place, total, mask=inside)
+            tl.store(split_lse + done + line, lse, mask=is_line)
         tile = next_tile
 
 
@@ -165,12 +165,12 @@ LOG2_E_JIT = tl.constexpr(LOG2_E)
 
 @triton.jit(do_not_specialize=["num_rows", "min_tiles"])
 def _join(
-    kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
+    kv_lengths, split, split_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
     min_tiles,
-    lines: tl.constexpr, pieces: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
+    lines: tl.constexpr, splits: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
     padded_value: tl.constexpr, every: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
-    """`pieces` of `lines` at a time; of `every` row, or of those of several pieces or none."""
+    """`splits` of `lines` at a time; of `every` row, or of those of several splits or none."""
     follow(dependent)
     row = tl.program_id(1)
     ends = tile_ends(kv_lengths, num_rows, tokens, rows)
@@ -190,13 +190,13 @@ def _join(
     total = tl.zeros([lines, padded_value], tl.float32)
     if end == begin:
         last = first - 1
-    for start in range(first, last + 1, pieces):
-        part = start + tl.arange(0, pieces)
+    for start in range(first, last + 1, splits):
+        part = start + tl.arange(0, splits)
         here = is_line[:, None] & (part <= last)[None, :]
         done = (row + part).to(tl.int64)[None, :] * num_lines + line[:, None]
-        lse = tl.load(piece_lse + done, mask=here, other=float("-inf"))
+        lse = tl.load(split_lse + done, mask=here, other=float("-inf"))
         values = tl.load(
-            piece + done[:, :, None] * value_dim + value[None, None, :],
+            split + done[:, :, None] * value_dim + value[None, None, :],
             mask=here[:, :, None] & (value < value_dim)[None, None, :], other=0.0,
         )  # fmt: skip
         higher = tl.maximum(peak, tl.max(lse, axis=1))
@@ -250,12 +250,12 @@ def launch(
     lines = min(MAX_LINES if is_half else 16, max(16, triton.next_power_of_2(num_lines)))
     num_blocks = triton.cdiv(num_lines, lines)
     num_parts = max(1, programs(query.device, padded_value) // num_blocks)
-    num_pieces = num_rows + num_parts if num_parts > 1 else 0
-    piece = query.new_empty(num_pieces, num_lines, value_dim, dtype=torch.float32)
-    piece_lse = query.new_empty(num_pieces, num_lines, dtype=torch.float32)
+    num_splits = num_rows + num_parts if num_parts > 1 else 0
+    split = query.new_empty(num_splits, num_lines, value_dim, dtype=torch.float32)
+    split_lse = query.new_empty(num_splits, num_lines, dtype=torch.float32)
     rows = triton.next_power_of_2(num_rows)
     query, is_dependent = query.contiguous(), dependent(query)
-    operands = (query, cache, block_table, kv_lengths, out, out_lse, piece, piece_lse)
+    operands = (query, cache, block_table, kv_lengths, out, out_lse, split, split_lse)
     exact = padded_value + padded_rope == width
     _attend[num_blocks, num_parts](
         *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
@@ -268,26 +268,26 @@ def launch(
         num_stages=num_stages, dependent=is_dependent, num_warps=8, launch_pdl=is_dependent,
     )  # fmt: skip
     join(
-        kv_lengths, piece, piece_lse, out, out_lse, num_parts, min_tiles, tokens=tokens, every=False
+        kv_lengths, split, split_lse, out, out_lse, num_parts, min_tiles, tokens=tokens, every=False
     )
     return out, out_lse
 
 
-def join_pieces(pieces: Pieces) -> torch.Tensor:
-    """As `kernels.attention.mla_decode_pieces.join_reference`."""
-    num_rows, (_, num_lines, value_dim) = len(pieces.kv_lengths), pieces.values.shape
-    out = pieces.values.new_empty(num_rows * num_lines, value_dim)
+def join_splits(splits: Splits) -> torch.Tensor:
+    """As `kernels.attention.mla_decode_splits.join_reference`."""
+    num_rows, (_, num_lines, value_dim) = len(splits.kv_lengths), splits.values.shape
+    out = splits.values.new_empty(num_rows * num_lines, value_dim)
     join(
-        pieces.kv_lengths, pieces.values, pieces.lse, out, pieces.lse.new_empty(len(out)),
-        pieces.num_parts, pieces.min_tiles, tokens=TOKENS, every=True,
+        splits.kv_lengths, splits.values, splits.lse, out, splits.lse.new_empty(len(out)),
+        splits.num_parts, splits.min_tiles, tokens=TOKENS, every=True,
     )  # fmt: skip
-    return out.view(num_rows * pieces.num_queries, -1, value_dim)
+    return out.view(num_rows * splits.num_queries, -1, value_dim)
 
 
 def join(
     kv_lengths: torch.Tensor,
-    piece: torch.Tensor,
-    piece_lse: torch.Tensor,
+    split: torch.Tensor,
+    split_lse: torch.Tensor,
     out: torch.Tensor,
     out_lse: torch.Tensor,
     num_parts: int,
@@ -296,13 +296,13 @@ def join(
     tokens: int,
     every: bool,
 ) -> None:
-    num_rows, (_, num_lines, value_dim) = len(kv_lengths), piece.shape
-    # Rows of many pieces are few: a program has fewer lines of them.
-    pieces = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
-    lines, is_dependent = JOINED // pieces, dependent(out)
+    num_rows, (_, num_lines, value_dim) = len(kv_lengths), split.shape
+    # Rows of many splits are few: a program has fewer lines of them.
+    splits = min(JOINED, triton.next_power_of_2(triton.cdiv(num_parts, num_rows)))
+    lines, is_dependent = JOINED // splits, dependent(out)
     _join[triton.cdiv(num_lines, lines), num_rows](
-        kv_lengths, piece, piece_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
-        min_tiles, lines=lines, pieces=pieces, tokens=tokens,
+        kv_lengths, split, split_lse, out, out_lse, num_rows, num_lines, num_parts, value_dim,
+        min_tiles, lines=lines, splits=splits, tokens=tokens,
         rows=triton.next_power_of_2(num_rows),
         padded_value=max(16, triton.next_power_of_2(value_dim)), every=every,
         dependent=is_dependent, num_warps=4, launch_pdl=is_dependent,

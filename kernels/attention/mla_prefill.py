@@ -29,12 +29,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import mla_prefill_cuda
-from kernels.attention.merge_states import merge_states_reference
 from kernels.attention.mla_prefill_plan import KeyGroup
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_scales import empty_scales
 from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.elementwise.quantise import quantise
 from kernels.gemm.fp8_gemm import fp8_gemm
 from kernels.gemm.linear import linear
@@ -57,9 +56,9 @@ def mla_prefill(
         if row.stop > len(query) or row.kv_length > len(row.pages) * cache.shape[1]:
             raise ValueError(f"{row} does not fit {len(query)} tokens, {tuple(cache.shape)}")
         check_ids("pages", row.pages, 0, len(cache))
-    num_heads, qk_dim = query.shape[1:]
-    value_dim = kv_b.shape[1] - (qk_dim - (cache.shape[-1] - kv_b.shape[2]))
-    out = query.new_empty(query.shape[0], num_heads, value_dim)
+    note("mla_prefill", "reference")
+    out = empty_values(query, cache, kv_b)
+    value_dim = out.shape[2]
     attend = attend_in_blocks if query.device.type == "cpu" else attend_at_once
     for row in rows:
         key, value = row_keys(cache, kv_b, kv_b_scale, row, value_dim)
@@ -88,7 +87,7 @@ def mla_prefill_grouped(
         check_operand("out", out, query.device, query.dtype)
         check_shape("out", out, *query.shape[:2], value_dim_of(query, cache, kv_b))
         check_contiguous(out=out)
-    path = path_for(query.device, query, cache, kv_b)
+    path = note("mla_prefill", path_for(query, cache, kv_b))
     attend: Callable[..., None] = attend_group_reference
     if path == "cuda":
         attend = mla_prefill_cuda.launch
@@ -114,9 +113,10 @@ def mla_prefill_quantised(
     _check(query, cache, kv_b, kv_b_scale)
     _check_groups(query, cache, groups)
     out = empty_values(query, cache, kv_b)
-    if path_for(query.device, query, cache, kv_b) != "cuda":
+    if path_for(query, cache, kv_b) != "cuda":
         mla_prefill_grouped(query, cache, kv_b, groups, scale=scale, out=out, kv_b_scale=kv_b_scale)
         return quantise(out.flatten(1))
+    note("mla_prefill", "cuda")
     values = torch.empty_like(out.flatten(1), dtype=torch.float8_e4m3fn)
     quantised = values, empty_scales(values)
     attend = partial(mla_prefill_cuda.launch, quantised=quantised)
@@ -124,12 +124,9 @@ def mla_prefill_quantised(
     return quantised
 
 
-def path_for(
-    device: torch.device, query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor
-) -> str:
-    """The path of both on `device` for operands like these, whose contents and own device are not
-    looked at."""
-    path = path_of("mla_prefill", device)
+def path_for(query: torch.Tensor, cache: torch.Tensor, kv_b: torch.Tensor) -> str:
+    """The path of both."""
+    path = best_path("mla_prefill", query.device)
     is_taken = path != "cuda" or mla_prefill_cuda.takes(query, cache, kv_b)
     return path if is_taken else "triton"
 
@@ -218,10 +215,21 @@ def attend_group_reference(
         shares = (scores - part_lse.unsqueeze(-1)).exp().nan_to_num_()  # -inf - -inf: no key
         part = torch.einsum("qhk,khv->qhv", shares, value.float()).to(out.dtype)
         if not span.is_first:
-            part, part_lse = merge_states_reference(
-                out[of_queries], lse[of_queries], part, part_lse
-            )
+            part, part_lse = merged(out[of_queries], lse[of_queries], part, part_lse)
         out[of_queries], lse[of_queries] = part, part_lse
+
+
+def merged(
+    a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What two disjoint sets of keys gave: values a and b [T, heads, V], and the natural logarithms
+    [T, heads] of their sums of exp(scores), -inf for no key -> of both sets together."""
+    lse = torch.logaddexp(lse_a, lse_b)
+    # Without any key the difference would be inf - inf.
+    shift = torch.where(lse.isneginf(), 0.0, lse)
+    out = a.float() * (lse_a - shift).exp().unsqueeze(-1)
+    out += b.float() * (lse_b - shift).exp().unsqueeze(-1)
+    return out.to(a.dtype), lse
 
 
 def expand(

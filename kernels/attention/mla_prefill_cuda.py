@@ -69,28 +69,9 @@ def launch(
         return
     key_bytes = both[0, 0].nbytes * len(both)
     section_heads = min(num_heads, max(1, _SECTION_BYTES // key_bytes))
-    values, scales, scale_stride = None, None, 0
-    if quantised is not None:
-        values, scales = quantised[0].data_ptr(), quantised[1].data_ptr()
-        scale_stride = quantised[1].stride(1)
+    values, scales = quantised or (None, None)
     _KERNEL.launch(
-        query.device,
-        query.data_ptr(),
-        *query.stride()[:2],
-        both.data_ptr(),
-        key_rope.data_ptr(),
-        key_rope.stride(0),
-        group.blocks.data_ptr(),
-        group.drawn.data_ptr(),
-        out.data_ptr(),
-        lse.data_ptr(),
-        values,
-        scales,
-        scale_stride,
-        num_tokens,
-        len(both),
-        len(group.blocks),
-        num_heads,
-        section_heads,
-        scale,
-    )
+        query.device, query, *query.stride()[:2], both, key_rope, key_rope.stride(0), group.blocks,
+        group.drawn, out, lse, values, scales, 0 if scales is None else scales.stride(1),
+        num_tokens, len(both), len(group.blocks), num_heads, section_heads, scale,
+    )  # fmt: skip

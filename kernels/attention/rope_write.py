@@ -20,10 +20,9 @@ latents without a norm are copies.
 import torch
 
 from kernels.attention.rope import rope
-from kernels.attention.write_latent import write_latent
 from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
 from kernels.build.paths import path_of
-from kernels.elementwise.rms_norm import rms_norm_reference
+from kernels.elementwise.rms_norm import norm_reference
 
 
 def rope_write(
@@ -43,48 +42,13 @@ def rope_write(
     if rotated is not None:
         check_operand("rotated", rotated, query.device, query.dtype)
         check_shape("rotated", rotated, *query.shape[:2], key_rope.shape[1])
-    write_checked(
-        query,
-        latent,
-        key_rope,
-        rotation,
-        slots,
-        cache,
-        latent_norm=latent_norm,
-        eps=eps,
-        rotated=rotated,
-    )
-
-
-def write_checked(
-    query: torch.Tensor,
-    latent: torch.Tensor,
-    key_rope: torch.Tensor,
-    rotation: torch.Tensor,
-    slots: torch.Tensor,
-    cache: torch.Tensor,
-    *,
-    latent_norm: torch.Tensor | None,
-    eps: float,
-    rotated: torch.Tensor | None,
-) -> None:
-    """`rope_write` of what `check_tokens` has seen."""
     write = rope_write_reference
     if path_of("rope_write", query.device) == "triton":
         from kernels.attention.rope_write_triton import launch
 
         write = launch
-    write(
-        query,
-        latent,
-        key_rope,
-        rotation,
-        slots,
-        cache,
-        latent_norm=latent_norm,
-        eps=eps,
-        rotated=rotated,
-    )
+    given = query, latent, key_rope, rotation, slots, cache
+    write(*given, latent_norm=latent_norm, eps=eps, rotated=rotated)
 
 
 def rope_write_reference(
@@ -104,12 +68,12 @@ def rope_write_reference(
     both = rope(torch.cat((query_rope, key_rope.unsqueeze(1)), dim=1), rotation)
     (query_rope if rotated is None else rotated).copy_(both[:, :-1])
     if latent_norm is not None:
-        latent = rms_norm_reference(latent, latent_norm, eps)
+        latent = norm_reference(latent, None, latent_norm, eps)[0]
     key_rope, num_slots = both[:, -1], cache.shape[0] * cache.shape[1]
     is_kept = (slots >= 0) & (slots < num_slots)
     if not is_kept.all():
         slots, latent, key_rope = slots[is_kept], latent[is_kept], key_rope[is_kept]
-    write_latent(cache, slots, latent, key_rope)
+    cache.view(-1, cache.shape[-1]).index_copy_(0, slots, torch.cat((latent, key_rope), dim=-1))
 
 
 def check_tokens(

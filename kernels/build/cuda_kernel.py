@@ -15,7 +15,7 @@ Parameter = type[ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_f
 
 
 class CudaKernel:
-    """`NAME_launch` of the source NAME.cu: a C function of `parameters` and, behind them, a stream,
+    """`NAME_launch` of the source NAME.cu: a C function of `parameters` and, after them, a stream,
     that gives null, or why nothing was launched."""
 
     def __init__(self, source: Path, *parameters: Parameter) -> None:
@@ -30,13 +30,17 @@ class CudaKernel:
         """As `cuda_build.is_built`."""
         return cuda_build.is_built(self._source, otherwise)
 
-    def launch(self, device: torch.device, *arguments: float | None) -> None:
-        """On the current stream of `device`. Raises RuntimeError where the library cannot be built
-        or the kernel not be launched."""
+    def launch(self, device: torch.device, *arguments: torch.Tensor | float | None) -> None:
+        """On the current stream of `device`; tensors, or None, for pointers. Raises RuntimeError
+        where the library cannot be built or the kernel not be launched."""
+        given: list[tuple[Parameter, Any]] = list(zip(self._parameters, arguments, strict=True))
+        values = [
+            value.data_ptr() if kind is POINTER and value is not None else value
+            for kind, value in given
+        ]
         with torch.cuda.device(device):
-            why = self._function(*arguments, torch.cuda.current_stream().cuda_stream)
+            why = self._function(*values, torch.cuda.current_stream().cuda_stream)
         if why:
-            given = zip(self._parameters, arguments, strict=True)
             numbers = ", ".join(str(value) for kind, value in given if kind is not POINTER)
             raise RuntimeError(f"{self._source.stem} ({numbers}): {why.decode()}")
 

@@ -1,6 +1,7 @@
 """Which implementation of each operation runs on a device: the best that is installed.
 
     path_of("rms_norm", device)   "triton"
+    noted()                       {"rms_norm": "triton", ...}, what this process has taken
 
 Where sizes, or a library that could not be compiled, decide further, the operation's module does
 that, in a function `path_for`. EPSERVE_KERNELS=reference takes the torch references everywhere.
@@ -12,8 +13,8 @@ from importlib.util import find_spec
 
 import torch
 
-# Best first; the reference comes behind all of them. NOTE: a kernel in CUDA is named here where it
-# is asked for before all others, not where a path behind this hands some sizes to it.
+# Best first; the reference comes after all of them. NOTE: a kernel in CUDA is named here where it
+# is asked for before all others, not where a path after it hands some sizes to it.
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "absorb": ("cuda", "triton"),
     "combine": ("triton",),
@@ -23,7 +24,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "gate": ("triton",),
     "grouped_linear": ("triton",),
     "head_linear": ("triton",),
-    "merge_states": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("cuda", "triton"),
     "pack_tokens": ("triton",),
@@ -39,6 +39,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 }
 # The package that a path comes from; "cuda" is ours, compiled at first use.
 PACKAGES = {"deep_gemm": "deep_gemm", "flash_mla": "flash_mla", "triton": "triton"}
+_noted: dict[str, set[str]] = {}
 
 
 def are_references_asked_for() -> bool:
@@ -47,13 +48,29 @@ def are_references_asked_for() -> bool:
     return os.environ.get("EPSERVE_KERNELS") == "reference"
 
 
+def best_path(operation: str, device: torch.device) -> str:
+    """The best path of `operation` on `device`. KeyError for an unknown operation."""
+    return _best_path(operation, device.type, device.index or 0)
+
+
 def path_of(operation: str, device: torch.device) -> str:
-    """Name of the path that `operation` takes on `device`. KeyError for an unknown operation."""
-    return _path_of(operation, device.type, device.index or 0)
+    """`best_path`, noted: for operations that take it whatever the sizes."""
+    return note(operation, best_path(operation, device))
+
+
+def note(operation: str, path: str) -> str:
+    """Gives `path`, by which this process computes an `operation` of some size."""
+    _noted.setdefault(operation, set()).add(path)
+    return path
+
+
+def noted() -> dict[str, str]:
+    """By operation, the paths taken so far; the names of several are joined by +."""
+    return {operation: "+".join(sorted(paths)) for operation, paths in sorted(_noted.items())}
 
 
 @cache
-def _path_of(operation: str, device_type: str, index: int) -> str:
+def _best_path(operation: str, device_type: str, index: int) -> str:
     candidates = OPERATIONS[operation]
     if device_type != "cuda" or are_references_asked_for():
         return "reference"

@@ -31,7 +31,7 @@ def quantise(
     if path_of("quantise", x.device) == "triton":
         from kernels.elementwise.quantise_triton import launch
 
-        return launch(x.unsqueeze(0), None, squeeze=True, scale=scale)
+        return launch(x, scale=scale)
     return quantise_reference(x, scale=scale)
 
 

@@ -99,30 +99,22 @@ def _quantise(
 
 def launch(
     x: torch.Tensor,
-    counts: torch.Tensor | None,
+    counts: torch.Tensor | None = None,
     *,
-    squeeze: bool,
     scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
     num_warps: int = 0,
     expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [E, C, K], E = 1 to be squeezed away when there are no counts, rows as far apart as they
-    are. `groups`, `rows`, to measure them: of a program. `expected_rows` of an expert: as
-    `row_programs` has them."""
-    usual = MANY_ROWS if counts is None and x.shape[1] >= MANY_ROWS[1] else FEW_ROWS
-    usual_warps = 2 if usual == MANY_ROWS and x.shape[1] >= 512 else 4
-    groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or usual_warps
-    out = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-    scales = empty_scales(x) if scale is None else scale
-    run(
-        x, counts, out, scales, gated=False, given=scale is not None, groups=groups,
-        rows=rows, num_warps=num_warps, expected_rows=expected_rows,
+    """As `run`. `groups`, `rows`, to measure them: of a program."""
+    is_many = counts is None and x.shape[-2] >= MANY_ROWS[1]
+    usual = MANY_ROWS if is_many else FEW_ROWS
+    usual_warps = 2 if is_many and x.shape[-2] >= 512 else 4
+    return run(
+        x, counts, gated=False, scale=scale, groups=groups or usual[0], rows=rows or usual[1],
+        num_warps=num_warps or usual_warps, expected_rows=expected_rows,
     )  # fmt: skip
-    if not squeeze:
-        return out, scales
-    return out[0], scales[0] if scale is None else scale
 
 
 def row_programs(capacity: int, expected_rows: int) -> int:
@@ -135,32 +127,36 @@ def row_programs(capacity: int, expected_rows: int) -> int:
 def run(
     x: torch.Tensor,
     counts: torch.Tensor | None,
-    out: torch.Tensor,
-    scale: torch.Tensor,
     *,
     gated: bool,
     groups: int,
+    rows: int,
     num_warps: int,
-    given: bool = False,
-    rows: int = 1,
+    scale: torch.Tensor | None = None,
     expected_rows: int = 0,
     owner: torch.Tensor | None = None,
-) -> None:
-    """Fills `out` [E, C, K] and `scale` from `x` [E, C, K], or [E, C, 2 K] when `gated`; of rows
-    whose `owner` [C] is negative nothing, if there are owners, E = 1 and no counts. `given`:
-    `scale` is one for all, and is read."""
-    num_experts, num_rows, width = out.shape
-    is_dependent = dependent(x)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, scales) of x [C, K], rows as far apart as they are, or [E, C, K], contiguous; twice as
+    wide when `gated`. `counts` [E] of rows that are in use, E = 1 for x [C, K], or all of them;
+    those whose `owner` [C] is negative are left alone, if there are owners and no counts. `scale`:
+    one for all; it comes back. `expected_rows` of an expert: as `row_programs` has them."""
+    *lead, capacity, width = x.shape
+    width //= 1 + gated
+    out = x.new_empty(*lead, capacity, width, dtype=torch.float8_e4m3fn)
+    scales = empty_scales(out) if scale is None else scale
     if not out.numel():
-        return
+        return out, scales
     if counts is None:
-        num_programs = triton.cdiv(num_rows, rows)
+        num_programs = triton.cdiv(capacity, rows)
     else:
-        num_programs = row_programs(num_rows, expected_rows)
-    _quantise[num_programs, triton.cdiv(width, groups * GROUP), num_experts](
-        x, out, scale, counts, owner, num_rows, width, x.stride(1),
-        *((0, 0) if given else (scale.stride(0), scale.stride(2))),
+        num_programs = row_programs(capacity, expected_rows)
+    strides = (0, 0) if scale is not None else (scales.stride(0) if lead else 0, scales.stride(-1))
+    is_dependent = dependent(x)
+    _quantise[num_programs, triton.cdiv(width, groups * GROUP), lead[0] if lead else 1](
+        x, out, scales, counts, owner, capacity, width, x.stride(-2), *strides,
         largest=LARGEST, smallest=SMALLEST, group=GROUP, groups=groups, rows=rows,
         masked=counts is not None, owned=owner is not None, gated=gated,
-        given=given, dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
+        given=scale is not None, dependent=is_dependent, num_warps=num_warps,
+        launch_pdl=is_dependent,
     )  # fmt: skip
+    return out, scales

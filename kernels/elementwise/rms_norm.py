@@ -14,6 +14,8 @@ The Triton path agrees with the reference within one bit of the last place; the 
 What is quantised is not rounded to bfloat16 before.
 """
 
+from typing import Any, TypeAlias
+
 import torch
 import torch.nn.functional as F
 
@@ -23,120 +25,91 @@ from kernels.build.paths import path_of
 from kernels.elementwise.combine import Combination, Update, combined
 from kernels.elementwise.quantise import check_scale, quantise_reference
 
+Norms: TypeAlias = tuple[torch.Tensor, ...]  # as `norm_reference` gives them
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Raises ValueError for arguments that do not fit, as all of these do."""
-    _check(x, None, weight)
-    if _has_kernel(x):
-        from kernels.elementwise.rms_norm_triton import launch
-
-        return launch(x, None, weight, eps)[0]
-    return rms_norm_reference(x, weight, eps)
+    return _norm(x, None, weight, eps)[0]
 
 
 def add_rms_norm(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normalised sum, sum). `residual` is not changed."""
-    _check(x, residual, weight)
-    if _has_kernel(x):
-        from kernels.elementwise.rms_norm_triton import launch
-
-        return launch(x, residual, weight, eps)
-    return add_rms_norm_reference(x, residual, weight, eps)
+    out, *_, total = _norm(x, residual, weight, eps)
+    return out, total
 
 
 def rms_norm_quantise(
     x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, scale)."""
-    _check(x, None, weight, quantises=True)
-    if _has_kernel(x):
-        from kernels.elementwise.rms_norm_triton import launch_quantise
-
-        return launch_quantise(x, None, weight, eps)[:2]
-    return rms_norm_quantise_reference(x, weight, eps)
+    _, values, scales, *_ = _norm(x, None, weight, eps, plain=False, quantises=True)
+    return values, scales
 
 
 def add_rms_norm_quantise(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, scale, sum)."""
-    _check(x, residual, weight, quantises=True)
-    if _has_kernel(x):
-        from kernels.elementwise.rms_norm_triton import launch_quantise
-
-        return launch_quantise(x, residual, weight, eps)
-    return add_rms_norm_quantise_reference(x, residual, weight, eps)
+    _, values, scales, _, total = _norm(x, residual, weight, eps, plain=False, quantises=True)
+    return values, scales, total
 
 
 def add_rms_norm_both(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, quantised out, scale, sum)."""
-    _check(x, residual, weight, quantises=True)
-    if _has_kernel(x):
-        from kernels.elementwise.rms_norm_triton import launch_both
-
-        return launch_both(x, residual, weight, eps)
-    return add_rms_norm_both_reference(x, residual, weight, eps)
+    out, values, scales, _, total = _norm(x, residual, weight, eps, quantises=True)
+    return out, values, scales, total
 
 
 def add_rms_norm_all(
     x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Norms:
     """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
-    _check(x, residual, weight, quantises=True)
     check_scale(residual, scale)
-    if _has_kernel(x):
-        from kernels.elementwise.rms_norm_triton import launch_all
-
-        return launch_all(x, residual, weight, eps, scale)
-    return add_rms_norm_all_reference(x, residual, weight, eps, scale)
+    return _norm(x, residual, weight, eps, quantises=True, scale=scale)
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def add_rms_norm_reference(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    total = combined(x) + residual
-    return rms_norm_reference(total, weight, eps), total
-
-
-def rms_norm_quantise_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantise_reference(rms_norm_reference(x.float(), weight.float(), eps))
-
-
-def add_rms_norm_quantise_reference(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    total = combined(x) + residual
-    return *rms_norm_quantise_reference(total, weight, eps), total
-
-
-def add_rms_norm_both_reference(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    out, total = add_rms_norm_reference(x, residual, weight, eps)
-    return out, *rms_norm_quantise_reference(total, weight, eps), total
-
-
-def add_rms_norm_all_reference(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    out, values, scales, total = add_rms_norm_both_reference(x, residual, weight, eps)
-    normed = rms_norm_reference(total.float(), weight.float(), eps)
-    return out, values, scales, quantise_reference(normed, scale=scale)[0], total
-
-
-def _has_kernel(x: Update) -> bool:
+def _norm(
+    x: Update, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, **wanted: Any
+) -> Norms:
+    """As `norm_reference`."""
+    _check(x, residual, weight, quantises=wanted.get("quantises", False))
     rows = x.rows if isinstance(x, Combination) else x
-    return path_of("rms_norm", rows.device) == "triton" and rows.dim() == 2 and rows.stride(1) == 1
+    if path_of("rms_norm", rows.device) == "triton" and rows.dim() == 2 and rows.stride(1) == 1:
+        from kernels.elementwise.rms_norm_triton import launch
+
+        return launch(x, residual, weight, eps, **wanted)
+    return norm_reference(x, residual, weight, eps, **wanted)
+
+
+def norm_reference(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plain: bool = True,
+    quantises: bool = False,
+    scale: torch.Tensor | None = None,
+) -> Norms:
+    """(out, quantised out, its scales, out quantised by the given `scale`, sum): None where it is
+    not wanted; the sum is x itself without a residual."""
+    total = combined(x) if residual is None else combined(x) + residual
+    values = scales = given = None
+    if quantises:
+        values, scales = quantise_reference(_rms_norm(total.float(), weight.float(), eps))
+    if scale is not None:
+        normed = _rms_norm(total.float(), weight.float(), eps)
+        given, _ = quantise_reference(normed, scale=scale)
+    return _rms_norm(total, weight, eps) if plain else None, values, scales, given, total
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def _check(

@@ -96,89 +96,25 @@ def launch(
     weight: torch.Tensor,
     eps: float,
     *,
+    plain: bool = True,
+    quantises: bool = False,
+    scale: torch.Tensor | None = None,
     num_warps: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, sum); the sum is x itself without a residual, which a combination needs."""
-    shaped = _shaped(x, residual)
-    out = shaped.new_empty(shaped.shape)
-    return out, _run(x, residual, weight, eps, out, None, num_warps)
-
-
-def launch_quantise(
-    x: Update,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    num_warps: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, scale, sum)."""
-    small = _empty_small(_shaped(x, residual))
-    return *small, _run(x, residual, weight, eps, None, small, num_warps)
-
-
-def launch_both(
-    x: Update,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    num_warps: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, quantised out, scale, sum)."""
-    shaped = _shaped(x, residual)
-    out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
-    total = _run(x, residual, weight, eps, out, small, num_warps)
-    return out, *small, total
-
-
-def launch_all(
-    x: Update,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    scale: torch.Tensor,
-    *,
-    num_warps: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
-    shaped = _shaped(x, residual)
-    out, small = shaped.new_empty(shaped.shape), _empty_small(shaped)
-    given = torch.empty_like(small[0]), scale
-    total = _run(x, residual, weight, eps, out, small, num_warps, given=given)
-    return out, *small, given[0], total
-
-
-def _shaped(x: Update, residual: torch.Tensor | None) -> torch.Tensor:
-    """One that has the shape of the result."""
-    if isinstance(x, Combination):
-        assert residual is not None
-        return residual
-    return x
-
-
-def _empty_small(shaped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    small = shaped.new_empty(shaped.shape, dtype=torch.float8_e4m3fn)
-    return small, empty_scales(shaped)
-
-
-def _run(
-    x: Update,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor | None,
-    small: tuple[torch.Tensor, torch.Tensor] | None,
-    num_warps: int,
-    *,
-    given: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """The sum; the norm goes to `out`, with its scales to `small`, and by a scale to `given`."""
-    shaped = _shaped(x, residual)
+) -> tuple[torch.Tensor | None, ...]:
+    """As `kernels.elementwise.rms_norm.norm_reference`; a combination needs a residual."""
+    shaped = residual if isinstance(x, Combination) else x
+    assert shaped is not None
     num_rows, width = shaped.shape
     total = shaped if residual is None else shaped.new_empty(shaped.shape)
+    out = shaped.new_empty(shaped.shape) if plain else None
+    values = scales = given = None
+    if quantises:
+        values = shaped.new_empty(shaped.shape, dtype=torch.float8_e4m3fn)
+        scales = empty_scales(shaped)
+    if scale is not None:
+        given = shaped.new_empty(shaped.shape, dtype=torch.float8_e4m3fn)
     if not num_rows:
-        return total
+        return out, values, scales, given, total
     if isinstance(x, Combination) and num_rows < MIN_COMBINED:
         x = x.combined()
     parts = x if isinstance(x, Combination) else None
@@ -189,22 +125,20 @@ def _run(
         assert parts.weights.stride(1) == 1
         assert base is None or base.is_contiguous()
     groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
-    values, scale = small or (None, None)
-    given_values, given_scale = given or (None, None)
     num_choices = 0 if parts is None else len(parts.row_of)
-    usual = _usual_warps(num_rows, groups, num_choices > 0, out is not None and small is not None)
+    usual = _usual_warps(num_rows, groups, num_choices > 0, plain and quantises)
     _rms_norm[(num_rows,)](
         base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
-        residual, weight, total, out, values, scale, given_values, given_scale, num_rows, width,
+        residual, weight, total, out, values, scales, given, scale, num_rows, width,
         0 if base is None else base.stride(0), 0 if residual is None else residual.stride(0),
-        0 if parts is None else parts.weights.stride(0), 0 if scale is None else scale.stride(1),
+        0 if parts is None else parts.weights.stride(0), 0 if scales is None else scales.stride(1),
         eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
         has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
-        has_residual=residual is not None, plain=out is not None, quantised=small is not None,
+        has_residual=residual is not None, plain=plain, quantised=quantises,
         has_given=given is not None, dependent=is_dependent,
         num_warps=num_warps or usual, launch_pdl=is_dependent,
     )  # fmt: skip
-    return total
+    return out, values, scales, given, total
 
 
 def _usual_warps(num_rows: int, groups: int, combines: bool, has_both: bool) -> int:

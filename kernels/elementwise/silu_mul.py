@@ -67,7 +67,7 @@ def silu_mul_quantise(
     if path_of("silu_mul", x.device) == "triton":
         from kernels.elementwise.silu_mul_triton import launch_quantise
 
-        return launch_quantise(x.unsqueeze(0), None, squeeze=True, scale=scale, owner=owner)
+        return launch_quantise(x, scale=scale, owner=owner)
     return silu_mul_quantise_reference(x, scale=scale)
 
 
@@ -85,7 +85,7 @@ def silu_mul_quantise_masked(
     if path_of("silu_mul", x.device) == "triton":
         from kernels.elementwise.silu_mul_triton import launch_quantise
 
-        return launch_quantise(x, counts, squeeze=False, scale=scale, expected_rows=expected_rows)
+        return launch_quantise(x, counts, scale=scale, expected_rows=expected_rows)
     return silu_mul_quantise_masked_reference(x, counts, scale=scale)
 
 

@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 
 from kernels.build.dependent_launch_triton import dependent, follow
-from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise.quantise_triton import GROUPS, row_programs, run, silu
 
 BLOCK = 1024
@@ -75,28 +74,20 @@ def launch_masked(x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0)
 
 def launch_quantise(
     x: torch.Tensor,
-    counts: torch.Tensor | None,
+    counts: torch.Tensor | None = None,
     *,
-    squeeze: bool,
     scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
-    num_warps: int = 0,
+    num_warps: int = 4,
     expected_rows: int = 0,
     owner: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [E, C, 2 I], E = 1 to be squeezed away when there are no counts. `groups`, `rows`, to
-    measure them: of a program. `owner` as `run` has it."""
+    """As `run`. `groups`, `rows`, to measure them: of a program."""
     usual = (GROUPS, 1)
-    if counts is None and x.shape[1] >= SOME_ROWS:
-        usual = SHAPE_OF_SOME if x.shape[1] < MANY_ROWS else SHAPE_OF_MANY
-    groups, rows, num_warps = groups or usual[0], rows or usual[1], num_warps or 4
-    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.float8_e4m3fn)
-    scales = empty_scales(out) if scale is None else scale
-    run(
-        x, counts, out, scales, gated=True, given=scale is not None, groups=groups,
-        rows=rows, num_warps=num_warps, expected_rows=expected_rows, owner=owner,
+    if counts is None and x.shape[-2] >= SOME_ROWS:
+        usual = SHAPE_OF_SOME if x.shape[-2] < MANY_ROWS else SHAPE_OF_MANY
+    return run(
+        x, counts, gated=True, scale=scale, groups=groups or usual[0], rows=rows or usual[1],
+        num_warps=num_warps, expected_rows=expected_rows, owner=owner,
     )  # fmt: skip
-    if not squeeze:
-        return out, scales
-    return out[0], scales[0] if scale is None else scale

@@ -19,8 +19,7 @@ written by a kernel that lets the next one begin earlier (`kernels.build.depende
 import torch
 
 from kernels.build.fp8_gemm_blocks import DENSE
-from kernels.build.fp8_gemm_clusters import ClusterBlocks
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.gemm import fp8_gemm_cuda
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
 from kernels.gemm.fp8_gemm_choice import cluster_blocks, faster_path
@@ -35,54 +34,31 @@ def fp8_gemm(
     check_operands(x, x_scale, weight, w_scale)
     if x.dim() != 2 or weight.dim() != 2:
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} are no matrices")
-    path = _path_by_size(x.device, len(x), *weight.shape)
+    path = best_path("fp8_gemm", x.device)
+    if path == "deep_gemm":
+        path = faster_path(x.device, DENSE, len(x), *weight.shape) if len(x) else "triton"
+    if path not in ("reference", "deep_gemm"):
+        return fp8_gemm_own(x, x_scale, weight, w_scale)
+    note("fp8_gemm", path)
     if path == "reference":
         return fp8_gemm_reference(x, x_scale, weight, w_scale)
-    if path == "deep_gemm":
-        from kernels.gemm.fp8_gemm_deep_gemm import dense
+    from kernels.gemm.fp8_gemm_deep_gemm import dense
 
-        return dense(x, x_scale, weight, w_scale)
-    return fp8_gemm_own(x, x_scale, weight, w_scale)
+    return dense(x, x_scale, weight, w_scale)
 
 
 def fp8_gemm_own(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
 ) -> torch.Tensor:
     """By the kernels of this project: what runs where DeepGEMM is not installed."""
-    if clusters := _clusters(x.device, x, x_scale, weight):
+    clusters = cluster_blocks(x.device, len(x), *weight.shape)
+    if clusters and len(x) and fp8_gemm_cuda.is_possible(x, x_scale, weight):
+        note("fp8_gemm", "cuda")
         return fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=clusters)
     from kernels.gemm.fp8_gemm_triton import dense
 
+    note("fp8_gemm", "triton")
     return dense(x, x_scale, weight, w_scale)
-
-
-def path_for(
-    device: torch.device, x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor
-) -> str:
-    """The path of `fp8_gemm` on `device` for operands like these, whose contents and own device are
-    not looked at."""
-    path = _path_by_size(device, len(x), *weight.shape)
-    if path in ("reference", "deep_gemm"):
-        return path
-    return "cuda" if _clusters(device, x, x_scale, weight) else "triton"
-
-
-def _path_by_size(device: torch.device, rows: int, n: int, k: int) -> str:
-    """One that is neither the reference nor DeepGEMM's stands for `fp8_gemm_own`."""
-    path = path_of("fp8_gemm", device)
-    if path != "deep_gemm":
-        return path
-    return faster_path(device, DENSE, rows, n, k) if rows else "triton"
-
-
-def _clusters(
-    device: torch.device, x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor
-) -> ClusterBlocks | None:
-    """How the CUDA kernel cuts the product where it takes it."""
-    clusters = cluster_blocks(device, len(x), *weight.shape)
-    if clusters and len(x) and fp8_gemm_cuda.is_possible(x, x_scale, weight):
-        return clusters
-    return None
 
 
 def fp8_gemm_reference(

@@ -43,22 +43,8 @@ def dense(
     (num_tokens, k), n = x.shape, weight.shape[0]
     out = x.new_empty(num_tokens, n, dtype=torch.bfloat16)
     _KERNEL.launch(
-        x.device,
-        x.data_ptr(),
-        x_scale.data_ptr(),
-        x_scale.stride(1),
-        weight.data_ptr(),
-        w_scale.contiguous().data_ptr(),
-        out.data_ptr(),
-        num_tokens,
-        n,
-        k,
-        blocks.height(num_tokens),
-        blocks.tokens_first,
-        blocks.warpgroups,
-        blocks.across,
-        blocks.splits,
-        blocks.num_stages(num_tokens, k),
-        blocks.token_stages(num_tokens, k),
-    )
+        x.device, x, x_scale, x_scale.stride(1), weight, w_scale.contiguous(), out, num_tokens, n,
+        k, blocks.height(num_tokens), blocks.tokens_first, blocks.warpgroups, blocks.across,
+        blocks.splits, blocks.num_stages(num_tokens, k), blocks.token_stages(num_tokens, k),
+    )  # fmt: skip
     return out

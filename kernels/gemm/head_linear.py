@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.build.operands import FLOATS, check_operand, check_shape
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
 from kernels.gemm.linear import MIN_ROWS
 
@@ -35,9 +35,10 @@ def head_linear(
     """Raises ValueError for shapes, dtypes or devices that do not fit, and unless FP8 weights come
     with a scale of their shape."""
     _check(x, weight, out)
+    path = note("head_linear", path_for(weight, scale))
     if scale is not None or weight.dtype == torch.float8_e4m3fn:
         check_scale(weight, scale)
-        if path_for(x.device, weight, scale) == "triton":
+        if path == "triton":
             from kernels.gemm.head_linear_triton import launch
 
             return launch(x, weight, scale, out)
@@ -52,9 +53,9 @@ def head_linear(
     return product if out is None else out.copy_(product)
 
 
-def path_for(device: torch.device, weight: torch.Tensor, scale: torch.Tensor | None) -> str:
-    """The path on `device`; "cublas" is torch's batched product."""
-    path = path_of("head_linear", device)
+def path_for(weight: torch.Tensor, scale: torch.Tensor | None) -> str:
+    """ "cublas" is torch's batched product."""
+    path = best_path("head_linear", weight.device)
     if path == "reference":
         return path
     if scale is None:

@@ -18,7 +18,7 @@ that lets the next one begin earlier (`kernels.build.dependent_launch_triton`).
 import torch
 
 from kernels.build.operands import FLOATS, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note
 from kernels.gemm import router_gemm_cuda
 from kernels.gemm.linear import linear
 
@@ -33,7 +33,7 @@ def router_gemm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(weight.shape)}")
     check_operand("hidden", hidden, hidden.device, *FLOATS)
     check_operand("weight", weight, hidden.device, hidden.dtype)
-    path = path_for(hidden.device, hidden, weight)
+    path = note("router_gemm", path_for(hidden, weight))
     if path == "reference":
         return router_gemm_reference(hidden, weight)
     if path == "cublas":
@@ -45,10 +45,9 @@ def router_gemm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return launch(hidden, weight)
 
 
-def path_for(device: torch.device, hidden: torch.Tensor, weight: torch.Tensor) -> str:
-    """The path on `device` for operands like these, whose contents and own device are not looked
-    at; "cublas" is torch's library."""
-    path = path_of("router_gemm", device)
+def path_for(hidden: torch.Tensor, weight: torch.Tensor) -> str:
+    """ "cublas" is torch's library."""
+    path = best_path("router_gemm", hidden.device)
     if path == "reference" or hidden.dtype != torch.bfloat16:
         return "reference"
     if len(hidden) >= MANY_ROWS:

@@ -67,15 +67,5 @@ def launch(
     if not num_rows:
         return out
     shape = shape or shape_for(num_rows)
-    _KERNEL.launch(
-        hidden.device,
-        hidden.data_ptr(),
-        weight.data_ptr(),
-        out.data_ptr(),
-        num_rows,
-        n,
-        k,
-        shape.tokens,
-        shape.splits,
-    )
+    _KERNEL.launch(hidden.device, hidden, weight, out, num_rows, n, k, shape.tokens, shape.splits)
     return out

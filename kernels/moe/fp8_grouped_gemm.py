@@ -24,7 +24,7 @@ import torch
 from kernels.build.aligned_rows import ALIGNMENT
 from kernels.build.fp8_gemm_blocks import MASKED
 from kernels.build.operands import check_contiguous, check_ids, check_operand
-from kernels.build.paths import path_of
+from kernels.build.paths import best_path, note, path_of
 from kernels.elementwise.quantise import check_counts
 from kernels.gemm.fp8_gemm import TOLERANCE, check_operands, fp8_gemm_reference
 from kernels.gemm.fp8_gemm_choice import faster_path
@@ -48,7 +48,7 @@ def fp8_grouped_gemm_masked(
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} are no experts")
     check_counts(x, counts)
     expected_rows = x.shape[1] if expected_rows is None else expected_rows
-    path = masked_path(x.device, expected_rows, x.shape[1], *weight.shape[1:])
+    path = note("fp8_grouped_gemm", _masked_path(x, expected_rows, weight))
     if path == "deep_gemm" and x.numel():
         from kernels.gemm.fp8_gemm_deep_gemm import masked
 
@@ -60,14 +60,14 @@ def fp8_grouped_gemm_masked(
     return fp8_grouped_gemm_masked_reference(x, x_scale, weight, w_scale, counts)
 
 
-def masked_path(device: torch.device, expected_rows: int, capacity: int, n: int, k: int) -> str:
-    """The path of the masked layout on `device`; that of the contiguous one is `path_of`'s."""
-    path = path_of("fp8_grouped_gemm", device)
+def _masked_path(x: torch.Tensor, expected_rows: int, weight: torch.Tensor) -> str:
+    path = best_path("fp8_grouped_gemm", x.device)
     if path != "deep_gemm":
         return path
     # NOTE: DeepGEMM writes whole blocks: with another capacity, over the next expert's rows.
-    fits = capacity % ALIGNMENT == 0
-    return faster_path(device, MASKED, expected_rows, n, k) if fits else "triton"
+    if x.shape[1] % ALIGNMENT:
+        return "triton"
+    return faster_path(x.device, MASKED, expected_rows, *weight.shape[1:])
 
 
 def fp8_grouped_gemm_contiguous(

@@ -166,7 +166,7 @@ def _fp8_products(
     assert experts.gate_up_scale is not None
     assert experts.down_scale is not None
     num_experts = len(experts.down)
-    values, scales = gather(*quantise(hidden.unsqueeze(0), None, squeeze=True), rows)
+    values, scales = gather(*quantise(hidden), rows)
     where = (rows.expert_of, rows.num_used)
     middle = fp8_aligned(
         values,
@@ -178,9 +178,10 @@ def _fp8_products(
         hidden.dtype,
     )
     values, scales = silu_mul_quantise(
-        middle.unsqueeze(0), rows.num_used, squeeze=True,
+        middle,
+        rows.num_used,
         expected_rows=num_experts * max(expected_rows, cuts[0].block_m),
-    )  # fmt: skip
+    )
     return fp8_aligned(
         values,
         scales,

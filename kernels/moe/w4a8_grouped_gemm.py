@@ -26,9 +26,12 @@ outputs matters. It agrees with the reference, which sums in float32, within TOL
 norm; bfloat16 rounding is 1.7e-3 of that.
 """
 
+from typing import Any
+
 import torch
 
 from kernels.build.fp8_scales import empty_scales
+from kernels.build.operands import check_contiguous, check_operand, check_shape
 from kernels.build.paths import path_of
 from kernels.elementwise.quantise import check_scale
 from kernels.elementwise.silu_mul import silu_mul_quantise_masked
@@ -56,26 +59,10 @@ def w4a8_grouped_gemm_masked(
     before the kernel in front of this call began, so that this one may begin while that ends.
     Raises ValueError for arguments that do not fit."""
     _check_masked(activations, activation_scales, weights, counts)
-    out = _output(activations, weights, out)
-    if not activations.numel():
-        return out
-    if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
-        return w4a8_grouped_gemm_masked_reference(
-            activations, activation_scales, weights, counts, out=out
-        )
-    capacity = activations.shape[1]
-    w4a8_grouped_gemm_cuda.launch(
-        activations,
-        activation_scales,
-        _strides(activation_scales),
-        weights.blocks,
-        counts,
-        out,
-        capacity=capacity,
-        expected_rows=capacity if expected_rows is None else expected_rows,
-        early=early,
-    )
-    return out
+    return _product(
+        activations, activation_scales, weights, counts, out, capacity=activations.shape[1],
+        expected_rows=expected_rows, early=early,
+    )  # fmt: skip
 
 
 def w4a8_grouped_gemm_gated(
@@ -112,17 +99,9 @@ def w4a8_grouped_gemm_gated(
     out_scales = empty_scales(out) if out_scale is None else out_scale.view(())
     if activations.numel():
         w4a8_grouped_gemm_cuda.launch(
-            activations,
-            activation_scales,
-            _strides(activation_scales),
-            weights.blocks,
-            counts,
-            out,
-            capacity=capacity,
-            expected_rows=likely,
-            out_scales=out_scales,
-            leads=leads,
-        )
+            activations, activation_scales, _strides(activation_scales), weights.blocks, counts,
+            out, capacity=capacity, expected_rows=likely, out_scales=out_scales, leads=leads,
+        )  # fmt: skip
     return out, out_scales
 
 
@@ -139,28 +118,41 @@ def w4a8_grouped_gemm_contiguous(
     if activations.dim() != 2:
         raise ValueError(f"activations are [M, K], not {tuple(activations.shape)}")
     _check(activations, activation_scales, weights, counts)
+    if expected_rows is None:
+        expected_rows = -(-activations.shape[0] // weights.num_experts)
+    return _product(
+        activations, activation_scales, weights, counts, out, capacity=0,
+        expected_rows=expected_rows,
+    )  # fmt: skip
+
+
+def _product(
+    activations: torch.Tensor,
+    activation_scales: torch.Tensor,
+    weights: PackedWeights,
+    counts: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    capacity: int,
+    expected_rows: int | None,
+    early: bool = False,
+) -> torch.Tensor:
+    """In the masked layout of so many rows an expert, or, of 0, in the contiguous one."""
     out = _output(activations, weights, out)
     if not activations.numel():
         return out
     if path_of("w4a8_grouped_gemm", activations.device) != "cuda":
-        return w4a8_grouped_gemm_contiguous_reference(
-            activations, activation_scales, weights, counts, out=out
-        )
-    mean = -(-activations.shape[0] // weights.num_experts)
+        given = activations, activation_scales, weights, counts
+        return w4a8_grouped_gemm_reference(*given, out=out)
     w4a8_grouped_gemm_cuda.launch(
-        activations,
-        activation_scales,
-        _strides(activation_scales),
-        weights.blocks,
-        counts,
-        out,
-        capacity=0,
-        expected_rows=mean if expected_rows is None else expected_rows,
-    )
+        activations, activation_scales, _strides(activation_scales), weights.blocks, counts, out,
+        capacity=capacity, expected_rows=capacity if expected_rows is None else expected_rows,
+        early=early,
+    )  # fmt: skip
     return out
 
 
-def w4a8_grouped_gemm_masked_reference(
+def w4a8_grouped_gemm_reference(
     activations: torch.Tensor,
     activation_scales: torch.Tensor,
     weights: PackedWeights,
@@ -168,46 +160,25 @@ def w4a8_grouped_gemm_masked_reference(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the masked product is; waits for the counts."""
+    """What the product is, masked or contiguous by the activations' dimensions; waits for the
+    counts."""
     _check(activations, activation_scales, weights, counts)
     out = _output(activations, weights, out)
-    for expert, count in enumerate(counts.clamp(0, activations.shape[1]).tolist()):
-        if count:
-            rows = _rows(activations[expert], activation_scales, expert, slice(0, count))
-            out[expert, :count] = linear(rows, _matrix(weights, expert))
+    stop = 0
+    for expert, count in enumerate(counts.clamp(0, activations.shape[-2]).tolist()):
+        if not count:
+            continue
+        if activations.dim() == 3:
+            where: Any = (expert, slice(count))
+        else:
+            start, stop = stop, stop + count
+            where = slice(start, stop)
+        rows, scales = activations[where].float(), activation_scales
+        if scales.numel() > 1:
+            scales = scales[where]
+            scales = scales.repeat_interleave(rows.shape[-1] // scales.shape[-1], dim=-1)
+        out[where] = linear(rows * scales, _matrix(weights, expert))
     return out
-
-
-def w4a8_grouped_gemm_contiguous_reference(
-    activations: torch.Tensor,
-    activation_scales: torch.Tensor,
-    weights: PackedWeights,
-    counts: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What the contiguous product is; waits for the counts."""
-    _check(activations, activation_scales, weights, counts)
-    out = _output(activations, weights, out)
-    start = 0
-    for expert, count in enumerate(counts.clamp(0).tolist()):
-        if count:
-            where = slice(start, start + count)
-            rows = _rows(activations, activation_scales, None, where)
-            out[where] = linear(rows, _matrix(weights, expert))
-            start += count
-    return out
-
-
-def _rows(
-    activations: torch.Tensor, scales: torch.Tensor, expert: int | None, where: slice
-) -> torch.Tensor:
-    """Some rows of [rows, K] activations as float32, of `expert` where scales have that axis."""
-    rows = activations[where].float()
-    if scales.numel() == 1:
-        return rows * scales.reshape(())
-    own = (scales if expert is None else scales[expert])[where]
-    return rows * own.repeat_interleave(rows.shape[-1] // own.shape[-1], dim=-1)
 
 
 def _matrix(weights: PackedWeights, expert: int) -> torch.Tensor:
@@ -224,10 +195,7 @@ def _strides(scales: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _check_masked(
-    activations: torch.Tensor,
-    scales: torch.Tensor,
-    weights: PackedWeights,
-    counts: torch.Tensor,
+    activations: torch.Tensor, scales: torch.Tensor, weights: PackedWeights, counts: torch.Tensor
 ) -> None:
     """Raises ValueError for arguments that do not fit."""
     if activations.dim() != 3:
@@ -238,45 +206,29 @@ def _check_masked(
 
 
 def _check(
-    activations: torch.Tensor,
-    scales: torch.Tensor,
-    weights: PackedWeights,
-    counts: torch.Tensor,
+    activations: torch.Tensor, scales: torch.Tensor, weights: PackedWeights, counts: torch.Tensor
 ) -> None:
     """Raises ValueError for arguments that do not fit."""
-    k = weights.num_inputs
+    device, k = activations.device, weights.num_inputs
+    check_operand("activations", activations, device, torch.float8_e4m3fn)
+    check_operand("activation scales", scales, device, torch.float32)
+    check_operand("weights", weights.blocks, device, torch.uint8)
+    check_operand("counts", counts, device, torch.int32)
+    check_shape("counts", counts, weights.num_experts)
+    check_contiguous(activations=activations, counts=counts)
     if activations.shape[-1] != k:
         raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
     if k > w4a8_grouped_gemm_cuda.MAX_INPUTS:
         raise ValueError(f"K = {k}: at most {w4a8_grouped_gemm_cuda.MAX_INPUTS}")
-    if activations.dtype != torch.float8_e4m3fn or not activations.is_contiguous():
-        raise ValueError(f"activations are contiguous float8_e4m3fn, not {activations.dtype}")
     if activations.data_ptr() % 16:
         raise ValueError("activations are aligned to 16 bytes")
     by_group, by_row = ((*activations.shape[:-1], columns) for columns in (k // GROUP, 1))
-    fits = scales.numel() == 1 or scales.shape in (by_group, by_row)
-    if scales.dtype != torch.float32 or not fits:
-        raise ValueError(
-            f"activation scales are float32, {by_group} or {by_row} or one, "
-            f"not {tuple(scales.shape)} {scales.dtype}"
-        )
-    if counts.dtype != torch.int32 or counts.shape != (weights.num_experts,):
-        raise ValueError(
-            f"counts are [{weights.num_experts}] int32, not {tuple(counts.shape)} {counts.dtype}"
-        )
-    if not counts.is_contiguous():
-        raise ValueError("counts are contiguous")
+    if scales.numel() != 1 and scales.shape not in (by_group, by_row):
+        raise ValueError(f"scales are {by_group} or {by_row} or one, not {tuple(scales.shape)}")
     if weights.num_experts > w4a8_grouped_gemm_cuda.MAX_EXPERTS:
         raise ValueError(
             f"{weights.num_experts} experts: at most {w4a8_grouped_gemm_cuda.MAX_EXPERTS} a call"
         )
-    for name, tensor in (
-        ("activation scales", scales),
-        ("weights", weights.blocks),
-        ("counts", counts),
-    ):
-        if tensor.device != activations.device:
-            raise ValueError(f"{name} on {tensor.device}, activations on {activations.device}")
 
 
 def _output(
@@ -286,8 +238,7 @@ def _output(
     shape = (*activations.shape[:-1], weights.num_outputs)
     if out is None:
         return torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
-    if out.shape != shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
-        raise ValueError(f"out is contiguous {shape} bfloat16, not {tuple(out.shape)} {out.dtype}")
-    if out.device != activations.device:
-        raise ValueError(f"out on {out.device}, activations on {activations.device}")
+    check_operand("out", out, activations.device, torch.bfloat16)
+    check_shape("out", out, *shape)
+    check_contiguous(out=out)
     return out

@@ -52,24 +52,10 @@ def launch(
         out_scale_strides = out_scales.stride(0), out_scales.stride(2)
     variant = _variant(expected_rows, tall, capacity or activations.numel() // k)
     KERNEL.launch(
-        activations.device,
-        variant,
-        activations.data_ptr(),
-        scales.data_ptr(),
-        *scale_strides,
-        blocks.data_ptr(),
-        counts.data_ptr(),
-        out.data_ptr(),
-        None if out_scales is None else out_scales.data_ptr(),
-        *out_scale_strides,
-        num_experts,
-        capacity,
-        activations.numel() // k,
-        tall * 128,
-        k,
-        early,
-        leads,
-    )
+        activations.device, variant, activations, scales, *scale_strides, blocks, counts, out,
+        out_scales, *out_scale_strides, num_experts, capacity, activations.numel() // k,
+        tall * 128, k, early, leads,
+    )  # fmt: skip
 
 
 def _variant(expected_rows: int, num_blocks: int, most_rows: int) -> int:

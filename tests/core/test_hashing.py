@@ -1,11 +1,13 @@
 import struct
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.hashing import prefix_hashes
+from core.hashing import prefix_hashes, unpack_hashes
+from core.token_ids import pack_ids
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -23,9 +25,13 @@ def one_by_one(token_ids: list[int], page_tokens: int) -> list[int]:
     return hashes
 
 
+def hashes_of(token_ids: Iterable[int], page_tokens: int) -> list[int]:
+    return list(unpack_hashes(prefix_hashes(pack_ids(token_ids), page_tokens)))
+
+
 @given(tokens, st.integers(1, 9))
 def test_equals_the_formula(token_ids: list[int], page_tokens: int) -> None:
-    assert prefix_hashes(token_ids, page_tokens) == one_by_one(token_ids, page_tokens)
+    assert hashes_of(token_ids, page_tokens) == one_by_one(token_ids, page_tokens)
 
 
 @given(tokens, tokens, st.integers(1, 9))
@@ -33,21 +39,22 @@ def test_common_pages_and_only_they_agree(left: list[int], right: list[int], pag
     shared = 0
     while shared < min(len(left), len(right)) and left[shared] == right[shared]:
         shared += 1
-    pairs = zip(prefix_hashes(left, page), prefix_hashes(right, page), strict=False)
+    pairs = zip(hashes_of(left, page), hashes_of(right, page), strict=False)
     agreeing = [index for index, (a, b) in enumerate(pairs) if a == b]
     assert agreeing == list(range(shared // page))
 
 
 def test_known_values_never_change() -> None:
     """Routers and gateways of different versions must agree."""
-    assert prefix_hashes(range(128), 64) == [5497303814132078879, 2620979729396065672]
+    assert hashes_of(range(128), 64) == [5497303814132078879, 2620979729396065672]
 
 
 def test_page_sizes_do_not_mix() -> None:
-    assert prefix_hashes([1, 2], 1)[1] != prefix_hashes([1, 2], 2)[0]
+    assert hashes_of([1, 2], 1)[1] != hashes_of([1, 2], 2)[0]
 
 
-@pytest.mark.parametrize(("token_ids", "page"), [([1], 0), ([-1], 1), ([2**32], 1), ([1.5], 1)])
-def test_bad_input(token_ids: list[int], page: int) -> None:
+def test_bad_input() -> None:
     with pytest.raises(ValueError, match="must be"):
-        prefix_hashes(token_ids, page)
+        prefix_hashes(pack_ids([1]), 0)
+    with pytest.raises(ValueError, match="whole number"):
+        unpack_hashes(b"1234567")

@@ -4,7 +4,13 @@ from decode_worker.events import Event, Landed, Launched, RankFacts
 from decode_worker.state import RankState
 from engine.kv.pages import PagePool
 from engine.link.kv_notice import KvNotice
-from engine.link.messages import Prefilled, Sampling, Submit, TokenOut
+from engine.link.messages import (
+    Prefilled,
+    Submit,
+    TokenOut,
+)
+from engine.sampling.sampling_params import Sampling
+from tests.packed_sampling import packed
 
 FACTS = RankFacts(
     num_layers=2,
@@ -27,9 +33,8 @@ def make_state(num_pages: int = 20) -> RankState:
 def submit(request_id: str, num_tokens: int = 6, max_tokens: int = 10) -> Submit:
     return Submit(
         request_id=request_id,
-        token_ids=tuple(range(10, 10 + num_tokens)),
         num_prompt_tokens=num_tokens,
-        sampling=Sampling(max_tokens=max_tokens),
+        sampling=packed(Sampling(max_tokens=max_tokens)),
     )
 
 

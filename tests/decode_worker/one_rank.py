@@ -14,6 +14,7 @@ import torch
 import zmq
 from transformers import DeepseekV3ForCausalLM
 
+from core.token_ids import pack_ids
 from decode_worker.loop import DecodeLoop
 from engine.grammar.grammar_match import GrammarCompiler
 from engine.kv.kv_memory import KvPlan
@@ -37,7 +38,6 @@ from engine.link.messages import (
     RankMessage,
     RankStats,
     Reserved,
-    Sampling,
     Shutdown,
     Submit,
 )
@@ -45,6 +45,7 @@ from engine.process.rank_start import RankStart
 from engine.process.settings import WorkerSettings
 from engine.sampling.history import history_of
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.sampling.sequence_end import suppressed_token_ids
 from engine.start.rank import RankContext
 from engine.step.runner import Runner, SequenceChunk
@@ -52,6 +53,7 @@ from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from tests.packed_sampling import packed
 from transfer.api import AgentDescriptor, Copy, Transfer
 from transfer.memory import MemoryTransfer
 
@@ -76,7 +78,7 @@ def reference_tokens(folder: Path, prompt: Sequence[int], num_tokens: int) -> li
 
 
 class FakePrefill:
-    """Computes a prompt's KV with a model of its own and writes it into the sink."""
+    """Computes a prompt's KV with a model of its own and writes it into the target."""
 
     def __init__(self, folder: Path, transfer: Transfer, num_pages: int = 64) -> None:
         config = ModelConfig.from_folder(folder)
@@ -88,18 +90,19 @@ class FakePrefill:
         self._compiler = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
 
     def answer(
-        self, reserved: Reserved, sampling: Sampling, num_prompt_tokens: int = 0
+        self, reserved: Reserved, prompt: list[int], output: list[int], sampling: Sampling
     ) -> Prefilled:
-        """Fills the sink, one transfer a layer, and returns the first token."""
-        num_tokens = len(reserved.token_ids)
-        history = history_of(sampling, reserved.token_ids, num_prompt_tokens)
+        """Fills the target, one transfer a layer, and returns the first token."""
+        token_ids = prompt + output
+        num_tokens = len(token_ids)
+        history = history_of(sampling, prompt, output)
         if history is not None and sampling.grammar is not None:
             compiled = self._compiler.compile(sampling.grammar)
             match = self._compiler.match(sampling.grammar, compiled, sampling.stop_token_ids)
-            history.attach(match, reserved.token_ids[num_prompt_tokens:])
+            history.attach(match, output)
         pages = list(range(-(-num_tokens // PAGE_TOKENS)))
         chunk = SequenceChunk(
-            token_ids=reserved.token_ids,
+            token_ids=token_ids,
             start=0,
             pages=pages,
             sample=SampleRow(
@@ -107,7 +110,7 @@ class FakePrefill:
                 position=num_tokens,
                 suppressed=suppressed_token_ids(
                     num_tokens=num_tokens,
-                    num_prompt_tokens=num_prompt_tokens,
+                    num_prompt_tokens=len(prompt),
                     sampling=sampling,
                     eos_token_ids=self._eos_token_ids,
                 ),
@@ -130,8 +133,8 @@ class FakePrefill:
         )
 
     def write(self, reserved: Reserved, pages: list[int]) -> None:
-        peer = msgspec.msgpack.decode(reserved.sink.agent, type=AgentDescriptor)
-        targets = pages_of(reserved.sink.runs)
+        peer = msgspec.msgpack.decode(reserved.target.agent, type=AgentDescriptor)
+        targets = pages_of(reserved.target.runs)
         assert len(targets) == len(pages)
         num_layers, num_pages = self.kv_cache.shape[:2]
         peer_pages = peer.num_bytes // self._page_bytes // num_layers
@@ -156,7 +159,9 @@ class FakePrefill:
 class Answer:
     """What a request has got."""
 
-    submit: Submit
+    prompt: list[int]
+    earlier: list[int]  # output of another attempt
+    sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     finish: Finish = Finish.NONE
     num_attempts: int = 0
@@ -189,16 +194,26 @@ class OneRank:
         **sampling: object,
     ) -> Answer:
         values = {"max_tokens": 16, "ignore_eos": True, **sampling}
-        submit = Submit(
-            request_id=name,
-            token_ids=(*prompt, *output),
-            num_prompt_tokens=len(prompt),
-            sampling=msgspec.convert(values, Sampling),
-            priority=priority,
+        answer = Answer([*prompt], [*output], msgspec.convert(values, Sampling))
+        self.answers[name] = answer
+        sees_prompt = answer.sampling.repetition_penalty != 1
+        self.send(
+            Submit(
+                request_id=name,
+                num_prompt_tokens=len(prompt),
+                prompt_token_ids=pack_ids(prompt) if sees_prompt else b"",
+                output_token_ids=pack_ids(output),
+                sampling=packed(answer.sampling),
+                priority=priority,
+            )
         )
-        self.answers[name] = Answer(submit)
-        self.send(submit)
-        return self.answers[name]
+        return answer
+
+    def prefilled(self, reserved: Reserved) -> Prefilled:
+        """The prefill worker's answer to a Reserved."""
+        answer = self.answers[reserved.request_id]
+        output = answer.earlier + answer.tokens
+        return self.prefill.answer(reserved, answer.prompt, output, answer.sampling)
 
     def hear(self, seconds: float) -> bool:
         """Takes in one batch of the rank, if one comes in time."""
@@ -240,10 +255,7 @@ class OneRank:
                 answer = self.answers[message.request_id]
                 answer.num_attempts += 1
                 if self.answering and not answer.over:
-                    submit = answer.submit
-                    self.send(
-                        self.prefill.answer(message, submit.sampling, submit.num_prompt_tokens)
-                    )
+                    self.send(self.prefilled(message))
             case Produced():
                 answer = self.answers[message.request_id]
                 answer.tokens += [token.token_id for token in message.tokens]

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.errors import EpserveError, Unavailable
+from core.token_ids import pack_ids, unpack_ids
 from decode_worker.events import Admit, Grow, Landed, Launched, Preempt, RankFacts, Tick
 from decode_worker.plan import plan
 from decode_worker.service import DecodeService
@@ -83,7 +84,7 @@ class ScriptedRank:
                 *(Admit(name) for name in decided.admit),
             ):
                 out += self.state.step(event, now)
-            last = [self.state.requests[name].tokens[-1] for name in decided.step]
+            last = [self.state.requests[name].last_token_id for name in decided.step]
             tokens = tuple(TokenOut(token_id=token_id + 1) for token_id in last)
             for event in (Launched(decided.step), Landed(tokens)):
                 out += self.state.step(event, now)
@@ -202,10 +203,11 @@ class ScriptedPrefill(generate_pb2_grpc.PrefillServicer):
                 0.03, lambda: self.write(request, num_layers=NUM_LAYERS)
             )
         # A prompt that was put back goes on counting from its last token.
-        again = len(request.token_ids) > request.num_prompt_tokens
-        token_id = request.token_ids[-1] + 1 if again else script.token_id
+        token_ids = unpack_ids(request.token_ids)
+        again = len(token_ids) > request.num_prompt_tokens
+        token_id = token_ids[-1] + 1 if again else script.token_id
         first_token = generate_pb2.Token(token_id=token_id, logprob=-0.5)
-        scored = request.token_ids if request.sampling.prompt_logprobs and not again else ()
+        scored = token_ids if request.sampling.prompt_logprobs and not again else ()
         return generate_pb2.PrefillResponse(
             first_token=first_token if request.sampling.max_tokens else None,
             num_cached_tokens=script.num_cached_tokens,
@@ -222,8 +224,8 @@ class ScriptedPrefill(generate_pb2_grpc.PrefillServicer):
         return generate_pb2.AbortResponse(was_known=True)
 
     def write(self, request: generate_pb2.PrefillRequest, num_layers: int) -> None:
-        rank = self.front.ranks[int(request.sink.agent.decode().removeprefix("agent"))]
-        num_pages = sum(run.count for run in request.sink.runs)
+        rank = self.front.ranks[int(request.kv_target.agent.decode().removeprefix("agent"))]
+        num_pages = sum(run.count for run in request.kv_target.runs)
         rank.hear(KvNotice(request.attempt_id, 0, num_layers, 0, num_pages))
 
 
@@ -247,7 +249,7 @@ class Cluster:
         fields: dict[str, Any] = {
             "request_id": request_id,
             "model": "m",
-            "prompt_token_ids": [10, 11, 12, 13, 14, 15],
+            "prompt_token_ids": range(10, 16),
             "sampling": generate_pb2.SamplingParams(**sampling),
             "prefill": router_pb2.WorkerRef(
                 address=self.prefill_server.address, epoch="prefill-epoch"
@@ -255,6 +257,9 @@ class Cluster:
             "decode_epoch": "decode-epoch",
             **values,
         }
+        for name in ("prompt_token_ids", "output_token_ids"):
+            if not isinstance(fields.get(name, b""), bytes):
+                fields[name] = pack_ids(fields[name])
         return generate_pb2.GenerateRequest(**fields)
 
     async def kill_prefill(self) -> None:

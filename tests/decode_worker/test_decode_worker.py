@@ -16,12 +16,13 @@ from engine.link.messages import (
     Quarantined,
     RankMessage,
     Reserved,
-    Sampling,
     Submit,
 )
 from engine.process.front import WorkerFront
 from engine.process.settings import WorkerSettings
+from engine.sampling.sampling_params import Sampling
 from tests.decode_worker.one_rank import PAGE_TOKENS, FakePrefill, reference_tokens
+from tests.packed_sampling import packed
 from tests.tiny_checkpoint import make_tiny_checkpoint
 from transfer.nixl_agent import NixlTransfer
 
@@ -36,6 +37,7 @@ class Worker:
     def __init__(self, front: WorkerFront, prefill: FakePrefill) -> None:
         self.front = front
         self.prefill = prefill
+        self.prompts: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.over: dict[str, asyncio.Event] = {}
         self.sampling = Sampling(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -43,11 +45,11 @@ class Worker:
 
     async def generate(self, name: str, rank: int, prompt: list[int]) -> list[int]:
         self.tokens[name], self.over[name] = [], asyncio.Event()
+        self.prompts[name] = prompt
         submit = Submit(
             request_id=name,
-            token_ids=tuple(prompt),
             num_prompt_tokens=len(prompt),
-            sampling=self.sampling,
+            sampling=packed(self.sampling),
         )
         self.front.send(rank, submit)
         await asyncio.wait_for(self.over[name].wait(), 20)
@@ -61,7 +63,11 @@ class Worker:
     def _hear(self, rank: int, message: RankMessage) -> None:
         match message:
             case Reserved():
-                self.front.send(rank, self.prefill.answer(message, self.sampling))
+                name = message.request_id
+                answer = self.prefill.answer(
+                    message, self.prompts[name], self.tokens[name], self.sampling
+                )
+                self.front.send(rank, answer)
             case Produced():
                 self.tokens[message.request_id] += [token.token_id for token in message.tokens]
                 if message.finish is not Finish.NONE:

@@ -10,7 +10,12 @@ import msgspec
 import pytest
 
 from engine.grammar.token_bytes import token_bytes
-from engine.link.messages import Failed, Finish, Grammar, Produced
+from engine.link.messages import (
+    Failed,
+    Finish,
+    Produced,
+)
+from engine.sampling.sampling_params import Grammar
 from tests.decode_worker.one_rank import Answer, OneRank, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from decode_worker.rank_stats import StepLog
-from engine.link.messages import Finish, Grammar, Produced, Reserved, TokenOut
+from engine.link.messages import (
+    Finish,
+    Produced,
+    Reserved,
+    TokenOut,
+)
+from engine.sampling.sampling_params import Grammar
 from engine.step.pending_step import PendingStep
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
@@ -54,13 +60,7 @@ def submit_to_begin_together(rank: OneRank, kinds: dict[str, dict[str, Any]]) ->
     rank.until(lambda: sum(one.num_attempts for one in rank.answers.values()) >= 9)
     rank.answering = True
     reserved = [message for message in rank.heard if isinstance(message, Reserved)]
-    submits = [rank.answers[message.request_id].submit for message in reserved]
-    rank.send(
-        *(
-            rank.prefill.answer(message, submit.sampling, submit.num_prompt_tokens)
-            for message, submit in zip(reserved, submits, strict=True)
-        )
-    )
+    rank.send(*map(rank.prefilled, reserved))
 
 
 def answers_of(rank: OneRank) -> dict[str, tuple[list[int], Finish]]:

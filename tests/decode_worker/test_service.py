@@ -13,6 +13,7 @@ from core.errors import (
     Overloaded,
     Unavailable,
 )
+from core.token_ids import unpack_ids
 from proto import generate_pb2, router_pb2
 from tests.decode_worker.scripted import (
     EOS,
@@ -40,9 +41,9 @@ async def test_tokens_come_in_order_and_nothing_is_left(both: Cluster) -> None:
     await both.quiet()
     (asked,) = both.prefill.calls
     assert (asked.request_id, asked.model, asked.prefill_epoch) == ("r", "m", "prefill-epoch")
-    assert list(asked.token_ids) == [10, 11, 12, 13, 14, 15]
+    assert list(unpack_ids(asked.token_ids)) == [10, 11, 12, 13, 14, 15]
     assert asked.num_prompt_tokens == 6
-    assert asked.sink.kv_fingerprint == "f"
+    assert asked.kv_target.kv_fingerprint == "f"
 
 
 async def test_kv_that_lands_after_the_reply_starts_the_request(both: Cluster) -> None:
@@ -56,7 +57,7 @@ async def test_a_request_goes_on_behind_the_tokens_it_has(both: Cluster) -> None
     request = both.request(output_token_ids=[50, 51, 52])
     responses = await collect(both.decode.Generate(request, timeout=60))
     assert ids(responses) == [53, 54]
-    assert list(both.prefill.calls[0].token_ids) == [10, 11, 12, 13, 14, 15, 50, 51, 52]
+    assert list(unpack_ids(both.prefill.calls[0].token_ids)) == [10, 11, 12, 13, 14, 15, 50, 51, 52]
     assert both.prefill.calls[0].num_prompt_tokens == 6
 
 
@@ -110,7 +111,7 @@ async def test_ranks_share_the_load(tmp_path: Path) -> None:
             for n in range(6)
         ]
         await until(lambda: len(both.prefill.calls) == 6)
-        agents = [call.sink.agent for call in both.prefill.calls]
+        agents = [call.kv_target.agent for call in both.prefill.calls]
         assert agents.count(b"agent0") == 3
         assert [both.service.load(rank).num_open for rank in range(2)] == [3, 3]
         both.script.hold.set()
@@ -124,6 +125,8 @@ async def test_ranks_share_the_load(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], type[EpserveError], str]] = [
     ({"prompt_token_ids": []}, InvalidRequest, "prompt_token_ids"),
     ({"prompt_token_ids": [256]}, InvalidRequest, "prompt_token_ids"),
+    ({"prompt_token_ids": b"12345"}, InvalidRequest, "prompt_token_ids"),
+    ({"output_token_ids": b"1"}, InvalidRequest, "output_token_ids"),
     ({"output_token_ids": [999]}, InvalidRequest, "output_token_ids"),
     ({"output_token_ids": [1] * 5}, InvalidRequest, "output_token_ids"),
     ({"sampling": {"max_tokens": 0}}, InvalidRequest, "max_tokens"),

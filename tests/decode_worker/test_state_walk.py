@@ -71,7 +71,7 @@ class Walk:
         self.state.pool.check_integrity()
         assert self.open == set(self.state.requests)
         assert self.state.pool.counts().quarantined == sum(
-            len(pages_of(self.attempts[attempt].sink.runs)) for attempt in self.quarantines
+            len(pages_of(self.attempts[attempt].target.runs)) for attempt in self.quarantines
         )
         for _, written in self.inflight_steps:
             for attempt_id, pages in written.items():
@@ -117,7 +117,7 @@ class Walk:
         for name in names:
             request = self.state.requests[name]
             assert request.attempt is not None
-            num_tokens = len(request.tokens) + sum(
+            num_tokens = request.num_tokens + sum(
                 request.attempt.attempt_id in pages for _, pages in self.inflight_steps
             )
             assert len(request.pages) * FACTS.page_tokens >= num_tokens
@@ -142,7 +142,8 @@ class Walk:
 
     def prefill(self, attempt: Reserved) -> None:
         name = attempt.request_id
-        token_id = token_behind(name, len(attempt.token_ids))
+        request = self.state.requests.get(name)  # it may be over, and its attempt still known
+        token_id = token_behind(name, request.num_tokens) if request else EOS
         self.do(prefilled(attempt.attempt_id, token_id, request_id=name))
 
     def stop_all_prefills(self) -> None:
@@ -157,7 +158,7 @@ class Walk:
                 break
             self.stop_all_prefills()
             for attempt in list(self.attempts.values()):
-                pages = len(pages_of(attempt.sink.runs))
+                pages = len(pages_of(attempt.target.runs))
                 self.do(all_kv(attempt.attempt_id, pages))
                 self.prefill(attempt)
             self.attempts = {a: r for a, r in self.attempts.items() if a in self.quarantines}
@@ -185,7 +186,7 @@ def on_attempt(walk: Walk, action: str, n: int) -> None:
     attempt = walk.some_attempt(n)
     if attempt is None:
         return
-    pages = len(pages_of(attempt.sink.runs))
+    pages = len(pages_of(attempt.target.runs))
     match action:
         case "kv":
             walk.do(all_kv(attempt.attempt_id, pages))

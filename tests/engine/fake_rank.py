@@ -13,6 +13,7 @@ import sys
 import time
 
 from core.process import die_with_parent
+from core.token_ids import unpack_ids
 from engine.link.link import RankLink
 from engine.link.messages import (
     Abort,
@@ -73,7 +74,7 @@ def serve(link: RankLink, behaviour: str) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if behaviour == "garbage":
                     link.socket.send(b"garbage")
-                token = TokenOut(token_id=message.token_ids[-1] + 1)
+                token = TokenOut(token_id=unpack_ids(message.output_token_ids)[-1] + 1)
                 out.append(
                     Produced(request_id=message.request_id, tokens=(token,), finish=Finish.STOP)
                 )

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
 from gateway.http.listener import listen_on
 from gateway.output.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
@@ -60,7 +61,7 @@ def answer_text(text: str) -> str:
 
 def tokens_of(request: GenerateRequest) -> list[int]:
     """Sampled requests differ by seed in the first letter; everything ends with EOS."""
-    prompt = TOKENIZER.decode(list(request.prompt_token_ids))
+    prompt = TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)))
     tokens: list[int] = TOKENIZER.encode(answer_text(prompt)).ids
     if request.sampling.temperature > 0:
         letter = chr(ord("A") + request.sampling.seed % 26)

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from core.errors import EpserveError, Mismatch, Unavailable
+from core.token_ids import unpack_ids
 from core.trace_context import TRACE, TraceContext
 from proto import generate_pb2, generate_pb2_grpc, router_pb2, router_pb2_grpc
 from proto.generate_pb2 import GenerateRequest, GenerateResponse, Token, TokenLogprob
@@ -115,7 +116,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
     async def _responses(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
         plan = self.plan
         tokens, reason = self._planned(request)
-        position = len(request.output_token_ids)
+        position = len(unpack_ids(request.output_token_ids))
         num_sent = 0
         while True:
             limit = plan.step_tokens
@@ -168,7 +169,7 @@ class FakeDecode(generate_pb2_grpc.DecodeServicer):
     def _prompt_logprobs(self, request: GenerateRequest) -> list[Token]:
         if not request.sampling.prompt_logprobs:
             return []
-        first, *others = request.prompt_token_ids
+        first, *others = unpack_ids(request.prompt_token_ids)
         num_top = request.sampling.top_prompt_logprobs
         return [Token(token_id=first), *(_with_logprob(one, num_top) for one in others)]
 

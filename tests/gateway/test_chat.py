@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from core.token_ids import unpack_ids
 from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway
 from tests.gateway.model_folder import MAX_POSITION
 from tests.gateway.stream import events_of, join, joined_logprobs
@@ -82,7 +83,7 @@ async def test_the_prompt_is_what_the_template_makes(gateway: Gateway) -> None:
     ]
     await gateway.post("/v1/chat/completions", messages=messages)
     (request,) = gateway.cluster.first.requests
-    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    prompt = TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)), skip_special_tokens=False)
     assert prompt == (
         "<|bos|>be good. <|User|>hello<|Assistant|>hi<|eos|><|User|>plain<|Assistant|>"
     )
@@ -91,7 +92,7 @@ async def test_the_prompt_is_what_the_template_makes(gateway: Gateway) -> None:
 async def test_output_may_fill_the_context(gateway: Gateway) -> None:
     await gateway.chat("plain")
     (request,) = gateway.cluster.first.requests
-    assert request.sampling.max_tokens == MAX_POSITION - len(request.prompt_token_ids)
+    assert request.sampling.max_tokens == MAX_POSITION - len(unpack_ids(request.prompt_token_ids))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ async def test_a_prefix_is_continued(gateway: Gateway) -> None:
     reply = await gateway.post("/v1/chat/completions", messages=messages)
     assert reply.status_code == 200, reply.text
     (request,) = gateway.cluster.first.requests
-    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    prompt = TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)), skip_special_tokens=False)
     assert prompt == "<|bos|><|User|>plain<|Assistant|>The cat"
     counted = (await gateway.post("/tokenize", messages=messages)).json()
-    assert counted["tokens"] == list(request.prompt_token_ids)
+    assert counted["tokens"] == list(unpack_ids(request.prompt_token_ids))

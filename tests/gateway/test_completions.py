@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from core.hashing import unpack_hashes
+from core.token_ids import unpack_ids
 from proto.generate_pb2 import GenerateRequest
 from tests.gateway.conftest import ANSWERS, MODEL, TOKENIZER, Gateway
 from tests.gateway.model_folder import BOS_ID
@@ -113,8 +115,11 @@ async def test_what_workers_are_asked(gateway: Gateway) -> None:
         min_tokens=2, stop_token_ids=[5, 6], ignore_eos=True, logprobs=4,
     )  # fmt: skip
     (request,) = gateway.cluster.first.requests
-    assert list(request.prompt_token_ids) == [BOS_ID, *TOKENIZER.encode("the plain").ids]
-    assert list(request.output_token_ids) == []
+    assert list(unpack_ids(request.prompt_token_ids)) == [
+        BOS_ID,
+        *TOKENIZER.encode("the plain").ids,
+    ]
+    assert list(unpack_ids(request.output_token_ids)) == []
     assert request.model == MODEL
     assert request.prefill.epoch == "epoch-prefill"
     sampling = request.sampling
@@ -123,7 +128,7 @@ async def test_what_workers_are_asked(gateway: Gateway) -> None:
     assert (sampling.min_tokens, list(sampling.stop_token_ids)) == (2, [5, 6])
     assert (sampling.ignore_eos, sampling.logprobs, sampling.top_logprobs) == (True, True, 4)
     (assigned,) = gateway.cluster.router.requests
-    assert assigned.num_prompt_tokens == len(request.prompt_token_ids)
+    assert assigned.num_prompt_tokens == len(unpack_ids(request.prompt_token_ids))
     assert assigned.max_new_tokens == 9
 
 
@@ -146,7 +151,7 @@ async def test_the_router_is_told_of_full_pages(gateway: Gateway) -> None:
     ids = list(range(4, 54))  # three pages of 16 and a bit
     await gateway.complete(ids)
     await gateway.complete([*ids[:32], *ids[:18]])
-    first, second = (list(r.prefix_hashes) for r in gateway.cluster.router.requests)
+    first, second = (unpack_hashes(r.prefix_hashes) for r in gateway.cluster.router.requests)
     assert len(first) == len(second) == 3
     assert first[:2] == second[:2]
     assert first[2] != second[2]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.eventually import eventually
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID
@@ -67,7 +68,12 @@ async def test_router_restart(model_folder: Path) -> None:
         await asyncio.wait_for(cluster.first.started.wait(), 20)
         await cluster.router.server.stop(0)
         task = asyncio.create_task(gateway.complete("unicode"))
-        await asyncio.sleep(0.4)
+
+        async def is_waiting() -> bool:
+            metrics = (await gateway.client.get("/metrics")).text
+            return "epserve_gateway_num_running_requests 2.0" in metrics
+
+        await eventually(is_waiting)
         await cluster.router.start(address)
         # What runs needs no router; what is new waits for it.
         assert (await running).json()["choices"][0]["text"] == ANSWERS["unicode"]

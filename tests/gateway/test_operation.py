@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from core.log import current_level, set_level
 from proto import worker_pb2
+from tests.eventually import eventually
 from tests.gateway.conftest import (
     ANSWERS,
     MODEL,
@@ -74,9 +75,7 @@ async def test_operators_see_its_settings_and_set_its_log_level(gateway: Gateway
         for level in ("error", "nonsense", ""):  # only the first one means anything
             router.log_level = level
             num_seen = len(router.announcements)
-            async with asyncio.timeout(20):
-                while len(router.announcements) < num_seen + 2:
-                    await asyncio.sleep(0.02)
+            await eventually(lambda wanted=num_seen + 2: len(router.announcements) >= wanted)
             assert current_level() == router.announcements[-1].log_level == "error"
     finally:
         set_level(before)
@@ -227,9 +226,7 @@ async def test_full_gateway(model_folder: Path) -> None:
     ):
         cluster.first.plan.hang_after = 0
         tasks = [asyncio.create_task(gateway.complete("plain")) for _ in range(2)]
-        async with asyncio.timeout(20):
-            while cluster.first.num_running < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: cluster.first.num_running >= 2)
         reply = await gateway.complete("plain")
         assert reply.status_code == 429
         assert reply.headers["retry-after"] == "1"

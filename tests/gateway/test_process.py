@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from gateway.base.settings import GatewaySettings
+from tests.eventually import eventually
 from tests.free_ports import free_port
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
@@ -36,9 +37,7 @@ async def gateway_process(
     )  # fmt: skip
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            async with asyncio.timeout(60):
-                while not await is_ready(client):
-                    await asyncio.sleep(0.05)
+            await eventually(lambda: is_ready(client), 60)
             yield process, client
     finally:
         if process.returncode is None:
@@ -89,9 +88,7 @@ async def test_stop_with_a_stream_that_does_not_end(model_folder: Path) -> None:
         cluster.first.plan.hang_after = 3
         stream = asyncio.create_task(client.post("/v1/completions", json=BODY | {"stream": True}))
         whole = asyncio.create_task(client.post("/v1/completions", json=BODY))
-        async with asyncio.timeout(20):
-            while cluster.first.num_running < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: cluster.first.num_running >= 2)
         process.terminate()
         async with asyncio.timeout(20):
             while (await client.get("/ready")).status_code == 200:

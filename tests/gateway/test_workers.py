@@ -14,6 +14,7 @@ from core.address import Address
 from gateway.base.settings import GatewaySettings
 from gateway.worker import CANNOT_START
 from gateway.workers import _Workers
+from tests.eventually import eventually
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID, make_model_folder
@@ -188,9 +189,7 @@ async def test_who_crashes_is_started_again_and_its_siblings_stay(
     """1 is also what Python ends with behind an exception that nobody has caught."""
     workers = EndingAtOnce(tmp_path, status)
     keeping = asyncio.create_task(workers._keep(0))
-    async with asyncio.timeout(30):
-        while workers.num_started < 3 and not keeping.done():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: workers.num_started >= 3 or keeping.done(), 30)
     assert (workers.num_started, keeping.done()) == (
         (1, True) if status == CANNOT_START else (3, False)
     )

@@ -9,14 +9,12 @@ import torch
 
 from kernels.attention.absorb import absorb_values
 from kernels.attention.absorb_query import absorb_query
-from kernels.attention.merge_states import merge_states
 from kernels.attention.mla_decode import mla_decode_paged
 from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
 from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import split_rows
 from kernels.attention.rope import rope
 from kernels.attention.rope_write import rope_write
-from kernels.attention.write_latent import write_latent
 from kernels.elementwise.combine import Combination, combine
 from kernels.elementwise.quantise import quantise
 from kernels.elementwise.rescale import rescale
@@ -245,10 +243,6 @@ def around_products() -> dict[str, Case]:
     x, counts = floats(EXPERTS, 3, 256), numbers(1, 0, 3, 2)
     one = torch.tensor(0.5)
     norm = {"x": floats(TOKENS, 128), "residual": floats(TOKENS, 128), "weight": floats(128)}
-    states = {
-        "a": floats(TOKENS, HEADS, 5), "lse_a": floats(TOKENS, HEADS),
-        "b": floats(TOKENS, HEADS, 5), "lse_b": floats(TOKENS, HEADS),
-    }  # fmt: skip
     every_row = frozenset({("x", 0)})
     return {
         "quantise": Case(call=quantise, operands={"x": x[0], "scale": one}, free=every_row),
@@ -277,7 +271,6 @@ def around_products() -> dict[str, Case]:
             call=silu_mul_quantise_masked, operands={"x": x, "counts": counts, "scale": one},
             free=frozenset({("x", 1)}),
         ),
-        "merge_states": Case(call=merge_states, operands=states),
         "sample": Case(
             call=sample,
             operands={
@@ -315,12 +308,6 @@ def attention() -> dict[str, Case]:
             call=rope_write,
             operands=tokens | {"rotated": floats(TOKENS, HEADS, ROPE)}, options={"eps": 1e-6},
             free=frozenset({("query", 2), ("cache", 0), ("cache", 1)}),
-        ),
-        "write_latent": Case(
-            call=write_latent,
-            operands={"cache": cache, "slots": ids(TOKENS, below=6), "latent": latent,
-                      "key_rope": floats(TOKENS, ROPE)},
-            free=frozenset({("cache", 0), ("cache", 1)}),
         ),
         "absorb_query": Case(
             call=absorb_query, operands=tokens | {"kv_b": kv_b}, options={"eps": 1e-6},

@@ -4,7 +4,7 @@ import pytest
 
 from bench.attention_form import ways
 from bench.kernel_cases.case import Tensors
-from kernels.attention.mla_decode_pieces import MAX_QUERIES
+from kernels.attention.mla_decode_splits import MAX_QUERIES
 from model.attention_form import PLAIN_FROM, attention_form
 from model.batch import AttentionForm
 

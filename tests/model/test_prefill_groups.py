@@ -56,7 +56,7 @@ def test_absorbed_rows_over_pages(
     monkeypatch.setattr(mla_decode_triton, "launch", spy)
     monkeypatch.setattr(
         paths,
-        "_path_of",
+        "_best_path",
         lambda operation, *_: "triton" if operation == "mla_decode" else "reference",
     )
     assert norm_error(step(), want) < 1e-4
@@ -77,7 +77,7 @@ def test_equals_attention_by_rows(
     kernels = ("mla_prefill", "mla_decode") if has_paged else ("mla_prefill",)
     monkeypatch.setattr(
         paths,
-        "_path_of",
+        "_best_path",
         lambda operation, *_: "triton" if operation in kernels else "reference",
     )
     monkeypatch.setattr(attention_plan, "max_keys", lambda *_: 48)

@@ -11,7 +11,6 @@ import torch
 
 import kernels.attention
 import kernels.gemm
-from engine.start.kernel_paths import kernel_paths
 from kernels.build import cuda_build, paths
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
@@ -50,14 +49,14 @@ def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]
 
     def choose(device: str) -> None:
         if device == "cpu":
-            chosen = paths._path_of
+            chosen = paths._best_path
             monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
             monkeypatch.setattr(cuda_build, "is_built", lambda *_: False)
             monkeypatch.setattr(
-                paths, "_path_of", lambda operation, _, index: chosen(operation, "cuda", index)
+                paths, "_best_path", lambda operation, _, index: chosen(operation, "cuda", index)
             )
 
-    forget = paths._path_of.cache_clear
+    forget = paths._best_path.cache_clear
     forget()
     yield choose
     forget()
@@ -68,7 +67,8 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Change:
     """Neither is found from then on, nor can it be imported."""
 
     def hide() -> None:
-        paths._path_of.cache_clear()
+        paths._best_path.cache_clear()
+        monkeypatch.setattr(paths, "_noted", {})
         find = paths.find_spec
         monkeypatch.setattr(
             paths, "find_spec", lambda name: None if name in LIBRARIES else find(name)
@@ -85,7 +85,8 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Change:
 @pytest.fixture
 def by_references(monkeypatch: pytest.MonkeyPatch) -> Change:
     def ask() -> None:
-        paths._path_of.cache_clear()
+        paths._best_path.cache_clear()
+        monkeypatch.setattr(paths, "_noted", {})
         monkeypatch.setenv("EPSERVE_KERNELS", "reference")
 
     return ask
@@ -114,10 +115,9 @@ def logits(model: DeepseekV3) -> torch.Tensor:
     return found
 
 
-def named(model: DeepseekV3, form: AttentionForm) -> set[str]:
+def named() -> set[str]:
     """What a rank would log."""
-    device = model.embedding.device
-    found = kernel_paths(model, device, form, page_tokens=PAGE_TOKENS, most_tokens=256)
+    found = paths.noted()
     assert {"mla_decode", "rms_norm"} < set(found)
     return set("+".join(found.values()).split("+"))
 
@@ -137,9 +137,8 @@ def test_our_own_kernels_compute_it_all(
     want = logits(model)
     without_libraries()
     as_a_gpu(device)
-    for form in AttentionForm:
-        assert {"triton"} < named(model, form) <= {"cublas", "cuda", "triton"}
     assert row_error(logits(model), want) < (0.3 if fp8 else 0.1 if device == "cuda" else 1e-3)
+    assert {"triton"} < named() <= {"cublas", "cuda", "triton"}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -156,9 +155,8 @@ def test_references_compute_it_all(
     want = logits(model)
     by_references()
     as_a_gpu(device)
-    for form in AttentionForm:
-        assert named(model, form) == {"reference"}
     got = logits(model)
+    assert named() == {"reference"}
     if device == "cpu":
         assert torch.equal(got, want)
     assert row_error(got, want) < (0.3 if fp8 else 0.1)

@@ -16,27 +16,29 @@ import msgspec
 import torch
 
 from core.clock import ManualClock
+from core.token_ids import pack_ids, unpack_ids
 from engine.kv.kv_memory import KvPlan
 from engine.kv.pages import PagePool, pages_of
 from engine.link.kv_notice import KvNotice, decode_notices
 from engine.link.messages import (
     FrontMessage,
+    KvTarget,
     PageRun,
     Prefilled,
     RankMessage,
     RankStats,
-    Sampling,
     Shutdown,
-    Sink,
-    Submit,
+    SubmitPrefill,
 )
 from engine.process.settings import WorkerSettings
+from engine.sampling.sampling_params import Sampling
 from engine.start.rank import RankContext
 from engine.step.runner import Runner, build_batch
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from prefill_worker.loop import PrefillLoop
+from tests.packed_sampling import packed
 from transfer.memory import MemoryTransfer
 
 PAGE = 8
@@ -61,8 +63,10 @@ class Model:
         return torch.zeros(self.config.num_layers, num_pages, PAGE, self.config.kv_dim)
 
     @torch.inference_mode()
-    def reference(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def reference(self, token_ids: Sequence[int] | bytes) -> tuple[torch.Tensor, torch.Tensor]:
         """One forward pass of nothing but this prompt: KV [L, T, kv_dim] and logits [V]."""
+        if isinstance(token_ids, bytes):
+            token_ids = unpack_ids(token_ids)
         num_pages = -(-len(token_ids) // PAGE)
         cache = self.new_cache(num_pages)
         piece = SimpleNamespace(token_ids=token_ids, start=0, pages=range(num_pages), num_rows=1)
@@ -77,7 +81,7 @@ class Model:
         return cache.flatten(1, 2)[:, : len(token_ids)], logits[0]
 
 
-class SinkRank:
+class TargetRank:
     """The pages of a decode rank, and what it hears of them."""
 
     def __init__(self, model: Model, num_pages: int = 64) -> None:
@@ -88,13 +92,13 @@ class SinkRank:
         self.pool = PagePool(num_pages)
         self.notices: list[KvNotice] = []
 
-    def reserve(self, attempt_id: str, num_tokens: int) -> Sink:
+    def reserve(self, attempt_id: str, num_tokens: int) -> KvTarget:
         """Pages for an attempt, never in one run, so that order matters."""
         for page in range(-(-num_tokens // PAGE)):
             self.pool.allocate(attempt_id, 1)
             self.pool.allocate("gap", int(page % 3 == 2))
         pages = list(reversed(self.pool.pages(attempt_id)))
-        return Sink(
+        return KvTarget(
             agent=msgspec.msgpack.encode(self.transfer.describe()),
             runs=tuple(PageRun(first=page, count=1) for page in pages),
             kv_fingerprint=FINGERPRINT,
@@ -115,11 +119,10 @@ class SinkRank:
             for page in range(notice.first_page, notice.first_page + notice.num_pages)
         ]
 
-    def kv(self, submit: Submit) -> torch.Tensor:
+    def kv(self, submit: SubmitPrefill) -> torch.Tensor:
         """[L, T, kv_dim] as decode would read it."""
-        assert submit.sink is not None
-        pages = self.cache[:, pages_of(submit.sink.runs)]
-        return pages.flatten(1, 2)[:, : len(submit.token_ids)]
+        pages = self.cache[:, pages_of(submit.target.runs)]
+        return pages.flatten(1, 2)[:, : submit.num_tokens]
 
 
 @dataclass
@@ -129,6 +132,7 @@ class ScriptedGroup:
     link: "RecordingLink"
     script: list[Callable[[], None]] = field(default_factory=list)
     uses_torch: bool = False
+    steps_use_sockets: bool = False
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         return [tuple(facts)]
@@ -223,7 +227,7 @@ class OneRank:
         """Every page is free or merely known."""
         self.loop._ledger.check_integrity()
         assert not len(self.loop._state)
-        assert not self.loop._sinks
+        assert not self.loop._targets
         assert not self.loop._pusher.num_outstanding
         stats = self.link.stats
         assert (stats.pages_owned, stats.pages_free) == (0, stats.pages_total)
@@ -231,16 +235,16 @@ class OneRank:
 
 
 def submit_to(
-    sink: SinkRank, attempt_id: str, token_ids: Sequence[int], sampling: Sampling | None = None
-) -> Submit:
-    """A request whose pages are reserved at `sink`."""
-    return Submit(
+    target: TargetRank, attempt_id: str, token_ids: Sequence[int], sampling: Sampling | None = None
+) -> SubmitPrefill:
+    """A request whose pages are reserved at `target`."""
+    return SubmitPrefill(
         request_id=f"request of {attempt_id}",
         attempt_id=attempt_id,
-        token_ids=tuple(token_ids),
+        token_ids=pack_ids(token_ids),
         num_prompt_tokens=len(token_ids),
-        sampling=sampling or Sampling(),
-        sink=sink.reserve(attempt_id, len(token_ids)),
+        sampling=packed(sampling or Sampling()),
+        target=target.reserve(attempt_id, len(token_ids)),
     )
 
 
@@ -248,13 +252,13 @@ def tokens(num_tokens: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(4, 260), k=num_tokens)
 
 
-def check_arrived(model: Model, sink: SinkRank, submit: Submit) -> None:
+def check_arrived(model: Model, target: TargetRank, submit: SubmitPrefill) -> None:
     """Every page of every layer announced once, and its contents right."""
-    num_pages = -(-len(submit.token_ids) // PAGE)
+    num_pages = -(-submit.num_tokens // PAGE)
     expected = sorted(product(range(model.config.num_layers), range(num_pages)))
-    assert sorted(sink.layer_pages(submit.attempt_id)) == expected
+    assert sorted(target.layer_pages(submit.attempt_id)) == expected
     kv, _ = model.reference(submit.token_ids)
-    torch.testing.assert_close(sink.kv(submit), kv, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(target.kv(submit), kv, rtol=1e-4, atol=1e-5)
 
 
 def prefilled(messages: list[RankMessage], attempt_id: str) -> Prefilled:

@@ -10,7 +10,7 @@ from tests.prefill_worker.one_rank import (
     PAGE,
     Model,
     OneRank,
-    SinkRank,
+    TargetRank,
     check_arrived,
     prefilled,
     submit_to,
@@ -20,7 +20,7 @@ from tests.prefill_worker.one_rank import (
 
 @pytest.mark.parametrize("dies", ["before", "in the middle", "after the answer"])
 def test_a_peer_that_dies_fails_its_attempts_and_no_others(model: Model, dies: str) -> None:
-    rank, dead, alive = OneRank(model, chunk_tokens=2 * PAGE), SinkRank(model), SinkRank(model)
+    rank, dead, alive = OneRank(model, chunk_tokens=2 * PAGE), TargetRank(model), TargetRank(model)
     lost = submit_to(dead, "lost", tokens(4 * PAGE))
     kept = submit_to(alive, "kept", tokens(5 * PAGE, seed=1))
     if dies == "before":
@@ -45,9 +45,9 @@ def waits(rank: OneRank, seconds: float) -> list[Callable[[], None]]:
 
 
 def test_a_transfer_that_never_lands_is_given_up(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
+    rank, target = OneRank(model), TargetRank(model)
     rank.transfer.drop_next(1)
-    messages = rank.run(submit_to(sink, "a", tokens(20)), *waits(rank, TRANSFER_STALL_SECONDS))
+    messages = rank.run(submit_to(target, "a", tokens(20)), *waits(rank, TRANSFER_STALL_SECONDS))
     assert [type(m) for m in messages] == [Prefilled, Failed]
     rank.check_nothing_held()
 
@@ -56,8 +56,8 @@ def test_a_known_prefix_goes_over_a_slow_network(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times as long as a peer may take none. As by TCP, transfers under way end together."""
-    rank, sink, slow = OneRank(model), SinkRank(model), SinkRank(model)
-    rank.run(submit_to(sink, "a", tokens(70)))
+    rank, target, slow = OneRank(model), TargetRank(model), TargetRank(model)
+    rank.run(submit_to(target, "a", tokens(70)))
     page_bytes = PAGE * model.config.kv_dim * 4
     total_bytes = 8 * model.config.num_layers * page_bytes
     bytes_per_second = total_bytes / (3 * TRANSFER_STALL_SECONDS)
@@ -86,10 +86,10 @@ def test_a_known_prefix_goes_over_a_slow_network(
 
 def with_a_slow_peer(
     model: Model, monkeypatch: pytest.MonkeyPatch
-) -> tuple[OneRank, SinkRank, Callable[[], None]]:
+) -> tuple[OneRank, TargetRank, Callable[[], None]]:
     """A rank that knows the prefix of tokens(70), a peer to which two pages at a time travel,
     and what lands them, a second later."""
-    rank, other, slow = OneRank(model), SinkRank(model), SinkRank(model)
+    rank, other, slow = OneRank(model), TargetRank(model), TargetRank(model)
     rank.run(submit_to(other, "a", tokens(70)))
     page_bytes = PAGE * model.config.kv_dim * 4
     for name in ("prefill_worker.push.MOST_PUSH_BYTES", "transfer.paced.LEAST_ROOM_BYTES"):
@@ -138,9 +138,9 @@ def test_an_abort_waits_for_what_is_under_way_and_for_nothing_in_line(
 
 
 def test_a_rank_that_cannot_stop_its_writes_dies(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
+    rank, target = OneRank(model), TargetRank(model)
     rank.transfer.drop_next(1)
     rank.transfer.release = lambda peer_name: None  # type: ignore[method-assign]
     seconds = TRANSFER_STALL_SECONDS + RELEASE_STALL_SECONDS
     with pytest.raises(RuntimeError, match="do not end"):
-        rank.run(submit_to(sink, "a", tokens(20)), *waits(rank, seconds))
+        rank.run(submit_to(target, "a", tokens(20)), *waits(rank, seconds))

@@ -7,7 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.link.messages import Failed, Prefilled, Sampling, Sink, Stopped, Submit, TokenOut
+from core.token_ids import pack_ids
+from engine.link.messages import (
+    Failed,
+    KvTarget,
+    Prefilled,
+    Stopped,
+    SubmitPrefill,
+    TokenOut,
+)
 from prefill_worker.attempt import AttemptPhase
 from prefill_worker.events import (
     AbortAsked,
@@ -32,14 +40,14 @@ from prefill_worker.state import RELEASE_STALL_SECONDS, TRANSFER_STALL_SECONDS, 
 TOKEN = TokenOut(token_id=7)
 
 
-def submit(attempt_id: str, num_tokens: int = 10, agent: bytes = b"") -> Submit:
-    return Submit(
+def submit(attempt_id: str, num_tokens: int = 10, agent: bytes = b"") -> SubmitPrefill:
+    return SubmitPrefill(
         request_id=f"request of {attempt_id}",
         attempt_id=attempt_id,
-        token_ids=tuple(range(num_tokens)),
+        token_ids=pack_ids(range(num_tokens)),
         num_prompt_tokens=num_tokens,
-        sampling=Sampling(),
-        sink=Sink(agent=agent, runs=(), kv_fingerprint=""),
+        sampling=b"",
+        target=KvTarget(agent=agent, runs=(), kv_fingerprint=""),
     )
 
 

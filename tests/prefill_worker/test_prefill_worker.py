@@ -20,13 +20,19 @@ import torch
 
 from core.errors import Draining
 from core.process import new_epoch
+from core.token_ids import pack_ids
 from engine.kv.pages import pages_of
 from engine.link.kv_notice import decode_notices
-from engine.link.messages import PageRun, Sampling, Sink
-from engine.server.wire import sampling_message, sink_message
+from engine.link.messages import (
+    KvTarget,
+    PageRun,
+)
+from engine.sampling.sampling_params import Sampling
+from engine.server.wire import target_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel, to_error
 from tests.free_ports import free_port
+from tests.packed_sampling import params_of
 from tests.prefill_worker.one_rank import (
     PAGE,
     Model,
@@ -81,7 +87,7 @@ class Receiver:
         self.landed: dict[str, list[tuple[int, int]]] = {}  # attempt -> (layer, page index)
         self.next_page = 0
 
-    def reserve(self, num_tokens: int, fingerprint: str) -> Sink:
+    def reserve(self, num_tokens: int, fingerprint: str) -> KvTarget:
         """Two runs, the second half first; pages are never used twice."""
         num_pages = -(-num_tokens // PAGE)
         first, self.next_page = self.next_page, self.next_page + num_pages
@@ -92,7 +98,7 @@ class Receiver:
             PageRun(first=first + half, count=num_pages - half),
             PageRun(first=first, count=half),
         ]
-        return Sink(
+        return KvTarget(
             agent=msgspec.msgpack.encode(self.transfer.describe()),
             runs=tuple(run for run in runs if run.count),
             kv_fingerprint=fingerprint,
@@ -119,8 +125,8 @@ class Receiver:
                 await asyncio.sleep(0.0005)
         assert sorted(self.landed[attempt_id]) == expected
 
-    def kv(self, sink: Sink, num_tokens: int) -> torch.Tensor:
-        return self.cache[:, pages_of(sink.runs)].flatten(1, 2)[:, :num_tokens]
+    def kv(self, target: KvTarget, num_tokens: int) -> torch.Tensor:
+        return self.cache[:, pages_of(target.runs)].flatten(1, 2)[:, :num_tokens]
 
 
 @pytest.fixture(scope="module")
@@ -141,20 +147,20 @@ class Client:
 
     def request(
         self, token_ids: Sequence[int], sampling: Sampling | None = None
-    ) -> tuple[generate_pb2.PrefillRequest, Sink]:
-        sink = self.receiver.reserve(len(token_ids), self.status.kv_fingerprint)
+    ) -> tuple[generate_pb2.PrefillRequest, KvTarget]:
+        target = self.receiver.reserve(len(token_ids), self.status.kv_fingerprint)
         attempt_id = next(ATTEMPTS)
         request = generate_pb2.PrefillRequest(
             request_id=f"request of {attempt_id}",
             attempt_id=attempt_id,
             model="tiny",
-            token_ids=token_ids,
+            token_ids=pack_ids(token_ids),
             num_prompt_tokens=len(token_ids),
-            sampling=sampling_message(sampling or Sampling()),
-            sink=sink_message(sink),
+            sampling=params_of(sampling or Sampling()),
+            kv_target=target_message(target),
             prefill_epoch=self.status.identity.epoch,
         )
-        return request, sink
+        return request, target
 
     async def watch_until(
         self, condition: Callable[[worker_pb2.WorkerStatus], bool]
@@ -203,7 +209,7 @@ async def code_of(call: "grpc.aio.UnaryUnaryCall[object, object]") -> grpc.Statu
     return caught.value.code()
 
 
-async def test_kv_lands_in_the_sink_and_equals_one_forward_pass(
+async def test_kv_lands_in_the_target_and_equals_one_forward_pass(
     client: Client, model: Model
 ) -> None:
     """Alone (the other rank idles), then many at once, then with the prefix known."""
@@ -214,10 +220,10 @@ async def test_kv_lands_in_the_sink_and_equals_one_forward_pass(
         replies = await asyncio.gather(
             *(client.prefill.Prefill(r, timeout=60) for r, _ in requests)
         )
-        for prompt, (request, sink), reply in zip(batch, requests, replies, strict=True):
+        for prompt, (request, target), reply in zip(batch, requests, replies, strict=True):
             await client.receiver.wait_for(request.attempt_id, model.config.num_layers, len(prompt))
             kv, logits = model.reference(prompt)
-            landed = client.receiver.kv(sink, len(prompt))
+            landed = client.receiver.kv(target, len(prompt))
             torch.testing.assert_close(landed, kv, rtol=1e-4, atol=1e-5)
             assert reply.first_token.token_id == int(logits.argmax())
             best = float(logits.log_softmax(0).max())
@@ -235,18 +241,14 @@ async def test_requests_that_cannot_be_right_get_their_status(client: Client) ->
     def changed(**fields: object) -> generate_pb2.PrefillRequest:
         request, _ = client.request(tokens(20))
         for name, value in fields.items():
-            if isinstance(value, list):
-                request.ClearField(name)  # type: ignore[arg-type]
-                getattr(request, name).extend(value)
-            else:
-                setattr(request, name, value)
+            setattr(request, name, pack_ids(value) if isinstance(value, list) else value)
         return request
 
     nan, _ = client.request(tokens(20), Sampling(temperature=float("nan")))
     other, _ = client.request(tokens(20))
-    other.sink.kv_fingerprint = "another model"
+    other.kv_target.kv_fingerprint = "another model"
     short, _ = client.request(tokens(20))
-    del short.sink.runs[0]
+    del short.kv_target.runs[0]
     invalid, mismatch = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
     cases = [
         (changed(prefill_epoch="0123456789abcdef"), mismatch),
@@ -256,6 +258,7 @@ async def test_requests_that_cannot_be_right_get_their_status(client: Client) ->
         (changed(token_ids=[]), invalid),
         (changed(token_ids=[5] * (MAX_TOKENS + 1), num_prompt_tokens=3), invalid),
         (changed(token_ids=[260]), invalid),
+        (changed(token_ids=pack_ids(tokens(20)) + b"x"), invalid),
         (changed(num_prompt_tokens=21), invalid),
         (changed(num_prompt_tokens=0), invalid),
         (nan, invalid),
@@ -280,18 +283,18 @@ async def test_an_abort_that_overtakes_its_prefill_refuses_it(client: Client) ->
 async def test_an_abort_ends_the_call_and_nothing_lands_any_more(client: Client) -> None:
     num_in_time = 0
     for delay_seconds in (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128):
-        request, sink = client.request(tokens(400, seed=int(delay_seconds * 1000)))
+        request, target = client.request(tokens(400, seed=int(delay_seconds * 1000)))
         call = client.prefill.Prefill(request, timeout=60)
         await asyncio.sleep(delay_seconds)
         abort = generate_pb2.AbortRequest(attempt_id=request.attempt_id)
         first, second = await asyncio.gather(*[client.prefill.Abort(abort, timeout=30)] * 2)
-        after = client.receiver.kv(sink, 400).clone()
+        after = client.receiver.kv(target, 400).clone()
         assert first.was_known == second.was_known
         if not call.done() or await call.code() != grpc.StatusCode.OK:
             assert await code_of(call) == grpc.StatusCode.CANCELLED
             num_in_time += 1
         await client.watch_until(is_quiet)
-        assert torch.equal(client.receiver.kv(sink, 400), after)
+        assert torch.equal(client.receiver.kv(target, 400), after)
     assert num_in_time
 
 
@@ -331,14 +334,14 @@ async def test_what_outlives_the_grace_is_let_go_of_before_its_caller_hears(
     client: Client,
 ) -> None:
     before = num_steps(await client.watch_until(is_quiet))
-    request, sink = client.request(tokens(1000, seed=11))  # 63 steps
+    request, target = client.request(tokens(1000, seed=11))  # 63 steps
     call = client.prefill.Prefill(request, timeout=60)
     await client.watch_until(lambda status: num_steps(status) > before)
     await client.worker.Drain(worker_pb2.DrainRequest(grace_seconds=0), timeout=30)
     try:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
-        after = client.receiver.kv(sink, 1000).clone()
+        after = client.receiver.kv(target, 1000).clone()
         error = to_error(caught.value)
         assert type(error) is Draining
         assert error.failed_epoch == client.status.identity.epoch
@@ -354,7 +357,7 @@ async def test_what_outlives_the_grace_is_let_go_of_before_its_caller_hears(
         assert await code_of(client.prefill.Prefill(late, timeout=30)) == mismatch
         abort = generate_pb2.AbortRequest(attempt_id=request.attempt_id)
         assert not (await client.prefill.Abort(abort, timeout=30)).was_known
-        assert torch.equal(client.receiver.kv(sink, 1000), after)
+        assert torch.equal(client.receiver.kv(target, 1000), after)
     finally:
         await client.worker.Drain(worker_pb2.DrainRequest(undo=True), timeout=30)
     again, _ = client.request(tokens(20))

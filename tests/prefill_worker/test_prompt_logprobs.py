@@ -8,16 +8,22 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
+from core.token_ids import unpack_ids
 from engine.grammar.token_bytes import token_bytes
-from engine.link.messages import Failed, Grammar, Prefilled, Sampling, Submit
+from engine.link.messages import (
+    Failed,
+    Prefilled,
+    SubmitPrefill,
+)
 from engine.sampling import prompt_scores
 from engine.sampling.history import history_of
 from engine.sampling.sampler import SampleRow, sample
+from engine.sampling.sampling_params import Grammar, Sampling
 from tests.prefill_worker.one_rank import (
     PAGE,
     Model,
     OneRank,
-    SinkRank,
+    TargetRank,
     prefilled,
     submit_to,
     tokens,
@@ -54,15 +60,15 @@ def test_log_probabilities_are_those_of_transformers(
     slice_tokens: int,
 ) -> None:
     monkeypatch.setattr(prompt_scores, "SLICE_TOKENS", slice_tokens)
-    rank, sink = OneRank(model, chunk_tokens=chunk_tokens), SinkRank(model)
-    submit = submit_to(sink, "a", tokens(num_tokens), ECHO)
-    other = submit_to(sink, "b", tokens(30, seed=1))
+    rank, target = OneRank(model, chunk_tokens=chunk_tokens), TargetRank(model)
+    submit = submit_to(target, "a", tokens(num_tokens), ECHO)
+    other = submit_to(target, "b", tokens(30, seed=1))
     messages = rank.run(rank.tell(submit, other))
     result = prefilled(messages, "a")
-    check_logprobs(model.folder, list(submit.token_ids), result, 3)
+    check_logprobs(model.folder, unpack_ids(submit.token_ids).tolist(), result, 3)
     for one in (submit, other):
         kv, logits = model.reference(one.token_ids)
-        torch.testing.assert_close(sink.kv(one), kv, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(target.kv(one), kv, rtol=1e-4, atol=1e-5)
         token = prefilled(messages, one.attempt_id).token
         assert token is not None
         assert token.token_id == int(logits.argmax())
@@ -71,12 +77,12 @@ def test_log_probabilities_are_those_of_transformers(
 
 
 def test_known_prefixes_are_computed_again_and_stay_known(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
+    rank, target = OneRank(model), TargetRank(model)
     prompt = tokens(70)
     messages = rank.run(
-        submit_to(sink, "fresh", prompt, ECHO),
-        submit_to(sink, "after", prompt),
-        submit_to(sink, "again", prompt, ECHO),
+        submit_to(target, "fresh", prompt, ECHO),
+        submit_to(target, "after", prompt),
+        submit_to(target, "again", prompt, ECHO),
     )
     cached = [prefilled(messages, name).num_cached_tokens for name in ("fresh", "after", "again")]
     assert cached == [0, 64, 0]
@@ -86,25 +92,25 @@ def test_known_prefixes_are_computed_again_and_stay_known(model: Model) -> None:
 
 
 def test_nothing_is_sampled_where_no_token_is_wanted(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
-    submit = submit_to(sink, "a", tokens(20), Sampling(prompt_logprobs=True, max_tokens=0))
+    rank, target = OneRank(model), TargetRank(model)
+    submit = submit_to(target, "a", tokens(20), Sampling(prompt_logprobs=True, max_tokens=0))
     result = prefilled(rank.run(submit), "a")
     assert result.token is None
-    check_logprobs(model.folder, list(submit.token_ids), result, 0)
+    check_logprobs(model.folder, unpack_ids(submit.token_ids).tolist(), result, 0)
 
 
 def test_who_has_output_has_had_them(model: Model) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
-    submit = msgspec.structs.replace(submit_to(sink, "a", tokens(20), ECHO), num_prompt_tokens=19)
+    rank, target = OneRank(model), TargetRank(model)
+    submit = msgspec.structs.replace(submit_to(target, "a", tokens(20), ECHO), num_prompt_tokens=19)
     assert prefilled(rank.run(submit), "a").prompt_logprobs == ()
 
 
 # ---- first tokens
 
 
-def begun(submit: Submit, num_output: int) -> Submit:
+def begun(submit: SubmitPrefill, num_output: int) -> SubmitPrefill:
     """The last tokens are output of an earlier attempt."""
-    num_prompt = len(submit.token_ids) - num_output
+    num_prompt = submit.num_tokens - num_output
     return msgspec.structs.replace(submit, num_prompt_tokens=num_prompt)
 
 
@@ -116,11 +122,12 @@ def begun(submit: Submit, num_output: int) -> Submit:
     ],
 )
 def test_first_tokens_follow_the_rules(model: Model, sampling: Sampling) -> None:
-    rank, sink = OneRank(model), SinkRank(model)
-    submit = begun(submit_to(sink, "a", tokens(40) + [9, 9, 9, 12], sampling), 4)
+    rank, target = OneRank(model), TargetRank(model)
+    submit = begun(submit_to(target, "a", tokens(40) + [9, 9, 9, 12], sampling), 4)
     result = prefilled(rank.run(submit), "a")
     _, logits = model.reference(submit.token_ids)
-    history = history_of(sampling, submit.token_ids, 40)
+    token_ids = unpack_ids(submit.token_ids)
+    history = history_of(sampling, token_ids[:40], token_ids[40:])
     row = SampleRow(sampling=sampling, position=44, history=history)
     assert result.token == sample(logits[None], [row])[0]
 
@@ -136,15 +143,15 @@ def until_compiled(rank: OneRank) -> None:
 def test_grammars_are_kept_to_from_where_the_output_is(model: Model, folder: Path) -> None:
     texts = token_bytes(folder, 260).texts
     a, b, c = (texts.index(one) for one in (b"a", b"b", b"c"))
-    rank, sink = OneRank(model), SinkRank(model)
+    rank, target = OneRank(model), TargetRank(model)
     abc = Sampling(grammar=Grammar(regex="abc"))
     submits = [
-        submit_to(sink, "first", tokens(20), abc),
-        begun(submit_to(sink, "second", [*tokens(20), a], abc), 1),
-        begun(submit_to(sink, "third", [*tokens(20), a, b], abc), 2),
-        begun(submit_to(sink, "wrong", [*tokens(20), b], abc), 1),
-        submit_to(sink, "bad", tokens(20), Sampling(grammar=Grammar(regex="(a"))),
-        submit_to(sink, "free", tokens(20, seed=4)),
+        submit_to(target, "first", tokens(20), abc),
+        begun(submit_to(target, "second", [*tokens(20), a], abc), 1),
+        begun(submit_to(target, "third", [*tokens(20), a, b], abc), 2),
+        begun(submit_to(target, "wrong", [*tokens(20), b], abc), 1),
+        submit_to(target, "bad", tokens(20), Sampling(grammar=Grammar(regex="(a"))),
+        submit_to(target, "free", tokens(20, seed=4)),
     ]
     messages = rank.run(rank.tell(*submits), lambda: until_compiled(rank))
     found = {m.attempt_id: m for m in messages if isinstance(m, Prefilled)}
@@ -158,10 +165,10 @@ def test_grammars_are_kept_to_from_where_the_output_is(model: Model, folder: Pat
 
 
 def test_higher_priorities_are_computed_first(model: Model) -> None:
-    rank, sink = OneRank(model, chunk_tokens=PAGE), SinkRank(model, num_pages=256)
+    rank, target = OneRank(model, chunk_tokens=PAGE), TargetRank(model, num_pages=256)
     submits = [
         msgspec.structs.replace(
-            submit_to(sink, f"a{number}", tokens(2 * PAGE, seed=number)), priority=priority
+            submit_to(target, f"a{number}", tokens(2 * PAGE, seed=number)), priority=priority
         )
         for number, priority in enumerate((0, 3, -1, 3, 0))
     ]

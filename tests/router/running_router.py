@@ -14,8 +14,8 @@ from proto.router_pb2 import AssignRequest, AssignResponse, GetStatusRequest, Ge
 from proto.router_pb2_grpc import AdminStub, RouterStub
 from router.process import RouterProcess
 from router.settings import RouterSettings
-from router.table import StatusArrived, StreamBroken
-from router.worker import Worker, WorkerState
+from router.workers.table import StatusArrived, StreamBroken
+from router.workers.worker import Worker, WorkerState
 from rpc.client import channel, to_error
 from tests.router.fake_worker import FakeWorker
 

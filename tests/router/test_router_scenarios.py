@@ -25,17 +25,16 @@ from prometheus_client import CollectorRegistry
 from core.clock import ManualClock
 from core.errors import EpserveError
 from router.cluster import Cluster
-from router.demand import Demand
-from router.discovery import Standing
 from router.metrics import RouterMetrics
-from router.pairing import rejections
+from router.scheduling.demand import Demand
+from router.scheduling.pairing import rejections
 from router.settings import RouterSettings
-from router.table import Left, StatusArrived, Stood, StreamBroken
-from router.worker import Worker
+from router.workers.table import Left, StatusArrived, Stood, StreamBroken
+from router.workers.worker import Standing, Worker
 from tests.router.statuses import ROLES, make_status
 
 if TYPE_CHECKING:
-    from router.assign import Assignment
+    from router.scheduling.assign import Assignment
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "router"
 
@@ -136,9 +135,10 @@ def _outcome(task: "asyncio.Task[Assignment]") -> str:
         retry = error.retry_after_seconds
         return f"{error.status.grpc} {error.message}" + (f" [retry {retry:g} s]" if retry else "")
     assignment = task.result()
+    pair = assignment.pair
     return (
-        f"-> {assignment.prefill.name} + {assignment.decode.name}"
-        f" after {assignment.queue_seconds:g} s, {assignment.num_matched_pages} pages matched"
+        f"-> {pair.prefill.name} + {pair.decode.name}"
+        f" after {assignment.queue_seconds:g} s, {pair.num_matched_pages} pages matched"
     )
 
 

@@ -17,7 +17,7 @@ from core.errors import (
 )
 from proto.router_pb2 import AnnounceRequest, AssignRequest
 from proto.worker_pb2 import ROLE_GATEWAY, ROLE_ROUTER, ProcessIdentity
-from router.worker import WorkerState
+from router.workers.worker import WorkerState
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import RunningRouter
 
@@ -52,7 +52,8 @@ async def test_a_missing_role_is_named(
 async def test_bad_requests(router: RunningRouter) -> None:
     assert type(await router.refusal(model="other")) is ModelNotFound
     assert type(await router.refusal(num_prompt_tokens=0)) is InvalidRequest
-    assert type(await router.refusal(prefix_hashes=range(101))) is InvalidRequest
+    assert type(await router.refusal(prefix_hashes=bytes(8 * 101))) is InvalidRequest
+    assert type(await router.refusal(prefix_hashes=b"half a hash")) is InvalidRequest
     assert type(await router.refusal(exclude_epochs=["x"] * 1000)) is InvalidRequest
     for seconds in (-1.0, float("nan"), float("inf")):
         assert type(await router.refusal(waited_seconds=seconds)) is InvalidRequest

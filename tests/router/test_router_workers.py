@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +15,15 @@ from core.errors import (
     Draining,
     Unavailable,
 )
-from router.table import StatusArrived, StreamBroken
-from router.worker import WorkerState
+from router.workers.table import StatusArrived, StreamBroken
+from router.workers.worker import WorkerState
 from tests.free_ports import free_port
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import RunningRouter
+
+
+def pack_hashes(hashes: Iterable[int]) -> bytes:
+    return array("Q", hashes).tobytes()
 
 
 async def test_a_dead_worker_gets_nothing_and_its_successor_is_another(
@@ -145,14 +150,16 @@ async def test_requests_with_a_common_prefix_go_to_the_same_worker(
     async with FakeWorker("prefill", "p-a") as a, FakeWorker("prefill", "p-b") as b:
         router = start(prefill=[a.address, b.address], decode=[decode.address])
         await router.until_ready(a, b, decode)
-        first = await router.assign(num_prompt_tokens=640, prefix_hashes=range(10))
-        other = await router.assign(num_prompt_tokens=640, prefix_hashes=range(20, 30))
+        first = await router.assign(num_prompt_tokens=640, prefix_hashes=pack_hashes(range(10)))
+        other = await router.assign(num_prompt_tokens=640, prefix_hashes=pack_hashes(range(20, 30)))
         assert {first.prefill.epoch, other.prefill.epoch} == {"p-a", "p-b"}
         # Both have taken in what they were given.
         await a.say(accepted=1)
         await b.say(accepted=1)
         await router.until(lambda: not router.seen(a).pending and not router.seen(b).pending)
-        again = await router.assign(num_prompt_tokens=700, prefix_hashes=[*range(20, 30), 99])
+        again = await router.assign(
+            num_prompt_tokens=700, prefix_hashes=pack_hashes([*range(20, 30), 99])
+        )
         assert again.prefill.epoch == other.prefill.epoch
 
 

@@ -19,6 +19,7 @@ from core.errors import (
     Unavailable,
 )
 from core.log import REQUEST_ID
+from core.token_ids import pack_ids, unpack_ids
 from proto import generate_pb2, generate_pb2_grpc
 from proto.generate_pb2 import GenerateRequest, GenerateResponse, Token
 from proto.multiplex_pb2 import ClientFrame, OpenCall
@@ -49,7 +50,7 @@ class Counting(generate_pb2_grpc.DecodeServicer):
         self.request_ids[request.request_id] = REQUEST_ID.get()
         self.seconds = remaining_seconds(context)
         try:
-            for token_id in request.prompt_token_ids:
+            for token_id in unpack_ids(request.prompt_token_ids):
                 self.num_sent += 1
                 if self.num_sent % 50 == 0:
                     await asyncio.sleep(0.005)
@@ -79,7 +80,9 @@ class Served:
 
     def call(self, tokens: int, model: str = "", **options: Any) -> Call:
         request = GenerateRequest(
-            request_id=options.pop("name", "x"), model=model, prompt_token_ids=range(tokens)
+            request_id=options.pop("name", "x"),
+            model=model,
+            prompt_token_ids=pack_ids(range(tokens)),
         )
         options.setdefault("timeout_seconds", 20)
         return self.client.call(GENERATE, request.SerializeToString(), **options)
@@ -210,7 +213,7 @@ async def test_a_reader_far_behind_loses_its_call_only() -> None:
 async def test_requests_that_begin_together_are_spread_over_frames() -> None:
     """In one message they would be more than gRPC takes."""
     async with serving() as served:
-        request = GenerateRequest(prompt_token_ids=[1], model="x" * 5 * 2**20)
+        request = GenerateRequest(prompt_token_ids=pack_ids([1]), model="x" * 5 * 2**20)
         content = request.SerializeToString()
         calls = [served.client.call(GENERATE, content, timeout_seconds=20) for _ in range(16)]
         assert await asyncio.gather(*map(tokens_of, calls)) == [[1]] * 16
@@ -277,7 +280,7 @@ async def test_a_broken_session_leaves_no_task_behind() -> None:
 async def test_a_lost_client_ends_its_calls() -> None:
     async with serving() as served:
         client = MultiplexClient(served.server.address)
-        request = GenerateRequest(model="hang", prompt_token_ids=[1]).SerializeToString()
+        request = GenerateRequest(model="hang", prompt_token_ids=pack_ids([1])).SerializeToString()
         call = client.call(GENERATE, request, timeout_seconds=20)
         assert await call.take()
         await client.close()
@@ -291,7 +294,7 @@ async def test_a_lost_client_ends_its_calls() -> None:
 
 def opening(call: int) -> OpenCall:
     """Of a call that does not end by itself."""
-    request = GenerateRequest(model="hang", prompt_token_ids=[1]).SerializeToString()
+    request = GenerateRequest(model="hang", prompt_token_ids=pack_ids([1])).SerializeToString()
     return OpenCall(call=call, method=GENERATE, request=request, timeout_seconds=60)
 
 

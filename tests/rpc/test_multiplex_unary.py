@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from core.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from core.token_ids import num_ids, pack_ids
 from proto import generate_pb2, generate_pb2_grpc
 from proto.generate_pb2 import AbortRequest, AbortResponse, PrefillRequest, PrefillResponse
 from rpc.multiplex_client import MultiplexClient
@@ -32,7 +33,7 @@ class Prefiller(generate_pb2_grpc.PrefillServicer):
                 await asyncio.Event().wait()
             finally:
                 self.cancelled.set()
-        return PrefillResponse(num_computed_tokens=len(request.token_ids))
+        return PrefillResponse(num_computed_tokens=num_ids(request.token_ids))
 
     async def Abort(self, request: AbortRequest, context: Context) -> AbortResponse:
         return AbortResponse(was_known=True)
@@ -58,7 +59,7 @@ async def serving() -> AsyncIterator[tuple[MultiplexClient, Prefiller]]:
 
 
 async def asked(client: MultiplexClient, num_tokens: int, model: str = "", **options: Any) -> int:
-    request = PrefillRequest(model=model, token_ids=range(num_tokens))
+    request = PrefillRequest(model=model, token_ids=pack_ids(range(num_tokens)))
     options.setdefault("timeout_seconds", 20)
     with client.call(PREFILL, request.SerializeToString(), **options) as call:
         response = PrefillResponse.FromString(await call.take())

@@ -16,7 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engine.grammar.grammar_match import GrammarCompiler, GrammarMatch
 from engine.grammar.token_bytes import token_bytes
-from engine.link.messages import Grammar
+from engine.sampling.sampling_params import Grammar
 
 EOS, THINK_END, SPECIAL = 0, 1, 2
 TEXTS = ["a", "b", "c", "ab", "bc", "abc", "cc", "{", "}", '"', ":", ",", "1", "2", "0", "-", ".",

@@ -14,8 +14,8 @@ from core.errors import EpserveError, InternalError, InvalidRequest, Overloaded
 from engine.grammar import grammars as module
 from engine.grammar.grammars import COMPILE_SECONDS, MAX_REMEMBERED, NUM_THREADS, Grammars
 from engine.grammar.token_bytes import token_bytes
-from engine.link.messages import Grammar, Sampling
 from engine.sampling.history import Match
+from engine.sampling.sampling_params import Grammar, Sampling
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 VOCAB, EOS = 260, 1

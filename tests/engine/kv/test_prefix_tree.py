@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from core.token_ids import pack_ids
 from engine.kv.prefix_tree import Found, Lease, PrefixTree
 
 PAGE = 2  # tokens a page: small, so that prefixes meet
@@ -43,21 +44,21 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(tokens=tokens)
     def wait(self, tokens: list[int]) -> None:
         """A prompt begins to wait."""
-        self.found[tuple(tokens)] = self.tree.find(tokens)
+        self.found[tuple(tokens)] = self.tree.find(pack_ids(tokens))
 
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
         """Some of those that wait, after any number of changes: as if asked for the first time."""
         for tokens in self.found:
             if data.draw(st.booleans()):
-                found = self.tree.find(tokens, self.found[tokens])
+                found = self.tree.find(pack_ids(tokens), self.found[tokens])
                 assert found.num_pages == len(self.known(list(tokens)))
                 self.found[tokens] = found
 
     @rule(tokens=tokens)
     def match(self, tokens: list[int]) -> None:
         expected = self.known(tokens)
-        lease = self.tree.match(tokens)
+        lease = self.tree.match(pack_ids(tokens))
         assert lease.pages == [self.page_of[prefix] for prefix in expected]
         assert lease.num_pages * PAGE < max(len(tokens), 1)
         for prefix in expected:
@@ -83,7 +84,7 @@ class TreeMachine(RuleBasedStateMachine):
                 self.used_at[prefix] = 0
                 expected.append(pages[index])
             self.locks[prefix] += 1
-        assert self.tree.extend(lease, tokens, pages, num_pages) == expected
+        assert self.tree.extend(lease, pack_ids(tokens), pages, num_pages) == expected
         assert lease.num_pages == max(before, num_pages)
 
     @precondition(lambda self: self.leases)
@@ -127,37 +128,37 @@ TestTreeMachine.settings = settings(max_examples=150, stateful_step_count=40, de
 def test_a_whole_prompt_is_never_matched() -> None:
     tree = PrefixTree(4)
     tokens = list(range(8))
-    lease = tree.match(tokens)
-    assert tree.extend(lease, tokens, [7, 9], 2) == [7, 9]
-    assert tree.match(tokens).pages == [7]
-    assert tree.match([*tokens, 1]).pages == [7, 9]
-    assert tree.match(tokens[:4]).pages == []
-    assert tree.match([]).pages == []
+    lease = tree.match(pack_ids(tokens))
+    assert tree.extend(lease, pack_ids(tokens), [7, 9], 2) == [7, 9]
+    assert tree.match(pack_ids(tokens)).pages == [7]
+    assert tree.match(pack_ids([*tokens, 1])).pages == [7, 9]
+    assert tree.match(pack_ids(tokens[:4])).pages == []
+    assert tree.match(pack_ids([])).pages == []
 
 
 def test_pages_that_are_not_full_are_refused() -> None:
     tree = PrefixTree(4)
-    lease = tree.match([1] * 7)
+    lease = tree.match(pack_ids([1] * 7))
     with pytest.raises(ValueError, match="not all full"):
-        tree.extend(lease, [1] * 7, [0, 1], 2)
+        tree.extend(lease, pack_ids([1] * 7), [0, 1], 2)
 
 
 def test_large_token_ids_do_not_collide() -> None:
     tree = PrefixTree(1)
-    lease = tree.match([2**32 - 1, 0])
-    tree.extend(lease, [2**32 - 1, 0], [3, 4], 2)
-    assert tree.match([2**32 - 1, 0, 5]).pages == [3, 4]
-    assert tree.match([2**31 - 1, 0, 5]).pages == []
+    lease = tree.match(pack_ids([2**32 - 1, 0]))
+    tree.extend(lease, pack_ids([2**32 - 1, 0]), [3, 4], 2)
+    assert tree.match(pack_ids([2**32 - 1, 0, 5])).pages == [3, 4]
+    assert tree.match(pack_ids([2**31 - 1, 0, 5])).pages == []
 
 
 def test_stale_heap_entries_are_swept() -> None:
     """A prefix that is used over and over must not make the tree grow."""
     tree = PrefixTree(1)
-    lease = tree.match([5, 6, 7])
-    tree.extend(lease, [5, 6, 7], [0, 1, 2], 3)
+    lease = tree.match(pack_ids([5, 6, 7]))
+    tree.extend(lease, pack_ids([5, 6, 7]), [0, 1, 2], 3)
     tree.unlock(lease)
     for _ in range(1000):
-        tree.unlock(tree.match([5, 6, 7, 8]))
+        tree.unlock(tree.match(pack_ids([5, 6, 7, 8])))
     assert len(tree._heap) < 100
     assert tree.evict(10) == [2, 1, 0]
     assert tree.num_pages == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from core.token_ids import pack_ids
 from engine.link import link
 from engine.link.link import FrontLink, LinkError, RankLink
 from engine.link.messages import (
@@ -15,7 +16,6 @@ from engine.link.messages import (
     Produced,
     RankBatch,
     RankStats,
-    Sampling,
     Shutdown,
     Submit,
     TokenOut,
@@ -66,7 +66,7 @@ async def drained(pair: Pair) -> list[object]:
 
 async def test_messages_of_one_turn_leave_as_one_batch_in_order(pair: Pair) -> None:
     submit = Submit(
-        request_id="a", token_ids=(1, 2, 3), num_prompt_tokens=3, sampling=Sampling(top_k=5)
+        request_id="a", num_prompt_tokens=3, output_token_ids=pack_ids([1, 2]), sampling=b"\x18\x05"
     )
     pair.front.send(submit)
     pair.front.send(Abort(request_id="a"))

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from core.token_ids import pack_ids
 from engine.link.messages import (
     Abort,
     Ended,
     Finish,
     Produced,
     RankMessage,
-    Sampling,
     Submit,
     TokenOut,
 )
@@ -25,7 +25,7 @@ from engine.process.front import StartError, WorkerFront
 from engine.process.settings import WorkerSettings
 
 FAKE_RANK = Path(__file__).parents[1] / "fake_rank.py"
-SUBMIT = Submit(request_id="a", token_ids=(5,), num_prompt_tokens=1, sampling=Sampling())
+SUBMIT = Submit(request_id="a", num_prompt_tokens=1, output_token_ids=pack_ids([5]), sampling=b"")
 
 Heard = list[tuple[int, RankMessage]]
 MakeFront = Callable[..., Awaitable[tuple[WorkerFront, Heard]]]

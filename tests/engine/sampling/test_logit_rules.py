@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from engine.link.messages import Sampling
 from engine.sampling.history import History, history_of
 from engine.sampling.logit_rules import apply_history
 from engine.sampling.sampler import SampleRow, sample
+from engine.sampling.sampling_params import Sampling
 
 VOCAB = 70
 TOKEN = st.integers(0, VOCAB - 1)
@@ -57,7 +57,9 @@ def test_rules_are_those_of_transformers_and_openai(
 ) -> None:
     logits = logits_of(len(batch))
     kept = logits.clone()
-    histories = [history_of(*one) for one in batch]
+    histories = [
+        history_of(sampling, tokens[:num], tokens[num:]) for sampling, tokens, num in batch
+    ]
     changed = apply_history(logits, histories)
     assert torch.equal(logits, kept)
     for row, one in enumerate(batch):
@@ -72,9 +74,9 @@ def test_a_history_that_grew_equals_one_that_begins_with_all_tokens(
 ) -> None:
     sampling, tokens, num_prompt = one
     logits = logits_of(1)
-    grown = History(sampling, tokens[:num_prompt], num_prompt)
+    grown = History(sampling, tokens[:num_prompt], [])
     for end in range(num_prompt, len(tokens) + 1):
-        anew = History(sampling, tokens[:end], num_prompt)
+        anew = History(sampling, tokens[:num_prompt], tokens[num_prompt:end])
         assert torch.equal(apply_history(logits, [grown]), apply_history(logits, [anew]))
         if end < len(tokens):
             assert grown.append(tokens[end])
@@ -86,11 +88,11 @@ def test_greedy_and_random_tokens_follow_the_rules(seed: int) -> None:
     logits = logits_of(2, seed)
     best = int(logits[0].argmax())
     sampling = Sampling(logit_bias=((best, -100.0),))
-    row = SampleRow(sampling=sampling, position=3, history=history_of(sampling, [1, 2, 3], 3))
+    row = SampleRow(sampling=sampling, position=3, history=history_of(sampling, [1, 2, 3], []))
     assert sample(logits[:1], [row])[0].token_id == int(logits[0].topk(2).indices[1])
     wanted = (best + 1) % VOCAB
     sampling = Sampling(temperature=1.9, seed=seed, logit_bias=((wanted, 100.0),), logprobs=True)
-    row = SampleRow(sampling=sampling, position=3, history=history_of(sampling, [1, 2, 3], 3))
+    row = SampleRow(sampling=sampling, position=3, history=history_of(sampling, [1, 2, 3], []))
     plain = SampleRow(sampling=Sampling(), position=3)
     forced, other = sample(logits, [row, plain])
     assert forced.token_id == wanted
@@ -100,7 +102,7 @@ def test_greedy_and_random_tokens_follow_the_rules(seed: int) -> None:
 
 
 def test_what_is_not_asked_for_costs_nothing() -> None:
-    assert history_of(Sampling(temperature=1.0, min_tokens=4), [1, 2], 1) is None
+    assert history_of(Sampling(temperature=1.0, min_tokens=4), [1], [2]) is None
     logits = logits_of(2)
     assert apply_history(logits, [None, None]) is logits
 
@@ -110,7 +112,7 @@ def test_cost_of_a_sequence_is_linear() -> None:
 
     def seconds(num_tokens: int) -> float:
         began = time.process_time()
-        history = History(sampling, [0], 1)
+        history = History(sampling, [0], [])
         for token in range(num_tokens):
             history.append(token)
         return time.process_time() - began

@@ -9,9 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.link.messages import Sampling, TokenOut
+from engine.link.messages import (
+    TokenOut,
+)
 from engine.sampling import sampler
 from engine.sampling.sampler import SampleRow, sample
+from engine.sampling.sampling_params import Sampling
 from engine.sampling.uniform import seeds_to_int64, uniform
 
 MASK = (1 << 64) - 1

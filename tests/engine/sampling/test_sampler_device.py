@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow, choose_on_device, draw, sample
+from engine.sampling.sampling_params import Sampling
 
 MASK = (1 << 64) - 1
 VOCAB = 41

@@ -2,7 +2,10 @@
 
 import pytest
 
-from engine.link.messages import Finish, Sampling
+from engine.link.messages import (
+    Finish,
+)
+from engine.sampling.sampling_params import Sampling
 from engine.sampling.sequence_end import finish_after, suppressed_token_ids
 
 EOS = (2,)

@@ -13,7 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import EpserveError
-from engine.link.messages import RankMessage, Sampling, Submit
+from core.token_ids import pack_ids
+from engine.link.messages import (
+    RankMessage,
+    Submit,
+)
 from engine.process.front import WorkerFront
 from engine.process.settings import WorkerSettings
 from engine.server import status_service
@@ -25,7 +29,7 @@ from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel
 
 FAKE_RANK = Path(__file__).parents[1] / "fake_rank.py"
-SUBMIT = Submit(request_id="a", token_ids=(5,), num_prompt_tokens=1, sampling=Sampling())
+SUBMIT = Submit(request_id="a", num_prompt_tokens=1, output_token_ids=pack_ids([5]), sampling=b"")
 
 
 class Books(generate_pb2_grpc.DecodeServicer):

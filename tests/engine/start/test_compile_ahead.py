@@ -57,7 +57,7 @@ def test_all_passes_and_steps_are_run(
     monkeypatch.setattr(DeepseekV3, "decode", counted)
     monkeypatch.setattr(compile_ahead, "pass_lengths", spied)
     passes = Passes(lengths=[1, 3, 40], sizes=[1, 8], max_pages=5)
-    monkeypatch.setattr(compile_ahead, "path_of", lambda *_: "deep_gemm")
+    monkeypatch.setattr(compile_ahead, "best_path", lambda *_: "deep_gemm")
     assert asked_for(model, form, passes, 16, 1) == set()
     assert passed == [1, 3, 40, -1, -8]
     sys.modules.pop("kernels.gemm.fp8_gemm_deep_gemm", None)
@@ -90,7 +90,7 @@ def test_ranks_of_a_machine_share_the_work(
     stand_in = ModuleType("kernels.ahead.triton_ahead")
     stand_in.compiled_ahead = compiled_ahead  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kernels.ahead.triton_ahead", stand_in)
-    monkeypatch.setattr(compile_ahead, "path_of", lambda *_: "triton")
+    monkeypatch.setattr(compile_ahead, "best_path", lambda *_: "triton")
     monkeypatch.setattr(compile_ahead, "asked_for", passes)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda part, *_, **__: told.append(part))
     settings = WorkerSettings(model=tmp_path / "model", ranks=2, nodes=2, rendezvous="a:1")
@@ -120,7 +120,7 @@ def test_one_rank_of_a_machine_builds_all_libraries(
     monkeypatch.setattr(compile_ahead.cuda_build, "build", build)
     LibraryBuilds(settings, 0, torch.device("cpu")).wait()
     assert not built
-    monkeypatch.setattr(compile_ahead, "path_of", lambda *_: "cuda")
+    monkeypatch.setattr(compile_ahead, "best_path", lambda *_: "cuda")
     for rank in range(4):
         LibraryBuilds(settings, rank, torch.device("cuda")).wait()
     assert sorted(built) == sorted(2 * [path.name for path in cuda_build.sources()])

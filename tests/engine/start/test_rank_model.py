@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.link.messages import Sampling
 from engine.process.fingerprint import kv_fingerprint
 from engine.process.settings import WorkerSettings
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.start import memory_plan, rank_model
 from engine.start.model_loading import weights_revision
 from engine.start.rank_memory import RankMemory

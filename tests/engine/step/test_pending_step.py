@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.link.messages import Sampling, TokenOut
+from engine.link.messages import (
+    TokenOut,
+)
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.pending_step import PendingStep, PendingToken

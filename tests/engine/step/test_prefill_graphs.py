@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.step.graph_capture import Capture, CudaCapture, RepeatedCall
 from engine.step.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
 from engine.step.runner import Runner

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.link.messages import Sampling
 from engine.sampling.sampler import SampleRow
+from engine.sampling.sampling_params import Sampling
 from engine.step.runner import SequenceChunk, build_batch
 from model.batch import AttentionForm
 

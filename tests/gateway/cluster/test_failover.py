@@ -14,6 +14,7 @@ from core.errors import (
     TransferError,
     Unavailable,
 )
+from core.token_ids import unpack_ids
 from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway
 from tests.gateway.fake_cluster import Plan
 from tests.gateway.stream import join
@@ -98,7 +99,7 @@ async def test_what_the_next_worker_is_told(gateway: Gateway) -> None:
     first.plan = Plan(fail_after=5, error=Unavailable("gone"), step_seconds=0.02)
     reply = await gateway.complete("unicode", max_tokens=20)
     (before,), (after,) = first.requests, second.requests
-    assert list(after.output_token_ids) == ANSWER_IDS[:5]
+    assert list(unpack_ids(after.output_token_ids)) == ANSWER_IDS[:5]
     assert after.prompt_token_ids == before.prompt_token_ids
     assert after.sampling == before.sampling
     assert after.request_id == before.request_id + ".1"

@@ -23,6 +23,7 @@ from core.errors import (
     Unavailable,
 )
 from proto.router_pb2 import AssignRequest
+from tests.eventually import eventually
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway
 from tests.gateway.fake_cluster import FakeCluster, Plan
 
@@ -74,7 +75,7 @@ async def test_a_pair_that_comes_back_in_time(gateway: Gateway) -> None:
     cluster = gateway.cluster
     cluster.router.down = {cluster.first.epoch, cluster.second.epoch}
     task = asyncio.create_task(gateway.complete("unicode"))
-    await asyncio.sleep(0.4)
+    await eventually(lambda: len(cluster.router.requests) > 1)
     cluster.router.down.clear()
     assert (await task).json()["choices"][0]["text"] == ANSWERS["unicode"]
 

@@ -8,8 +8,8 @@ from proto.router_pb2 import AnnounceRequest, AssignRequest, AssignResponse, Get
 from proto.router_pb2_grpc import AdminStub
 from proto.worker_pb2 import ROLE_GATEWAY, ProcessIdentity
 from rpc.client import channel
+from tests.router.discovery.test_discovery_process import router
 from tests.router.fake_worker import FakeWorker
-from tests.router.test_discovery_process import router
 
 NUM_CLIENTS = 8
 NUM_REQUESTS = 40
@@ -46,7 +46,7 @@ async def test_a_killed_router_fails_no_assignment() -> None:
                     request_id=str(page),
                     model="demo",
                     num_prompt_tokens=64,
-                    prefix_hashes=[page],
+                    prefix_hashes=page.to_bytes(8, "little"),
                 )
                 content = await routers.assign(make_request, first_page=page, timeout_seconds=30)
                 assert AssignResponse.FromString(content).decode.epoch == "d"

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from core.errors import Overloaded, Unavailable
 from gateway.cluster.routers import Routers
 from proto.router_pb2 import AnnounceRequest, AssignRequest, AssignResponse
 from proto.worker_pb2 import ROLE_GATEWAY, ProcessIdentity
+from tests.eventually import eventually
 from tests.gateway.conftest import EOS_ID, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster, FakeRouter
 
@@ -55,12 +56,6 @@ async def assign(routers: Routers, first_page: int | None = None) -> AssignRespo
     return AssignResponse.FromString(content)
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 async def test_all_are_told_and_the_one_that_knows_most_is_believed(
     cluster: FakeCluster, other: FakeRouter, routers: Routers
 ) -> None:
@@ -99,7 +94,7 @@ async def test_a_dead_router_costs_nothing(
 ) -> None:
     cluster.router.hang = True
     waiting = [asyncio.create_task(assign(routers, page)) for page in range(16)]
-    await until(lambda: len(cluster.router.requests) + len(other.requests) == 16)
+    await eventually(lambda: len(cluster.router.requests) + len(other.requests) == 16)
     assert cluster.router.requests
     num_moved = len(cluster.router.requests)
     await asyncio.sleep(0.1)
@@ -142,10 +137,10 @@ async def test_the_addresses_of_a_name_come_and_go(cluster: FakeCluster, other: 
 
     routers = Routers([f"routers:{port}"], lookup=lookup)
     try:
-        await until(lambda: routers.addresses == [f"127.0.0.1:{port}"])
+        await eventually(lambda: routers.addresses == [f"127.0.0.1:{port}"])
         await assign(routers)
         found["routers"] = ["127.0.0.1", "127.0.0.2"]
-        await until(lambda: len(routers.addresses) == 2)
+        await eventually(lambda: len(routers.addresses) == 2)
         # Nobody listens at the second; the first has it all.
         for page in range(8):
             await assign(routers, page)
@@ -168,9 +163,9 @@ async def test_closing_ends_connections_to_addresses_that_have_gone(cluster: Fak
     routers = Routers([f"localhost:{cluster.router.server.bound_port}"], lookup=lookup)
     await assign(routers)  # by its name
     known.set()
-    await until(lambda: "localhost" not in routers.addresses[0])
+    await eventually(lambda: "localhost" not in routers.addresses[0])
     await routers.close()
-    await until(lambda: not any("_Session" in repr(task) for task in asyncio.all_tasks()))
+    await eventually(lambda: not any("_Session" in repr(task) for task in asyncio.all_tasks()))
 
 
 async def test_a_gateway_outlives_one_of_two_routers(

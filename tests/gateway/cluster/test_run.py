@@ -57,6 +57,7 @@ def make_run(num_choices: int) -> tuple[RequestRun, list[Choice]]:
     class Nothing:
         clock = metrics = None
         num_choices = 0
+        prompts = ()
 
     nothing: Any = Nothing()
     run = RequestRun(nothing, nothing, nothing, page_tokens=0)

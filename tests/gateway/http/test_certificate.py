@@ -18,6 +18,7 @@ from gateway.http.certificate import Certificate
 from gateway.http.listener import listen_on
 from gateway.prompt.served_model import ServedModel
 from gateway.server import serve
+from tests.eventually import eventually
 from tests.gateway.conftest import ANSWERS, MODEL, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID
@@ -100,8 +101,10 @@ async def test_renewed_under_a_stream(
             cluster.first.plan.step_seconds = 0.5
             stream = asyncio.create_task(old.post("/v1/completions", json=BODY | {"stream": True}))
             await asyncio.wait_for(cluster.first.started.wait(), 20)
-            renewed.key.replace(pair.key)
-            await asyncio.sleep(0.2)  # looked at while only one of them is the new one
+            with capture_logs() as said:
+                renewed.key.replace(pair.key)
+                # Looked at while only one of them is the new one.
+                await eventually(lambda: "stays as it was" in str(said))
             shutil.copy(renewed.chain, pair.chain)
             async with asyncio.timeout(20):
                 while True:

@@ -7,23 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from core.errors import Overloaded
 from gateway import server
 from gateway.http import http_protocol
+from tests.eventually import eventually
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway, tokens_of
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import EOS_ID
 from tests.gateway.stream import join
 
 BODY = {"model": MODEL, "prompt": "plain", "temperature": 0, "max_tokens": 200}
-
-
-async def eventually(condition: Any, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def connect(
@@ -121,7 +117,12 @@ async def test_who_waits_in_the_queue_hears_nothing_and_is_refused_with_a_status
         assert reply.headers["retry-after"] == "1"
         assert reply.json()["error"]["code"] == "overloaded"
         second = asyncio.create_task(gateway.complete("plain", stream=True))
-        await asyncio.sleep(0.2)
+
+        async def is_queued() -> bool:
+            metrics = (await gateway.client.get("/metrics")).text
+            return "epserve_gateway_num_waiting_requests 1.0" in metrics
+
+        await eventually(is_queued)
         cluster.first.plan.hang_after = None
         first.cancel()
         reply = await asyncio.wait_for(second, 20)
@@ -219,7 +220,15 @@ async def test_a_whole_reply_that_is_never_read(
             host, port = gateway.url.removeprefix("http://").split(":")
             await asyncio.to_thread(client.connect, (host, int(port)))
             await asyncio.to_thread(client.sendall, head.encode() + body)
-            await asyncio.sleep(3)
+            client_port = client.getsockname()[1]
+            await eventually(
+                lambda: (
+                    not any(
+                        one.laddr.port == int(port) and one.raddr and one.raddr.port == client_port
+                        for one in psutil.net_connections("tcp")
+                    )
+                )
+            )
             client.settimeout(5)
 
             def read_on() -> None:
@@ -306,7 +315,11 @@ async def test_a_gateway_that_stops_lets_connections_go(model_folder: Path) -> N
         running = asyncio.create_task(gateway.complete("plain"))
         await asyncio.wait_for(cluster.first.started.wait(), 20)
         stop.set()
-        await asyncio.sleep(0.05)
+
+        async def stops() -> bool:
+            return (await gateway.client.get("/ready")).status_code == 503
+
+        await eventually(stops)
         for path in ("/ready", "/v1/models"):
             reply = await gateway.client.get(path)
             assert reply.headers["connection"] == "close"

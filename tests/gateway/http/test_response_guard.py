@@ -10,6 +10,7 @@ from core.clock import SystemClock
 from core.errors import DeadlineExceeded
 from gateway.http.reply_sender import ReplySender
 from gateway.http.response_guard import Bounds, ResponseGuard
+from tests.eventually import eventually
 
 
 class Connection:
@@ -121,5 +122,8 @@ async def test_work_that_ends_by_itself() -> None:
     assert response_guard.outcome is None
     with pytest.raises(ValueError, match="its own"), scene.response_guard:
         raise ValueError("its own")
-    await asyncio.sleep(0.05)
+    other = Scene(pings=0.01)
+    other.sender.begin_work()
+    with other.response_guard:
+        await eventually(lambda: len(other.client.messages) >= 4)
     assert not scene.client.messages  # the timer is gone

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from core.token_ids import unpack_ids
 from gateway.output.chat_output import ChatOutput
 from gateway.text.think_marks import ThinkMarks
 from gateway.text.tokenizer import Tokenizer
@@ -95,9 +96,10 @@ async def test_the_client_decides(shared_cluster: FakeCluster, tmp_path: Path) -
             reply = await gateway.post("/v1/chat/completions", messages=messages, **fields)
             assert ("reasoning_content" in reply.json()["choices"][0]["message"]) == opens
             (request,) = shared_cluster.first.requests
-            assert request.prompt_token_ids[-1] == TOKENIZER.token_to_id(THINK[0 if opens else 1])
+            last = unpack_ids(request.prompt_token_ids)[-1]
+            assert last == TOKENIZER.token_to_id(THINK[0 if opens else 1])
             counted = await gateway.post("/tokenize", messages=messages, **fields)
-            assert counted.json()["tokens"] == list(request.prompt_token_ids)
+            assert counted.json()["tokens"] == list(unpack_ids(request.prompt_token_ids))
 
 
 async def test_a_template_that_leaves_no_choice(gateway: Gateway, thinking: Gateway) -> None:
@@ -205,7 +207,7 @@ async def test_a_prefix_of_thoughts_is_continued(
         shared_cluster.router.reset()
         reply = await gateway.post("/v1/chat/completions", messages=messages, thinking=thinking)
     (request,) = shared_cluster.first.requests
-    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    prompt = TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)), skip_special_tokens=False)
     opening = THINK[0 if thinks else 1]
     assert prompt == f"<|bos|><|User|>opened<|Assistant|>{opening} so "
     message = reply.json()["choices"][0]["message"]
@@ -223,5 +225,5 @@ async def test_a_message_that_is_thinking_is_continued(gateway: Gateway) -> None
     message = body["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm, naïve", "\n\nyes")
     (request,) = gateway.cluster.first.requests
-    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    prompt = TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)), skip_special_tokens=False)
     assert prompt == "<|bos|><|User|>opened<|Assistant|><think>so"

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from core.errors import Unavailable
+from core.token_ids import unpack_ids
 from gateway.output.tool_call_parser import (
     CALL_BEGIN,
     CALL_END,
@@ -229,7 +230,7 @@ async def prompt_of(gateway: Gateway, **fields: Any) -> str:
     reply = await gateway.post("/v1/chat/completions", **fields)
     assert reply.status_code == 200, reply.text
     (request,) = gateway.cluster.first.requests
-    return TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    return TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)), skip_special_tokens=False)
 
 
 async def test_tools_are_told_to_a_model_whose_template_does_not(gateway: Gateway) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from core.errors import Unavailable
+from core.token_ids import unpack_ids
 from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway
 from tests.gateway.model_folder import BOS_ID
 from tests.gateway.stream import join, joined_logprobs
@@ -39,13 +40,13 @@ async def test_echo_with_logprobs(
     (choice,) = body["choices"]
     (request,) = gateway.cluster.first.requests
     assert (request.sampling.prompt_logprobs, request.sampling.top_prompt_logprobs) == (True, 2)
-    num_prompt = len(request.prompt_token_ids)
+    num_prompt = len(unpack_ids(request.prompt_token_ids))
     logprobs = choice["logprobs"]
     assert len({len(values) for values in logprobs.values()}) == 1
     assert logprobs["token_logprobs"][0] is None
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["token_logprobs"][1:num_prompt] == [
-        -token_id / 16 for token_id in request.prompt_token_ids[1:]
+        -token_id / 16 for token_id in unpack_ids(request.prompt_token_ids)[1:]
     ]
     assert None not in logprobs["token_logprobs"][1:]
     assert choice["text"].startswith(text)
@@ -87,7 +88,7 @@ async def test_a_moved_request_echoes_once(gateway: Gateway) -> None:
     moved = (await gateway.complete("plain", echo=True, logprobs=1)).json()
     assert moved["choices"] == undisturbed["choices"]
     (request,) = gateway.cluster.second.requests
-    assert len(request.output_token_ids) == 4
+    assert len(unpack_ids(request.output_token_ids)) == 4
     assert not request.sampling.prompt_logprobs
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from core.token_ids import unpack_ids
 from tests.gateway.conftest import MODEL, TOKENIZER, Gateway
 from tests.gateway.model_folder import BOS_ID, MAX_POSITION, VOCAB_SIZE
 
@@ -38,7 +39,7 @@ async def test_messages_are_what_a_chat_sends(gateway: Gateway) -> None:
     await gateway.post("/v1/chat/completions", messages=messages)
     (request,) = gateway.cluster.first.requests
     body = await tokenize(gateway, messages=messages)
-    assert body["tokens"] == list(request.prompt_token_ids)
+    assert body["tokens"] == list(unpack_ids(request.prompt_token_ids))
     without = await tokenize(gateway, messages=messages, add_generation_prompt=False)
     assert without["tokens"] == body["tokens"][:-1]
 

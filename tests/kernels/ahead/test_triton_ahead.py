@@ -19,7 +19,7 @@ from bench.kernel_cases.compile_cases import CASES
 from bench.compile_offline import _NoDriver, compile_into_cache
 from kernels.ahead.triton_ahead import compiled_ahead
 
-calls = [CASES["combine"], CASES["merge_states"]]
+calls = [CASES["combine"], CASES["rescale"]]
 driver.set_active(_NoDriver())
 with compiled_ahead(torch.device("cpu"), num_threads=2) as compilers:
     for call in (*calls, *calls):

@@ -1,12 +1,12 @@
-"""The CUDA path of absorbed attention and what joins its pieces, against the reference."""
+"""The CUDA path of absorbed attention and what joins its splits, against the reference."""
 
 import pytest
 import torch
 
 from kernels.attention import mla_decode_cuda
 from kernels.attention.absorb import absorb_values
-from kernels.attention.mla_decode import mla_decode_paged, mla_decode_pieces, mla_decode_reference
-from kernels.attention.mla_decode_pieces import join_reference
+from kernels.attention.mla_decode import mla_decode_paged, mla_decode_reference, mla_decode_splits
+from kernels.attention.mla_decode_splits import join_reference
 from tests.kernels.tensors import generator, randn
 
 WIDTH, VALUE_DIM, PAGE_TOKENS, SCALE = 576, 512, 64, 576**-0.5
@@ -60,11 +60,11 @@ def test_against_the_reference(
     request: pytest.FixtureRequest, heads: int, num_queries: int, lengths: list[int],
     num_parts: int | None,
 ) -> None:  # fmt: skip
-    """Few parts are long stretches of several rows each, many a piece of one row."""
+    """Few parts are long stretches of several rows each, many a split of one row."""
     given = operands(request.node.nodeid, heads, num_queries, lengths)
-    assert mla_decode_cuda.takes(given[0].device, *given[:2], VALUE_DIM)
-    pieces = mla_decode_cuda.launch(*given, scale=SCALE, num_parts=num_parts)
-    got = join_reference(pieces)
+    assert mla_decode_cuda.takes(*given[:2], VALUE_DIM)
+    splits = mla_decode_cuda.launch(*given, scale=SCALE, num_parts=num_parts)
+    got = join_reference(splits)
     assert norm_error(got, wanted(given)) < 1e-2
     again = mla_decode_cuda.launch(*given, scale=SCALE, num_parts=num_parts)
     assert torch.equal(join_reference(again), got)
@@ -87,7 +87,7 @@ def test_joined_as_they_are_multiplied(request: pytest.FixtureRequest, num_rows:
     lengths = ([1, 2000, 0, 65, 4096, 700] * 7)[:num_rows]
     given = operands(request.node.nodeid, 128, 1, lengths)
     kv_b = randn(generator(request.node.nodeid), 128, 256, VALUE_DIM).to("cuda", torch.bfloat16)
-    values, scales = absorb_values(mla_decode_pieces(*given, **OPTIONS), kv_b, 128, follows=True)
+    values, scales = absorb_values(mla_decode_splits(*given, **OPTIONS), kv_b, 128, follows=True)
     got = values.float().view(num_rows, 128, 128) * scales.unsqueeze(-1)
     want = torch.einsum("thc,hvc->thv", wanted(given), kv_b[:, 128:].float())
     assert norm_error(got, want) < 4e-2

@@ -62,7 +62,7 @@ def fake_flash_mla(*, legacy: bool) -> ModuleType:
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "flash_mla", fake_flash_mla(legacy=request.param))
     monkeypatch.delitem(sys.modules, "kernels.attention.mla_decode_flash", raising=False)
-    monkeypatch.setattr(mla_decode, "path_of", lambda *_: "flash_mla")
+    monkeypatch.setattr(mla_decode, "best_path", lambda *_: "flash_mla")
     monkeypatch.setattr(mla_decode, "MAX_ROWS", 0)
     importlib.import_module("kernels.attention.mla_decode_flash")
     yield
@@ -133,7 +133,7 @@ def test_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(mla_decode, "MAX_ROWS", 0)
     pytest.importorskip("flash_mla")
-    if paths.path_of("mla_decode", torch.device("cuda")) != "flash_mla":
+    if paths.best_path("mla_decode", torch.device("cuda")) != "flash_mla":
         pytest.skip("not a device of FlashMLA")
     query, cache, table, lengths = operands(request.node.nodeid, "cuda", num_queries, heads)
     want = mla_decode_reference(query.float(), cache.float(), table, lengths, **OPTIONS)

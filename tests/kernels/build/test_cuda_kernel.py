@@ -52,16 +52,16 @@ def test_arguments_arrive(kernel: CudaKernel) -> None:
     given = torch.arange(5, dtype=torch.int32)
     for _ in range(2):
         out = torch.zeros_like(given)
-        kernel.launch(DEVICE, given.data_ptr(), out.data_ptr(), 4, 6 << 32, 0.5)
+        kernel.launch(DEVICE, given, out, 4, 6 << 32, 0.5)
         assert out.tolist() == [0, 3, 6, 9, 0]
     assert kernel.is_built("never")
 
 
 def test_what_is_not_launched_says_why_and_for_which_sizes(kernel: CudaKernel) -> None:
     with pytest.raises(RuntimeError, match=r"^some \(-1, 9, 0\.5\): none on stream 77$"):
-        kernel.launch(DEVICE, 4096, None, -1, 9, 0.5)
+        kernel.launch(DEVICE, torch.ones(1), None, -1, 9, 0.5)
 
 
 def test_a_wrong_number_of_arguments_is_no_launch(kernel: CudaKernel) -> None:
-    with pytest.raises(TypeError):
-        kernel.launch(DEVICE, 4096, None, 1, 9)
+    with pytest.raises(ValueError, match="shorter"):
+        kernel.launch(DEVICE, torch.ones(1), None, 1, 9)

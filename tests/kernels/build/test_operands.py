@@ -86,7 +86,6 @@ def test_another_shape_is_refused(name: str, operand: str, dim: int) -> None:
         ("rope_write", "slots", 12),
         ("rope_write", "slots", -2),
         ("absorb_query", "slots", 12),
-        ("write_latent", "slots", -1),
         ("grouped_linear_aligned", "expert_of", EXPERTS),
         ("fp8_grouped_gemm_contiguous", "expert_of", EXPERTS),
         ("mla_decode_paged", "block_table", 3),

@@ -1,4 +1,4 @@
-"""The path that is named is the one that is launched: on a Hopper that is not here, by operands
+"""The path that is noted is the one that is launched: on a Hopper that is not here, by operands
 without memory, with launchers that only say that they were called."""
 
 import sys
@@ -14,20 +14,21 @@ import kernels.attention
 import kernels.gemm
 from kernels.attention import (
     absorb,
-    absorb_pieces_cuda,
     absorb_query,
+    absorb_splits_cuda,
     mla_decode,
     mla_decode_cuda,
     mla_prefill,
     mla_prefill_cuda,
 )
-from kernels.attention.mla_decode_pieces import Pieces
+from kernels.attention.mla_decode_splits import Splits
 from kernels.build import cuda_build, paths, tuned
 from kernels.build.fp8_scales import empty_scales
+from kernels.build.paths import noted
 from kernels.gemm import fp8_gemm, fp8_gemm_cuda, router_gemm, router_gemm_cuda
 from kernels.moe import fp8_grouped_gemm
 
-HOPPER, META = torch.device("cuda"), torch.device("meta")
+META = torch.device("meta")
 HEADS, NOPE, ROPE, RANK, VALUE = 128, 128, 64, 512, 128
 FP8, FLOAT = torch.float8_e4m3fn, torch.float32
 # installed, whether ours can be compiled
@@ -72,19 +73,20 @@ class Launches:
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """On a machine: tensors of `meta` are on its H200."""
     installed: Collection[str] = request.param[0]
-    path_of, fp8_table = paths._path_of, tuned._fp8_table
-    path_of.cache_clear()
+    best_path, fp8_table = paths._best_path, tuned._fp8_table
+    best_path.cache_clear()
     fp8_table.cache_clear()
     monkeypatch.delenv("EPSERVE_KERNELS", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     monkeypatch.setattr(paths, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.setattr(cuda_build, "is_built", lambda *_: request.param[1])
-    monkeypatch.setattr(paths, "_path_of", lambda name, _, index: path_of(name, "cuda", index))
+    monkeypatch.setattr(paths, "_best_path", lambda name, _, index: best_path(name, "cuda", index))
+    monkeypatch.setattr(paths, "_noted", {})
     monkeypatch.setattr(tuned, "_fp8_table", lambda _, index: fp8_table("cuda", index))
     monkeypatch.setattr(mla_decode_cuda, "_is_hopper", lambda _: True)
     yield Launches(monkeypatch)
-    path_of.cache_clear()
+    best_path.cache_clear()
     fp8_table.cache_clear()
 
 
@@ -101,7 +103,7 @@ def test_fp8_gemm(launches: Launches, rows: int, n: int, k: int) -> None:
     x, weight = empty(rows, k, dtype=FP8), empty(n, k, dtype=FP8)
     given = x, empty_scales(x), weight
     fp8_gemm.fp8_gemm(*given, empty(-(-n // 128), k // 128, dtype=FLOAT))
-    assert launches.taken() == [fp8_gemm.path_for(HOPPER, *given)]
+    assert launches.taken() == [noted()["fp8_gemm"]]
 
 
 @pytest.mark.parametrize("expected_rows", [1, 32, 128])
@@ -114,8 +116,7 @@ def test_masked_fp8_products(launches: Launches, expected_rows: int, capacity: i
     fp8_grouped_gemm.fp8_grouped_gemm_masked(
         x, empty_scales(x), weight, w_scale, counts, expected_rows=expected_rows
     )
-    named = fp8_grouped_gemm.masked_path(HOPPER, expected_rows, capacity, 4096, 7168)
-    assert launches.taken() == [named]
+    assert launches.taken() == [noted()["fp8_grouped_gemm"]]
 
 
 @pytest.mark.parametrize("rows", [1, 128, 129])
@@ -133,10 +134,10 @@ def test_mla_decode(launches: Launches, rows: int, num_queries: int, page_tokens
     query, cache = empty(rows * num_queries, HEADS, RANK + ROPE), empty(9, page_tokens, RANK + ROPE)
     table, lengths = empty(rows, 2, dtype=torch.int32), empty(rows, dtype=torch.int32)
     schedule = sys.modules["kernels.attention.mla_decode_flash"].Schedule()
-    mla_decode.mla_decode_pieces(
+    mla_decode.mla_decode_splits(
         query, cache, table, lengths, value_dim=RANK, scale=1.0, schedule=schedule
     )
-    assert launches.taken() == [mla_decode.path_for(HOPPER, query, cache, RANK, num_rows=rows)]
+    assert launches.taken() == [noted()["mla_decode"]]
 
 
 @pytest.mark.parametrize("value_dim", [VALUE, 64])
@@ -149,7 +150,7 @@ def test_mla_prefill(launches: Launches, value_dim: int) -> None:
     kv_b = empty(HEADS, NOPE + value_dim, RANK)
     for attend in (mla_prefill.mla_prefill_grouped, mla_prefill.mla_prefill_quantised):
         attend(query, cache, kv_b, (), scale=1.0)
-        assert launches.taken() == [mla_prefill.path_for(HOPPER, query, cache, kv_b)]
+        assert launches.taken() == [noted()["mla_prefill"]]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 255, 256])
@@ -161,32 +162,32 @@ def test_router_gemm(launches: Launches, rows: int, dtype: torch.dtype) -> None:
     launches.module(kernels.gemm, "router_gemm_triton", launch=launches.spy("triton"))
     given = empty(rows, 7168, dtype=dtype), empty(256, 7168, dtype=dtype)
     router_gemm.router_gemm(*given)
-    assert launches.taken() == [router_gemm.path_for(HOPPER, *given)]
+    assert launches.taken() == [noted()["router_gemm"]]
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 128])
 @pytest.mark.parametrize("value_dim", [VALUE, 64])
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_absorbed_values(launches: Launches, rows: int, value_dim: int, *, in_pieces: bool) -> None:
-    launches.replace(absorb_pieces_cuda, "launch", "cuda")
+@pytest.mark.parametrize("in_splits", [False, True])
+def test_absorbed_values(launches: Launches, rows: int, value_dim: int, *, in_splits: bool) -> None:
+    launches.replace(absorb_splits_cuda, "launch", "cuda")
     launches.module(
-        kernels.attention, "absorb_pieces_triton", launch=launches.spy("triton"), MAX_ROWS=16
+        kernels.attention, "absorb_splits_triton", launch=launches.spy("triton"), MAX_ROWS=16
     )
     launches.module(kernels.attention, "absorb_triton", launch=launches.spy("triton"))
-    latents: torch.Tensor | Pieces = empty(rows, HEADS, RANK)
+    latents: torch.Tensor | Splits = empty(rows, HEADS, RANK)
     launches.module(
-        kernels.attention, "mla_decode_triton", join_pieces=lambda pieces: pieces.values
+        kernels.attention, "mla_decode_triton", join_splits=lambda splits: splits.values
     )
     launches.replace(absorb, "head_linear", "cublas", result=empty(rows, HEADS, value_dim))
     launches.monkeypatch.setattr(absorb, "quantise", lambda _: None)
-    if in_pieces:
-        latents = Pieces(
+    if in_splits:
+        latents = Splits(
             values=empty(rows, HEADS, RANK), lse=empty(rows, HEADS, dtype=FLOAT),
             kv_lengths=empty(rows, dtype=torch.int32), num_parts=1, min_tiles=1, num_queries=1,
         )  # fmt: skip
     given = latents, empty(HEADS, NOPE + value_dim, RANK), NOPE
     absorb.absorb_values(*given)
-    assert launches.taken() == [absorb.path_for(HOPPER, *given)]
+    assert launches.taken() == [noted()["absorb"]]
 
 
 @pytest.mark.parametrize("rows", [1, 128, 129])
@@ -200,4 +201,4 @@ def test_absorbed_queries(launches: Launches, rows: int) -> None:
         query, empty(rows, RANK), key_rope, rotation, empty(rows, dtype=torch.int64), cache, kv_b,
         latent_norm=empty(RANK), eps=1e-6,
     )  # fmt: skip
-    assert launches.taken() == [absorb_query.path_for(HOPPER, query, key_rope, kv_b)]
+    assert launches.taken() == [noted()["absorb"]]

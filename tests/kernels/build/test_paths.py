@@ -15,7 +15,7 @@ def test_a_cpu_has_the_references() -> None:
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    paths._path_of.cache_clear()
+    paths._best_path.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
     monkeypatch.delenv("EPSERVE_KERNELS", raising=False)
     return monkeypatch
@@ -35,13 +35,13 @@ def test_the_best_that_is_installed(
 ) -> None:
     hopper.setattr(paths, "find_spec", lambda name: name if name in installed else None)
     assert path_of("fp8_gemm", torch.device("cuda")) == expected
-    paths._path_of.cache_clear()
+    paths._best_path.cache_clear()
 
 
 def test_what_we_compile_ourselves_needs_no_package(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(paths, "find_spec", lambda name: None)
     assert path_of("w4a8_grouped_gemm", torch.device("cuda")) == "cuda"
-    paths._path_of.cache_clear()
+    paths._best_path.cache_clear()
 
 
 def test_another_gpu_has_what_runs_everywhere(hopper: pytest.MonkeyPatch) -> None:
@@ -49,15 +49,24 @@ def test_another_gpu_has_what_runs_everywhere(hopper: pytest.MonkeyPatch) -> Non
     hopper.setattr(paths, "find_spec", find_spec)
     assert path_of("fp8_gemm", torch.device("cuda")) == "triton"
     assert path_of("w4a8_grouped_gemm", torch.device("cuda")) == "reference"
-    paths._path_of.cache_clear()
+    paths._best_path.cache_clear()
 
 
 def test_references_can_be_asked_for(hopper: pytest.MonkeyPatch) -> None:
     hopper.setenv("EPSERVE_KERNELS", "reference")
     assert {path_of(operation, torch.device("cuda")) for operation in OPERATIONS} == {"reference"}
-    paths._path_of.cache_clear()
+    paths._best_path.cache_clear()
 
 
 def test_unknown_operations_are_a_mistake() -> None:
     with pytest.raises(KeyError):
         path_of("nothing", torch.device("cpu"))
+
+
+def test_what_was_taken_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_noted", {})
+    path_of("rms_norm", torch.device("cpu"))
+    assert paths.best_path("gate", torch.device("cpu")) == "reference", "asked, not taken"
+    assert paths.note("mla_decode", "flash_mla") == "flash_mla"
+    paths.note("mla_decode", "cuda")
+    assert paths.noted() == {"mla_decode": "cuda+flash_mla", "rms_norm": "reference"}

@@ -1,12 +1,12 @@
 """The Triton paths of the operations around matrix products, against their references."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from kernels.attention import merge_states_triton, rope_write_triton
-from kernels.attention.merge_states import merge_states_reference
+from kernels.attention import rope_write_triton
 from kernels.attention.rope_write import rope_write_reference
-from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise import (
     combine_triton,
     quantise_triton,
@@ -17,13 +17,7 @@ from kernels.elementwise import (
 from kernels.elementwise.combine import Combination, combine_reference
 from kernels.elementwise.quantise import quantise_masked_reference, quantise_reference
 from kernels.elementwise.rescale import rescale_reference
-from kernels.elementwise.rms_norm import (
-    add_rms_norm_all_reference,
-    add_rms_norm_both_reference,
-    add_rms_norm_quantise_reference,
-    add_rms_norm_reference,
-    rms_norm_reference,
-)
+from kernels.elementwise.rms_norm import norm_reference
 from kernels.elementwise.silu_mul import (
     silu_mul_quantise_masked_reference,
     silu_mul_quantise_reference,
@@ -61,23 +55,19 @@ def test_quantise(rng: torch.Generator, device: str, num_tokens: int) -> None:
     x[:, :128] = 0
     x[1:2] = 0
     for groups, rows in ((0, 0), (2, 8), (4, 4)):
-        out, scale = quantise_triton.launch(
-            x.unsqueeze(0), None, squeeze=True, groups=groups, rows=rows
-        )
+        out, scale = quantise_triton.launch(x, groups=groups, rows=rows)
         assert scale.stride(0) == 1
         assert scale.shape == (num_tokens, WIDTH // 128)
         assert_same_fp8((out, scale), quantise_reference(x))
     part = x[:, 128:]
-    assert_same_fp8(
-        quantise_triton.launch(part.unsqueeze(0), None, squeeze=True), quantise_reference(part)
-    )
+    assert_same_fp8(quantise_triton.launch(part), quantise_reference(part))
 
 
 @pytest.mark.parametrize("expected_rows", [0, 1])
 def test_quantise_masked(rng: torch.Generator, device: str, expected_rows: int) -> None:
     x = randn(rng, 4, TOKENS, WIDTH).to(device, dtypes()[-1])
     counts = torch.tensor([2, 0, TOKENS, 1], dtype=torch.int32, device=device)
-    out = quantise_triton.launch(x, counts, squeeze=False, expected_rows=expected_rows)
+    out = quantise_triton.launch(x, counts, expected_rows=expected_rows)
     want = quantise_masked_reference(x, counts)
     for expert, count in enumerate(counts.tolist()):
         found = (out[0][expert, :count], out[1][expert, :count])
@@ -93,12 +83,12 @@ def test_one_given_scale(rng: torch.Generator, device: str, *, gated: bool) -> N
     launch = silu_mul_triton.launch_quantise if gated else quantise_triton.launch
     of_rows = silu_mul_quantise_reference if gated else quantise_reference
     of_masked = silu_mul_quantise_masked_reference if gated else quantise_masked_reference
-    found = launch(x[:1], None, squeeze=True, scale=scale)
+    found = launch(x[0], scale=scale)
     want = of_rows(x[0], scale=scale)
     assert float(want[0].float().abs().max()) == 448
     assert found[1] is scale
     assert_same_fp8(found, want)
-    out, _ = launch(x, counts, squeeze=False, scale=scale)
+    out, _ = launch(x, counts, scale=scale)
     want = of_masked(x, counts, scale=scale)
     for expert, count in enumerate(counts.tolist()):
         assert_same_fp8((out[expert, :count], scale), (want[0][expert, :count], want[1]))
@@ -109,31 +99,26 @@ def test_one_given_scale(rng: torch.Generator, device: str, *, gated: bool) -> N
 def test_silu_mul(rng: torch.Generator, device: str, num_tokens: int, dtype: torch.dtype) -> None:
     x = (randn(rng, num_tokens, 2 * WIDTH) * 5).to(device, dtype)
     close(silu_mul_triton.launch(x), silu_mul_reference(x))
-    out = silu_mul_triton.launch_quantise(x.unsqueeze(0), None, squeeze=True)
+    out = silu_mul_triton.launch_quantise(x)
     assert_same_fp8(out, silu_mul_quantise_reference(x))
 
 
 def test_silu_mul_of_owned_rows(rng: torch.Generator, device: str) -> None:
     x = randn(rng, 3 * TOKENS, 2 * WIDTH).to(device, dtypes()[-1])
     owner = torch.randint(-1, 2, (3 * TOKENS,), generator=rng).int().to(device)
-    before = torch.full_like(x[:, :WIDTH], 9.0, dtype=torch.float32).to(torch.float8_e4m3fn)
     for groups, rows in ((4, 4), (16, 1)):
-        out, scale = before.clone(), empty_scales(before).fill_(7)
-        quantise_triton.run(
-            x[None], None, out[None], scale[None], gated=True, groups=groups, rows=rows,
-            num_warps=4, owner=owner,
-        )  # fmt: skip
+        out, scale = silu_mul_triton.launch_quantise(x, groups=groups, rows=rows, owner=owner)
         want = silu_mul_quantise_reference(x)
         owned = owner >= 0
         assert_same_fp8((out[owned], scale[owned]), (want[0][owned], want[1][owned]))
-        assert torch.equal(out[~owned].float(), before[~owned].float())
-        assert bool((scale[~owned] == 7).all())
+        assert out[~owned].float().isnan().all(), "as memory that nobody wrote"
+        assert scale[~owned].isnan().all()
 
 
 def test_silu_mul_masked(rng: torch.Generator, device: str) -> None:
     x = randn(rng, 3, TOKENS, 2 * WIDTH).to(device, dtypes()[-1])
     counts = torch.tensor([TOKENS, 0, 3], dtype=torch.int32, device=device)
-    out = silu_mul_triton.launch_quantise(x, counts, squeeze=False)
+    out = silu_mul_triton.launch_quantise(x, counts)
     want = silu_mul_quantise_masked_reference(x, counts)
     for expert, count in enumerate(counts.tolist()):
         found = (out[0][expert, :count], out[1][expert, :count])
@@ -146,29 +131,28 @@ def test_rms_norm(rng: torch.Generator, device: str, width: int, dtype: torch.dt
     wide = (randn(rng, TOKENS, width + 64) * 3).to(device, dtype)
     x, weight = wide[:, 64:], randn(rng, width).to(device, dtype)
     residual = randn(rng, TOKENS, width).to(device, dtype)
-    close(rms_norm_triton.launch(x, None, weight, 1e-6)[0], rms_norm_reference(x, weight, 1e-6))
-    out, total = rms_norm_triton.launch(x, residual, weight, 1e-6)
-    want, wanted_total = add_rms_norm_reference(x, residual, weight, 1e-6)
-    close(out, want)
-    assert torch.equal(total, wanted_total)
+    alone = (x, None, weight, 1e-6)
+    close(rms_norm_triton.launch(*alone)[0], norm_reference(*alone)[0])
+    scale = torch.tensor(0.01, device=device)
+    ways: list[dict[str, Any]] = [{}]
     if width % 128 == 0:
-        *quantised, total = rms_norm_triton.launch_quantise(x, residual, weight, 1e-6)
-        *wanted, _ = add_rms_norm_quantise_reference(x, residual, weight, 1e-6)
-        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
-        assert torch.equal(total, wanted_total)
-        given = (x, residual, weight, 1e-6)
-        out, *quantised, total = rms_norm_triton.launch_both(*given)
-        _, *wanted, _ = add_rms_norm_both_reference(*given)
-        close(out, want)
-        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
-        assert torch.equal(total, wanted_total)
-        scale = torch.tensor(0.01, device=device)
-        out, *quantised, total = rms_norm_triton.launch_all(*given, scale)
-        _, *wanted, _ = add_rms_norm_all_reference(*given, scale)
-        close(out, want)
-        assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
-        assert_same_fp8((quantised[2], scale), (wanted[2], scale))
-        assert torch.equal(total, wanted_total)
+        quantises = {"quantises": True}
+        ways += [quantises | {"plain": False}, quantises, quantises | {"scale": scale}]
+    for wanted in ways:
+        out, values, scales, given, total = rms_norm_triton.launch(
+            x, residual, weight, 1e-6, **wanted
+        )
+        want = norm_reference(x, residual, weight, 1e-6, **wanted)
+        assert [each is None for each in (out, values, scales, given)] == [
+            each is None for each in want[:4]
+        ]
+        if out is not None:
+            close(out, want[0])
+        if values is not None:
+            assert_same_fp8((values, scales), (want[1], want[2]))
+        if given is not None:
+            assert_same_fp8((given, scale), (want[3], scale))
+        assert torch.equal(total, want[4])
 
 
 @pytest.mark.parametrize("dtype", dtypes())
@@ -194,12 +178,12 @@ def test_rms_norm_of_a_combination(
         rows=rows, row_of=row_of.to(device, torch.int32), weights=weights,
         base=base if has_base else None,
     )  # fmt: skip
-    out, *quantised, total = rms_norm_triton.launch_both(x, residual, weight, 1e-6)
+    out, *quantised, _, total = rms_norm_triton.launch(x, residual, weight, 1e-6, quantises=True)
     given = combine_reference(rows, x.row_of, weights, base=x.base)
     close(total, given + residual)
     # The rest follows the sum, bit by bit.
     nothing = torch.zeros_like(total)
-    want, *wanted, _ = add_rms_norm_both_reference(nothing, total, weight, 1e-6)
+    want, *wanted, _, _ = norm_reference(nothing, total, weight, 1e-6, quantises=True)
     close(out, want)
     if num_tokens:
         assert_same_fp8((quantised[0], quantised[1]), (wanted[0], wanted[1]))
@@ -251,27 +235,12 @@ def test_rope_write_of_a_padded_batch(
     assert bool((absorbed[..., :latent] == 7).all())
     close(absorbed[1], absorbed[0])
     close(caches[1], caches[0])
-    normed = rms_norm_reference(operands[0], norm, 1e-6)
+    normed = norm_reference(operands[0], None, norm, 1e-6)[0]
     kept = slots >= 0
     assert torch.equal(caches[0, slots[kept], 0, :latent], normed[kept])
     unwritten = torch.ones(TOKENS + 5, dtype=torch.bool, device=device)
     unwritten[slots[kept]] = False
     assert torch.equal(caches[0, unwritten], caches[1, unwritten])
-
-
-@pytest.mark.parametrize("dtype", dtypes())
-@pytest.mark.parametrize(("heads", "width"), [(3, 24), (16, 128)])
-def test_merge_states(
-    rng: torch.Generator, device: str, heads: int, width: int, dtype: torch.dtype
-) -> None:
-    a, b = (randn(rng, TOKENS, heads, width).to(device, dtype) for _ in range(2))
-    lse_a, lse_b = (10 * randn(rng, TOKENS, heads).to(device) for _ in range(2))
-    lse_a[0] = lse_b[0, 0] = lse_b[1] = -torch.inf
-    out, lse = merge_states_triton.launch(a, lse_a, b, lse_b)
-    want, wanted_lse = merge_states_reference(a, lse_a, b, lse_b)
-    close(out, want)
-    torch.testing.assert_close(lse, wanted_lse)
-    assert not out[0, 0].any()
 
 
 def test_rescale(rng: torch.Generator, device: str) -> None:

@@ -246,7 +246,7 @@ def test_few_programs_do_all_rows(rng: torch.Generator, device: str, expected_ro
     """As many as are expected share those that come."""
     x = randn(rng, 2, 19, 256).to(device, dtypes()[-1])
     counts = torch.tensor([19, 3], dtype=torch.int32, device=device)
-    found = silu_mul_triton.launch_quantise(x, counts, squeeze=False, expected_rows=expected_rows)
+    found = silu_mul_triton.launch_quantise(x, counts, expected_rows=expected_rows)
     want = silu_mul_quantise_masked_reference(x, counts)
     whole = torch.tensor(0.3, device=device)
     rescaled = rescale_triton.launch(*want, whole, counts, expected_rows)

@@ -8,10 +8,9 @@ from kernels.elementwise.silu_mul import (
 from kernels.moe.w4a8_grouped_gemm import (
     TOLERANCE,
     w4a8_grouped_gemm_contiguous,
-    w4a8_grouped_gemm_contiguous_reference,
     w4a8_grouped_gemm_gated,
     w4a8_grouped_gemm_masked,
-    w4a8_grouped_gemm_masked_reference,
+    w4a8_grouped_gemm_reference,
 )
 from kernels.moe.w4a8_grouped_gemm_packing import (
     PackedWeights,
@@ -161,7 +160,7 @@ def test_kernel(
     out = torch.full((len(given), capacity, n), -777.0, dtype=torch.bfloat16, device="cuda")
     for own in forms(scales):
         want = torch.full_like(out, -777.0)
-        w4a8_grouped_gemm_masked_reference(x, own, weights, given, out=want)
+        w4a8_grouped_gemm_reference(x, own, weights, given, out=want)
         out.fill_(-777.0)
         w4a8_grouped_gemm_masked(x, own, weights, given, out=out, expected_rows=expected_rows)
         assert (out[behind] == -777).all()
@@ -255,7 +254,7 @@ def test_more_tiles_than_multiprocessors(request: pytest.FixtureRequest, *, by_r
         counts = torch.tensor(given, dtype=torch.int32, device="cuda")
         out = torch.full((4096, 4096), torch.nan, dtype=torch.bfloat16, device="cuda")
         w4a8_grouped_gemm_contiguous(x, scales, weights, counts, out=out)
-        want = w4a8_grouped_gemm_contiguous_reference(x, scales, weights, counts)
+        want = w4a8_grouped_gemm_reference(x, scales, weights, counts)
         assert relative_error(out, want) < TOLERANCE
 
 
@@ -275,7 +274,7 @@ def test_kernel_in_a_graph_with_one_static_scale(request: pytest.FixtureRequest)
         counts.copy_(torch.tensor(given))
         out.fill_(torch.nan)
         graph.replay()
-        want = w4a8_grouped_gemm_contiguous_reference(x, scale, weights, counts)
+        want = w4a8_grouped_gemm_reference(x, scale, weights, counts)
         assert relative_error(out, want) < TOLERANCE
 
 

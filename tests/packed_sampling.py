@@ -1,0 +1,24 @@
+"""Sampling parameters as they travel: the inverse of `engine.sampling.sampling_params`."""
+
+import msgspec
+
+from engine.sampling.sampling_params import Sampling
+from proto import generate_pb2
+
+
+def params_of(sampling: Sampling) -> generate_pb2.SamplingParams:
+    values = msgspec.structs.asdict(sampling)
+    grammar, biases = values.pop("grammar"), values.pop("logit_bias")
+    params = generate_pb2.SamplingParams(**values)
+    for token_id, bias in biases:
+        params.logit_bias.add(token_id=token_id, bias=bias)
+    if grammar is not None:
+        params.grammar.SetInParent()
+        for name, value in msgspec.structs.asdict(grammar).items():
+            if value is not None:
+                setattr(params.grammar, name, value)
+    return params
+
+
+def packed(sampling: Sampling) -> bytes:
+    return params_of(sampling).SerializeToString()
