@@ -15,6 +15,7 @@ import pytest
 from ctl.process_spec import ProcessSpec
 from ctl.supervision import Limits
 from ctl.supervisor import Supervisor
+from tests.eventually import eventually
 
 QUICK = Limits(first_backoff_seconds=0.05, kill_after_seconds=0.3)
 
@@ -119,9 +120,7 @@ def is_alive(pid: int) -> bool:
 
 async def assert_dies(pid: int) -> None:
     """A killed process that is nobody's child here takes the kernel a moment."""
-    async with asyncio.timeout(20):
-        while is_alive(pid):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not is_alive(pid))
 
 
 async def test_up_and_down(tmp_path: Path) -> None:
