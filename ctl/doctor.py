@@ -14,7 +14,7 @@ from ctl import host_checks
 from ctl.checkpoint import check_model_folder, weight_files
 from ctl.connection import Output, print_json
 from ctl.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
-from ctl.finding import Finding
+from ctl.finding import Finding, missing, ok
 from ctl.host import Host
 from ctl.package_checks import (
     check_fast_paths,
@@ -54,9 +54,11 @@ def doctor(
     """
     host = Host()
     cuda = device == "cuda" or (device == "auto" and count_devices(host) > 0)
-    findings = list(_examine(host, role, cuda=cuda, must=device == "cuda", model=model))
-    findings += host_checks.check_ports(range(port, port + _NUM_PORTS))
-    findings += host_checks.check_log_room(log_dir.expanduser().resolve())
+    findings = [
+        *_examine(host, role, cuda=cuda, must=device == "cuda", model=model),
+        host_checks.check_ports(range(port, port + _NUM_PORTS)),
+        host_checks.check_log_room(log_dir.expanduser().resolve()),
+    ]
     if output == "json":
         print_json([asdict(finding) for finding in findings])
     else:
@@ -68,37 +70,36 @@ def doctor(
 def _examine(
     host: Host, role: str, *, cuda: bool, must: bool, model: Path | None
 ) -> Iterator[Finding]:
-    yield from check_versions(host)
-    yield from check_python()
+    yield check_versions(host)
+    yield check_python()
     if role != "control":
         yield from check_gpus(host, needed=must)
-        yield from check_nvlink(host)
-        rdma = check_rdma(host, wanted=cuda)
+        yield check_nvlink(host)
+        rdma = [*check_rdma(host, wanted=cuda)]
         yield from rdma
         has_rdma = any(finding.state == "ok" for finding in rdma)
-        yield from host_checks.check_locked_memory(wanted=has_rdma)
-        yield from check_torch(host, cuda=cuda)
-        yield from check_nixl(host)
+        yield host_checks.check_locked_memory(wanted=has_rdma)
+        yield check_torch(host, cuda=cuda)
+        yield check_nixl(host)
         yield from check_fast_paths(host, cuda=cuda)
-        yield from host_checks.check_shared_memory()
+        yield host_checks.check_shared_memory()
     if model is not None:
-        yield from check_model(model)
-    yield from host_checks.check_open_files()
-    yield from host_checks.check_temporary_folder()
-    yield from host_checks.check_clock()
+        yield check_model(model)
+    yield host_checks.check_open_files()
+    yield host_checks.check_temporary_folder()
+    yield host_checks.check_clock()
 
 
-def check_model(folder: Path) -> list[Finding]:
+def check_model(folder: Path) -> Finding:
     """Whether the folder can be served, and how large its weights are."""
     folder = folder.expanduser()
     try:
         config = check_model_folder(folder)
     except CheckpointError as error:
-        advice = "Download it again, or name another folder."
-        return [Finding(check="model", state="missing", detail=error.message, advice=advice)]
+        return missing("model", error.message, "Download it again, or name another folder.")
     size = sum((folder / name).stat().st_size for name in weight_files(folder))
-    detail = f"{config.num_layers} layers, {config.num_experts} experts, {format_bytes(size)}"
-    return [Finding(check="model", state="ok", detail=detail)]
+    layers, experts = config.num_layers, config.num_experts
+    return ok("model", f"{layers} layers, {experts} experts, {format_bytes(size)}")
 
 
 def _print(findings: list[Finding], console: Console) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctl.finding import Finding, State
+from ctl.finding import Finding, missing, note, ok, warning
 from ctl.ports import is_free
 
 _GIB = 2**30
@@ -21,95 +21,89 @@ _LONGEST_TEMPORARY = 60
 _TIME_ERROR = 5  # adjtimex: the clock is not synchronised
 
 
-def check_ports(ports: Sequence[int], host: str = "127.0.0.1") -> list[Finding]:
+def check_ports(ports: Sequence[int]) -> Finding:
     """Whether `ctl up` could take them."""
-    taken = [port for port in ports if not is_free(port, host)]
-    wanted = f"{ports[0]} to {ports[-1]}"
+    taken = [str(port) for port in ports if not is_free(port)]
     if not taken:
-        return [Finding(check="ports", state="ok", detail=f"{wanted} are free")]
+        return ok("ports", f"{ports[0]} to {ports[-1]} are free")
     advice = "Stop what listens there (ss -ltnp), or take others with --port."
-    detail = f"in use: {', '.join(map(str, taken))}"
-    return [Finding(check="ports", state="warning", detail=detail, advice=advice)]
+    return warning("ports", f"in use: {', '.join(taken)}", advice)
 
 
-def check_shared_memory(folder: str = "/dev/shm") -> list[Finding]:
+def check_shared_memory(folder: str = "/dev/shm") -> Finding:
     """NCCL, gloo and UCX pass data between processes of a machine there."""
     try:
         size = shutil.disk_usage(folder).total
     except OSError:
         advice = "Mount a tmpfs there (Kubernetes: an emptyDir with medium Memory)."
-        detail = f"there is no {folder}"
-        return [Finding(check="shared memory", state="warning", detail=detail, advice=advice)]
+        return warning("shared memory", f"there is no {folder}", advice)
     detail = f"{folder} has {size / _GIB:.2f} GiB"
     if size >= _GOOD_SHARED_BYTES:
-        return [Finding(check="shared memory", state="ok", detail=detail)]
+        return ok("shared memory", detail)
     advice = "Give containers more: --shm-size=8g, or an emptyDir with medium Memory."
-    return [Finding(check="shared memory", state="warning", detail=detail, advice=advice)]
+    return warning("shared memory", detail, advice)
 
 
-def check_open_files(limit: int | None = None) -> list[Finding]:
+def check_open_files(limit: int | None = None) -> Finding:
     """A gateway holds a connection for each client and each stream."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
-    unlimited = soft == resource.RLIM_INFINITY
-    detail = "no limit" if unlimited else f"at most {soft} (ulimit -n)"
-    if unlimited or soft >= _GOOD_FILES:
-        return [Finding(check="open files", state="ok", detail=detail)]
+    if soft == resource.RLIM_INFINITY:
+        return ok("open files", "no limit")
+    detail = f"at most {soft} (ulimit -n)"
+    if soft >= _GOOD_FILES:
+        return ok("open files", detail)
     advice = f"Raise it: ulimit -n {_GOOD_FILES}, LimitNOFILE= of systemd, or limits.conf."
-    state: State = "missing" if soft < _LEAST_FILES else "warning"
-    return [Finding(check="open files", state=state, detail=detail, advice=advice)]
+    found = missing if soft < _LEAST_FILES else warning
+    return found("open files", detail, advice)
 
 
-def check_locked_memory(*, wanted: bool, limit: int | None = None) -> list[Finding]:
+def check_locked_memory(*, wanted: bool, limit: int | None = None) -> Finding:
     """RDMA pins the pages it writes to."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
     if soft == resource.RLIM_INFINITY:
-        return [Finding(check="locked memory", state="ok", detail="no limit")]
+        return ok("locked memory", "no limit")
     detail = f"at most {soft // 1024} KiB (ulimit -l)"
     if not wanted:
-        return [Finding(check="locked memory", state="note", detail=detail)]
+        return note("locked memory", detail)
     advice = "RDMA needs it unlimited: ulimit -l unlimited, or the capability IPC_LOCK."
-    return [Finding(check="locked memory", state="warning", detail=detail, advice=advice)]
+    return warning("locked memory", detail, advice)
 
 
-def check_clock(state: int | None = None) -> list[Finding]:
+def check_clock(state: int | None = None) -> Finding:
     """Times of several machines are compared in logs and traces."""
     found = _clock_state() if state is None else state
     if found not in (-1, _TIME_ERROR):
-        return [Finding(check="clock", state="ok", detail="synchronised")]
+        return ok("clock", "synchronised")
     detail = "not synchronised" if found == _TIME_ERROR else "the kernel does not tell"
     advice = "Run chrony or systemd-timesyncd on the host, or logs of two machines disagree."
-    return [Finding(check="clock", state="warning", detail=detail, advice=advice)]
+    return warning("clock", detail, advice)
 
 
-def check_log_room(folder: Path) -> list[Finding]:
+def check_log_room(folder: Path) -> Finding:
     """Whether logs can be written, and for how long."""
-    there, problem = folder, ""
+    advice = "Choose another folder with --log-dir."
+    there = folder
     try:
         while not there.exists():
             there = there.parent
         if not (there.is_dir() and os.access(there, os.W_OK)):
-            problem = "cannot be written to"
-    except OSError as error:  # a folder that cannot be looked into, a name that cannot be
-        problem = f"cannot be looked at: {error.strerror}"
-    if problem:
-        advice = "Choose another folder with --log-dir."
-        detail = f"{there} {problem}"
-        return [Finding(check="logs", state="missing", detail=detail, advice=advice)]
+            return missing("logs", f"{there} cannot be written to", advice)
+    except OSError as error:  # no permission to look into the folder, or an impossible name
+        return missing("logs", f"{there} cannot be looked at: {error.strerror}", advice)
     free = shutil.disk_usage(there).free
     detail = f"{free / _GIB:.1f} GiB free for {folder}"
     if free >= _GOOD_LOG_BYTES:
-        return [Finding(check="logs", state="ok", detail=detail)]
-    advice = "Make room, or choose another folder with --log-dir."
-    return [Finding(check="logs", state="warning", detail=detail, advice=advice)]
+        return ok("logs", detail)
+    return warning("logs", detail, "Make room, or choose another folder with --log-dir.")
 
 
-def check_temporary_folder(folder: str | None = None) -> list[Finding]:
+def check_temporary_folder(folder: str | None = None) -> Finding:
     """Fronts and ranks meet at sockets in it."""
     path = tempfile.gettempdir() if folder is None else folder
     if len(path) <= _LONGEST_TEMPORARY:
-        return [Finding(check="temporary folder", state="ok", detail=path)]
+        return ok("temporary folder", path)
     advice = "Paths of sockets are short: set TMPDIR to a folder near the root."
-    return [Finding(check="temporary folder", state="missing", detail=path, advice=advice)]
+    return missing("temporary folder", path, advice)
 
 
 def _clock_state() -> int:

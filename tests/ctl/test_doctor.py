@@ -5,6 +5,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,7 @@ class OtherHost(Host):
         return self.versions.get(distribution, "")
 
 
-def states(findings: list[Finding]) -> list[str]:
-    assert all(finding.advice for finding in findings if finding.state in ("warning", "missing"))
+def states(findings: Iterable[Finding]) -> list[str]:
     return [finding.state for finding in findings]
 
 
@@ -78,10 +78,10 @@ def test_gpus() -> None:
 
 def test_nvlink() -> None:
     two = (H200.format(0), H200.format(1))
-    assert states(check_nvlink(OtherHost(gpus=two, topology=LINKED))) == ["ok"]
-    (finding,) = check_nvlink(OtherHost(gpus=two, topology=UNLINKED))
+    assert check_nvlink(OtherHost(gpus=two, topology=LINKED)).state == "ok"
+    finding = check_nvlink(OtherHost(gpus=two, topology=UNLINKED))
     assert (finding.state, finding.detail) == ("warning", "0 of 2 GPUs are linked")
-    assert states(check_nvlink(OtherHost(gpus=two[:1], topology=LINKED))) == ["note"]
+    assert check_nvlink(OtherHost(gpus=two[:1], topology=LINKED)).state == "note"
 
 
 def test_rdma() -> None:
@@ -105,7 +105,7 @@ def test_torch() -> None:
     def state(version: str, *, cuda: bool, **facts: object) -> str:
         told = json.dumps({"cuda": "13.0", "devices": 8, "nccl": True} | facts)
         host = OtherHost(versions={"torch": version}, python=(True, told))
-        (finding,) = check_torch(host, cuda=cuda)
+        finding = check_torch(host, cuda=cuda)
         return finding.state
 
     assert state("", cuda=False) == "missing"
@@ -115,19 +115,19 @@ def test_torch() -> None:
     assert state("2.13.0+cpu", cuda=True, devices=0) == "missing"
     assert state("2.13.0", cuda=True, nccl=False) == "warning"
     broken = OtherHost(versions={"torch": "2.13.0"}, python=(False, "ImportError: libc10"))
-    (finding,) = check_torch(broken, cuda=False)
+    finding = check_torch(broken, cuda=False)
     assert finding.state == "missing"
     assert "libc10" in finding.detail
 
 
 def test_other_packages() -> None:
-    assert states(check_python((3, 11))) == states(check_python((3, 12))) == ["ok"]
-    assert states(check_python((3, 13))) == ["missing"]
-    assert states(check_nixl(OtherHost())) == ["missing"]
+    assert check_python((3, 11)).state == check_python((3, 12)).state == "ok"
+    assert check_python((3, 13)).state == "missing"
+    assert check_nixl(OtherHost()).state == "missing"
     installed = {"nixl": "1.5.1", "deep_gemm": "2.1"}
-    assert states(check_nixl(OtherHost(versions=installed))) == ["ok"]
+    assert check_nixl(OtherHost(versions=installed)).state == "ok"
     broken = OtherHost(versions=installed, python=(False, "no UCX plugin"))
-    assert states(check_nixl(broken)) == ["missing"]
+    assert check_nixl(broken).state == "missing"
     host = OtherHost(versions=installed)
     assert states(check_fast_paths(host, cuda=True)) == ["warning", "ok", "warning"]
     assert states(check_fast_paths(host, cuda=False)) == ["note", "ok", "note"]
@@ -139,20 +139,20 @@ def test_other_packages() -> None:
 
 def test_limits(tmp_path: Path) -> None:
     infinity = resource.RLIM_INFINITY
-    assert [host_checks.check_open_files(n)[0].state for n in (256, 1024, 65536, infinity)] == [
+    assert [host_checks.check_open_files(n).state for n in (256, 1024, 65536, infinity)] == [
         "missing", "warning", "ok", "ok",
     ]  # fmt: skip
-    assert host_checks.check_locked_memory(wanted=True, limit=65536)[0].state == "warning"
-    assert host_checks.check_locked_memory(wanted=False, limit=65536)[0].state == "note"
-    assert host_checks.check_locked_memory(wanted=True, limit=infinity)[0].state == "ok"
-    assert [host_checks.check_clock(n)[0].state for n in (0, 5, -1)] == ["ok", "warning", "warning"]
-    assert states(host_checks.check_shared_memory(str(tmp_path / "none"))) == ["warning"]
-    assert states(host_checks.check_temporary_folder("/tmp")) == ["ok"]
-    assert states(host_checks.check_temporary_folder("/" + "x" * 90)) == ["missing"]
-    assert states(host_checks.check_log_room(tmp_path / "a" / "b"))[0] in ("ok", "warning")
+    assert host_checks.check_locked_memory(wanted=True, limit=65536).state == "warning"
+    assert host_checks.check_locked_memory(wanted=False, limit=65536).state == "note"
+    assert host_checks.check_locked_memory(wanted=True, limit=infinity).state == "ok"
+    assert [host_checks.check_clock(n).state for n in (0, 5, -1)] == ["ok", "warning", "warning"]
+    assert host_checks.check_shared_memory(str(tmp_path / "none")).state == "warning"
+    assert host_checks.check_temporary_folder("/tmp").state == "ok"
+    assert host_checks.check_temporary_folder("/" + "x" * 90).state == "missing"
+    assert host_checks.check_log_room(tmp_path / "a" / "b").state in ("ok", "warning")
     (tmp_path / "file").touch()
-    assert states(host_checks.check_log_room(tmp_path / "file" / "logs")) == ["missing"]
-    (finding,) = host_checks.check_log_room(tmp_path / ("long" * 100))
+    assert host_checks.check_log_room(tmp_path / "file" / "logs").state == "missing"
+    finding = host_checks.check_log_room(tmp_path / ("long" * 100))
     assert finding.state == "missing"
     assert "File name too long" in finding.detail
 
@@ -160,19 +160,19 @@ def test_limits(tmp_path: Path) -> None:
 def test_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (finding,) = host_checks.check_ports([port])
+        finding = host_checks.check_ports([port])
         assert finding.state == "warning"
         assert str(port) in finding.detail
-    assert states(host_checks.check_ports([port])) == ["ok"]
+    assert host_checks.check_ports([port]).state == "ok"
 
 
 def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert states(check_model(tmp_path)) == ["missing"]
+    assert check_model(tmp_path).state == "missing"
     demo = Path(__file__).resolve().parents[2] / "demo_model" / "checkpoint"
-    (finding,) = check_model(demo)
+    finding = check_model(demo)
     assert (finding.state, finding.detail[:8]) == ("ok", "4 layers")
     monkeypatch.setenv("HOME", str(demo.parent))  # shells leave it in --model=~/...
-    assert states(check_model(Path("~/checkpoint"))) == ["ok"]
+    assert check_model(Path("~/checkpoint")).state == "ok"
 
 
 def test_this_machine_can_run_the_control_plane() -> None:
