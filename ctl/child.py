@@ -3,13 +3,12 @@
 import asyncio
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ctl.die_with_parent import dying_with_us
 from ctl.process_spec import ProcessSpec
 
-_TETHER = Path(__file__).with_name("tether.py")
 # Flat packages: the folder that holds ctl/ holds all of them.
 _PACKAGES = Path(__file__).parent.parent
 
@@ -26,11 +25,6 @@ def package_environment() -> dict[str, str]:
     }
 
 
-def child_environment(spec: ProcessSpec) -> dict[str, str]:
-    """What all find packages with, and the process's own."""
-    return package_environment() | dict(spec.environment)
-
-
 class Child:
     """A running process in a process group of its own, so that Ctrl-C reaches only us."""
 
@@ -44,15 +38,13 @@ class Child:
     @classmethod
     async def start(cls, spec: ProcessSpec, log: Path) -> "Child":
         """Starts it with its output appended to `log`; it dies with us. Raises OSError."""
-        tether = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid())]
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *tether,
-                *spec.argv(),
+                *dying_with_us(spec.argv()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=child_environment(spec),
+                env=package_environment() | dict(spec.environment),
                 start_new_session=True,
             )
         return cls(process)

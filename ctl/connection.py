@@ -11,22 +11,21 @@ the command makes no sense.
 """
 
 import asyncio
-import importlib
-import inspect
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import grpc
 import typer
 
 from core.errors import EpserveError, InvalidRequest, Unauthenticated, Unavailable
 from core.token_file import read_token
-from ctl.terminal import make_console
+from ctl.options import with_options
+from ctl.port_forward import port_forward
 from proto import router_pb2_grpc
 from rpc.admin_token import bearer_metadata
 from rpc.client import channel, to_error
@@ -38,85 +37,38 @@ DEFAULT_ROUTER = "127.0.0.1:8001"
 TOKEN_VARIABLE = "EPSERVE_ADMIN_TOKEN"
 ANSWER_SECONDS = 10.0
 
-Output = Annotated[
-    Literal["table", "json"],
-    typer.Option("--output", "-o", help="Tables for people, JSON for programs"),
-]
-
-_PANEL = "Connection"
-_Router = Annotated[
-    str,
-    typer.Option(
-        envvar="EPSERVE_ROUTER",
-        help=f"host:port of the router; default: {DEFAULT_ROUTER}",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-_TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"File with the admin token; default: the variable {TOKEN_VARIABLE}",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-_Kubeconfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="Reach a router pod through the Kubernetes API, with this file",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-_Context = Annotated[
-    str,
-    typer.Option(
-        help="The same, with this context of the kubeconfig file",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-_Namespace = Annotated[
-    str,
-    typer.Option(help="The same, in this namespace", show_default=False, rich_help_panel=_PANEL),
-]
-_Release = Annotated[
-    str,
-    typer.Option(
-        help="The same, of this Helm release where there are several",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-_OPTIONS: dict[str, tuple[object, object]] = {
-    "router": (_Router, ""),
-    "token_file": (_TokenFile, None),
-    "kubeconfig": (_Kubeconfig, None),
-    "context": (_Context, ""),
-    "namespace": (_Namespace, ""),
-    "release": (_Release, ""),
-}
-
-Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Command = Callable[..., Awaitable[None]]
 
 
 class NoAnswer(Unavailable):
-    """Nobody, or not a router, listens there."""
+    """Nothing, or no router, listens there."""
+
+
+def _option(help: str, **settings: Any) -> Any:  # noqa: ANN401 - as typer has it
+    return typer.Option(help=help, show_default=False, rich_help_panel="Connection", **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the router is: an address, or a pod to be found through the Kubernetes API."""
+    """Where the router is: an address, or a pod to be found through the Kubernetes API. Each
+    field is an option of every admin command."""
 
-    router: str = ""
-    token_file: Path | None = None
-    kubeconfig: Path | None = None
-    context: str = ""
-    namespace: str = ""
-    release: str = ""
+    router: Annotated[
+        str,
+        _option(f"host:port of the router; default: {DEFAULT_ROUTER}", envvar="EPSERVE_ROUTER"),
+    ] = ""
+    token_file: Annotated[
+        Path | None,
+        _option(f"File with the admin token; default: the variable {TOKEN_VARIABLE}"),
+    ] = None
+    kubeconfig: Annotated[
+        Path | None,
+        _option("Reach a router pod through the Kubernetes API, with this file", exists=True),
+    ] = None
+    context: Annotated[str, _option("The same, with this context of the kubeconfig file")] = ""
+    namespace: Annotated[str, _option("The same, in this namespace")] = ""
+    release: Annotated[str, _option("The same, of this Helm release where there are several")] = ""
 
     @property
     def in_kubernetes(self) -> bool:
@@ -184,69 +136,36 @@ async def connect(target: Target) -> AsyncGenerator[AdminConnection]:
         raise ValueError(
             "both a router (--router or EPSERVE_ROUTER) and a way through Kubernetes are given"
         )
-    forward = await asyncio.to_thread(_forward, target)
-    with forward as address:
-        async with channel(address) as peer:
-            yield AdminConnection(peer, "a router pod", token)
-
-
-def _forward(target: Target) -> AbstractContextManager[str]:
-    try:
-        # Half a second, and 100 MB installed, for those who do not need it.
-        forwards = importlib.import_module("ctl.port_forward")
-    except ImportError as error:
-        raise ValueError(
-            f"pip install 'epserve[kubernetes]' for a way through Kubernetes ({error})"
-        ) from error
-    forward: AbstractContextManager[str] = forwards.PortForward(
+    forward = port_forward(
         kubeconfig=target.kubeconfig,
         context=target.context,
         namespace=target.namespace,
         release=target.release,
     )
-    return forward
+    with forward as address:
+        async with channel(address) as peer:
+            yield AdminConnection(peer, "a router pod", token)
 
 
 def admin_command(command: Command) -> Callable[..., None]:
-    """Makes a typer command of a coroutine function whose first parameter is the connection."""
-    signature = inspect.signature(command, eval_str=True)
-    own = list(signature.parameters.values())[1:]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in _OPTIONS.items()
-    ]
+    """Makes a typer command of a coroutine function whose first parameter is the connection.
+    What goes wrong becomes words on stderr and an exit status."""
 
-    def run(**values: Any) -> None:  # noqa: ANN401 - whatever the command's options are
-        target = Target(**{name: values.pop(name) for name in _OPTIONS})
-        run_admin(target, lambda admin: command(admin, **values))
-
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + shared
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
-
-
-def run_admin(target: Target, use: Callable[[AdminConnection], Awaitable[None]]) -> None:
-    """Connects, runs, and turns what goes wrong into words on stderr and an exit status."""
-
-    async def connected() -> None:
+    async def connected(target: Target, values: dict[str, Any]) -> None:
         async with connect(target) as admin:
-            await use(admin)
+            await command(admin, **values)
 
-    try:
-        asyncio.run(connected())
-    except EpserveError as error:
-        hint = ""
-        if isinstance(error, Unauthenticated):
-            hint = f": give --token-file, or set {TOKEN_VARIABLE}"
-        console = make_console(stderr=True)
-        console.print(f"error: {error.message}{hint}", markup=False, soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, InvalidRequest) else 1) from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    @wraps(command)
+    def run(target: Target, **values: Any) -> None:  # noqa: ANN401 - the command's options
+        try:
+            asyncio.run(connected(target, values))
+        except EpserveError as error:
+            hint = ""
+            if isinstance(error, Unauthenticated):
+                hint = f": give --token-file, or set {TOKEN_VARIABLE}"
+            typer.echo(f"error: {error.message}{hint}", err=True)
+            raise typer.Exit(2 if isinstance(error, InvalidRequest) else 1) from error
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
 
-
-def print_json(data: object) -> None:
-    """`--output json`: all there is on stdout."""
-    typer.echo(json.dumps(data, indent=2))
+    return with_options(Target, run)

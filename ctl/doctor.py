@@ -12,10 +12,10 @@ from rich.text import Text
 from core.errors import CheckpointError
 from ctl import host_checks
 from ctl.checkpoint import check_model_folder, weight_files
-from ctl.connection import Output, print_json
 from ctl.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.finding import Finding, missing, ok
 from ctl.host import Host
+from ctl.output import Output, make_console, print_json
 from ctl.package_checks import (
     check_fast_paths,
     check_nixl,
@@ -24,7 +24,6 @@ from ctl.package_checks import (
     check_versions,
 )
 from ctl.tables import format_bytes, make_table
-from ctl.terminal import make_console
 
 # Gateway, router, and two ports for each of a few workers.
 _NUM_PORTS = 10

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ctl.connection import AdminConnection, NoAnswer, Output, admin_command, print_json
+from ctl.connection import AdminConnection, NoAnswer, admin_command
 from ctl.names import complete_worker
+from ctl.output import Output, print_json
 from ctl.status import get_status
-from ctl.terminal import make_console
 from proto.router_pb2 import DrainWorkerRequest
 from proto.worker_pb2 import ProcessIdentity, WorkerStatus
 
@@ -36,7 +35,7 @@ async def drain(
     admin: AdminConnection,
     worker: _Worker,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when nobody needs it any more")
+        bool, typer.Option("--wait", help="Return when nothing needs it any more")
     ] = False,
     grace: Annotated[
         float | None,
@@ -69,8 +68,7 @@ async def drain(
     seconds = time.monotonic() - began
     _tell(nodes, states, seconds if wait else None, output)
     if wait and "draining" in states:
-        words = make_console(stderr=True)
-        words.print(f"error: not drained within {timeout:g} s", markup=False, soft_wrap=True)
+        typer.echo(f"error: not drained within {timeout:g} s", err=True)
         raise typer.Exit(1)
 
 
@@ -86,32 +84,28 @@ async def undrain(admin: AdminConnection, worker: _Worker, output: Output = "tab
 async def _until_drained(admin: AdminConnection, identity: ProcessIdentity, deadline: float) -> str:
     """drained, gone (ended meanwhile), or draining when the time is over. Raises NoAnswer when the
     router has none for long."""
-    words = make_console(stderr=True)
     last_open = -1
     last_seen = last_answer = time.monotonic()
     while True:
         try:
-            status, answers = await _find(admin, identity), True
+            status = await _find(admin, identity)
             last_answer = time.monotonic()
+            if status is not None:
+                last_seen = last_answer
+                if status.identity.epoch != identity.epoch:
+                    return "gone"  # another one listens there by now
+                if status.drained:
+                    return "drained"
+                if status.num_open != last_open:
+                    last_open = status.num_open
+                    typer.echo(f"{identity.name}: {last_open} requests open", err=True)
+            elif last_answer - last_seen >= _GONE_SECONDS:
+                return "gone"
         except NoAnswer as error:
-            if time.monotonic() - last_answer >= _SILENT_SECONDS:
+            last_seen = time.monotonic()  # without an answer it is not known to be gone
+            if last_seen - last_answer >= _SILENT_SECONDS:
                 raise NoAnswer(f"{error.message}; {identity.name} may not be drained") from error
-            status, answers = None, False
-        now = time.monotonic()
-        if not answers:
-            last_seen = now  # nobody says that it is gone
-        elif status is not None:
-            if status.identity.epoch != identity.epoch:
-                return "gone"  # another one listens there by now
-            last_seen = now
-            if status.drained:
-                return "drained"
-            if status.num_open != last_open:
-                last_open = status.num_open
-                _note(words, identity.name, last_open)
-        elif now - last_seen >= _GONE_SECONDS:
-            return "gone"
-        if now >= deadline:
+        if time.monotonic() >= deadline:
             return "draining"
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
 
@@ -121,10 +115,6 @@ async def _find(admin: AdminConnection, identity: ProcessIdentity) -> WorkerStat
     reply = await get_status(admin)
     found = (one for one in reply.workers if one.identity.address == identity.address)
     return next(found, None)
-
-
-def _note(words: Console, name: str, num_open: int) -> None:
-    words.print(f"{name}: {num_open} requests open", markup=False, soft_wrap=True)
 
 
 def _tell(

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.connection import AdminConnection, admin_command
 from ctl.expert_options import Group, Layers, parse_layers
 from ctl.heat_map import shares, text_map, write_png
-from ctl.terminal import make_console
+from ctl.message_dict import message_dict
+from ctl.output import Output, make_console, print_json
+from ctl.tables import make_table
 from proto import experts_pb2, router_pb2
 
 # The router waits for the group's next step.
@@ -60,13 +61,9 @@ async def expert_load(
 
 async def get_load(admin: AdminConnection, group: str, layers: list[int]) -> experts_pb2.ExpertLoad:
     """Raises EpserveError."""
-    return await admin.call(
-        admin.stub.GetExpertLoad,
-        router_pb2.GroupExpertLoadRequest(
-            group=group, load=experts_pb2.GetLoadRequest(layers=layers)
-        ),
-        ANSWER_SECONDS,
-    )
+    wanted = experts_pb2.GetLoadRequest(layers=layers)
+    request = router_pb2.GroupExpertLoadRequest(group=group, load=wanted)
+    return await admin.call(admin.stub.GetExpertLoad, request, ANSWER_SECONDS)
 
 
 def mean_balancedness(load: experts_pb2.ExpertLoad) -> float:
@@ -77,26 +74,7 @@ def mean_balancedness(load: experts_pb2.ExpertLoad) -> float:
 
 def describe(load: experts_pb2.ExpertLoad) -> dict[str, Any]:
     """The load as plain data."""
-    return {
-        "group": load.group,
-        "placement_version": load.placement_version,
-        "num_ranks": load.num_ranks,
-        "slots_per_rank": load.slots_per_rank,
-        "num_logical": load.num_logical,
-        "window_seconds": round(load.window_seconds, 3),
-        "num_tokens": load.num_tokens,
-        "balancedness": round(mean_balancedness(load), 6),
-        "layers": [
-            {
-                "layer": layer.layer,
-                "balancedness": round(layer.balancedness, 6),
-                "tokens": list(layer.tokens),
-                "rank_tokens": [round(tokens, 3) for tokens in layer.rank_tokens],
-                "physical_to_logical": list(layer.physical_to_logical),
-            }
-            for layer in load.layers
-        ],
-    }
+    return message_dict(load) | {"balancedness": round(mean_balancedness(load), 6)}
 
 
 def placement_json(load: experts_pb2.ExpertLoad) -> str:
@@ -119,16 +97,8 @@ def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
     if not load.layers:
         console.print("the model has no layers with experts to choose from")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (
-        "layer",
-        "balancedness",
-        "lightest rank",
-        "heaviest rank",
-        "hottest expert",
-        "idle experts",
-    ):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = ("lightest rank", "heaviest rank", "hottest expert", "idle experts")
+    table = make_table("layer", "balancedness", *figures, right=True)
     for layer in load.layers:
         table.add_row(*_row(layer))
     console.print(table)
@@ -137,16 +107,16 @@ def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
 def _row(layer: experts_pb2.LayerLoad) -> tuple[str, ...]:
     total = sum(layer.tokens)
     idle = str(sum(not tokens for tokens in layer.tokens))
+    begin = (str(layer.layer), f"{layer.balancedness:.3f}")
     if not total:
-        return (str(layer.layer), f"{layer.balancedness:.3f}", "-", "-", "-", idle)
+        return (*begin, "-", "-", "-", idle)
     ranks = list(layer.rank_tokens)
     lightest, heaviest = ranks.index(min(ranks)), ranks.index(max(ranks))
     hottest = max(range(len(layer.tokens)), key=lambda expert: layer.tokens[expert])
     copies = list(layer.physical_to_logical).count(hottest)
     times = f" x{copies}" if copies > 1 else ""
     return (
-        str(layer.layer),
-        f"{layer.balancedness:.3f}",
+        *begin,
         f"{lightest}: {ranks[lightest] / total:.1%}",
         f"{heaviest}: {ranks[heaviest] / total:.1%}",
         f"{hottest}{times}: {layer.tokens[hottest] / total:.1%}",

@@ -4,13 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.connection import AdminConnection, admin_command
 from ctl.explain_text import print_explanation
-from ctl.tables import role_word
-from ctl.terminal import make_console
+from ctl.message_dict import message_dict
+from ctl.output import Output, show
 from proto import router_pb2, worker_pb2
-
-_DIGITS = 9  # of seconds
 
 
 @admin_command
@@ -32,11 +30,7 @@ async def explain(
     """
     request = router_pb2.AdminExplainRequest(request_id=request_id)
     reply = await admin.call(admin.stub.ExplainRequest, request)
-    report = describe(request_id, reply)
-    if output == "json":
-        print_json(report)
-    else:
-        print_explanation(report, make_console())
+    show(describe(request_id, reply), output, print_explanation)
 
 
 def describe(request_id: str, reply: router_pb2.AdminExplainResponse) -> dict[str, Any]:
@@ -50,53 +44,20 @@ def describe(request_id: str, reply: router_pb2.AdminExplainResponse) -> dict[st
 
 
 def _assignment(record: router_pb2.AssignmentRecord) -> dict[str, Any]:
-    return {
-        "leg_id": record.leg_id,
-        "at": record.at,
-        "queue_seconds": round(record.queue_seconds, _DIGITS),
-        "num_prompt_tokens": record.num_prompt_tokens,
-        "num_matched_pages": record.num_matched_pages,
-        "outcome": record.outcome,
-        "candidates": [_candidate(each) for each in record.candidates],
-    }
+    return message_dict(record) | {"candidates": [_candidate(each) for each in record.candidates]}
 
 
 def _candidate(candidate: router_pb2.Candidate) -> dict[str, Any]:
-    return {
-        "worker": candidate.worker.name,
-        "address": candidate.worker.address,
-        "epoch": candidate.worker.epoch,
-        "role": role_word(candidate.role),
-        "chosen": candidate.chosen,
-        "rejected_by": candidate.rejected_by,
-        "score": round(candidate.total, 6),
-        "parts": [
-            {"scorer": part.scorer, "score": round(part.score, 6), "weight": part.weight}
-            for part in candidate.parts
-        ],
-    }
+    told = _with_worker(candidate)
+    return told | {"score": told.pop("total")}
 
 
 def _leg(leg: worker_pb2.RequestLeg) -> dict[str, Any]:
-    durations = ("queue", "compute", "transfer", "first_token", "total")
-    return {
-        "leg_id": leg.leg_id,
-        "worker": leg.worker.name,
-        "role": role_word(leg.worker.role),
-        "address": leg.worker.address,
-        "epoch": leg.worker.epoch,
-        "rank": leg.rank,
-        "accepted_at": leg.accepted_at,
-        "num_prompt_tokens": leg.num_prompt_tokens,
-        "num_earlier_tokens": leg.num_earlier_tokens,
-        "num_cached_tokens": leg.num_cached_tokens,
-        "num_computed_tokens": leg.num_computed_tokens,
-        "num_output_tokens": leg.num_output_tokens,
-        **{f"{n}_seconds": round(getattr(leg, f"{n}_seconds"), _DIGITS) for n in durations},
-        "kv_bytes": leg.kv_bytes,
-        "num_preemptions": leg.num_preemptions,
-        "num_attempts": leg.num_attempts,
-        "num_steps": leg.num_steps,
-        "finish": leg.finish,
-        "peer": leg.peer.name,
-    }
+    return _with_worker(leg) | {"peer": leg.peer.name}
+
+
+def _with_worker(message: router_pb2.Candidate | worker_pb2.RequestLeg) -> dict[str, Any]:
+    """The worker's name as `worker`, its address and epoch among the other fields."""
+    told = message_dict(message)
+    worker = told.pop("worker")
+    return {"worker": worker.pop("name"), **worker, **told}

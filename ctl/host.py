@@ -6,8 +6,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ctl.child import package_environment
+
 _RUN_SECONDS = 60.0
-_PACKAGES = Path(__file__).parent.parent
 
 
 class Host:
@@ -26,14 +27,13 @@ class Host:
     def run_python(self, program: str) -> tuple[bool, str]:
         """Whether the program ends well in a Python of its own, with our packages; its last line
         of output, or of its error."""
-        environment = {**os.environ, "PYTHONPATH": str(_PACKAGES), "PYTHONSAFEPATH": "1"}
         try:
             done = subprocess.run(
                 [sys.executable, "-c", program],
                 capture_output=True,
                 text=True,
                 timeout=_RUN_SECONDS,
-                env=environment,
+                env=package_environment(),
             )
         except subprocess.TimeoutExpired:
             return False, f"no end within {_RUN_SECONDS:g} s"

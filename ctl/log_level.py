@@ -3,11 +3,12 @@
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.connection import AdminConnection, admin_command
 from ctl.names import ProcessName
+from ctl.output import Output, show
 from ctl.tables import make_table, role_word
-from ctl.terminal import make_console
 from proto.router_pb2 import SetProcessLogLevelRequest
 
 
@@ -38,13 +39,14 @@ async def logs_level(
         }
         for each in reply.processes
     ]
-    if output == "json":
-        print_json(report)
-    else:
-        table = make_table("process", "role", "address", "before", "now", fold="now")
-        for row in report:
-            now = row["now"] or f"not set: {row['error']}"
-            table.add_row(row["name"], row["role"], row["address"], row["before"], now)
-        make_console().print(table)
+    show(report, output, _print)
     if any(row["error"] for row in report):
         raise typer.Exit(1)
+
+
+def _print(report: list[dict[str, str]], console: Console) -> None:
+    table = make_table("process", "role", "address", "before", "now", fold="now")
+    for row in report:
+        now = row["now"] or f"not set: {row['error']}"
+        table.add_row(row["name"], row["role"], row["address"], row["before"], now)
+    console.print(table)

@@ -5,6 +5,7 @@ Data goes to stdout, words about trouble to stderr; exit status 0 is success, 1 
 
 import typer
 
+import ctl.output  # noqa: F401 - before grpc: sets its verbosity
 from ctl import probe
 from ctl.bench import bench
 from ctl.doctor import doctor

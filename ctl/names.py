@@ -10,22 +10,21 @@ from core.errors import EpserveError
 from ctl.connection import Target, connect
 from proto.router_pb2 import GetStatusRequest, GetStatusResponse
 
-# Somebody waits behind the tabulator key.
+# Of the operator, who has pressed the tab key and waits.
 _ANSWER_SECONDS = 1.5
 
 
 def complete_worker(context: typer.Context, incomplete: str) -> list[str]:
     """Workers of the cluster that the options so far name; none where it does not answer."""
-    reply = _status(context)
-    names = [worker.identity.name for worker in reply.workers] if reply else []
+    names = [worker.identity.name for worker in _status(context).workers]
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_process(context: typer.Context, incomplete: str) -> list[str]:
     """The same of all processes."""
     reply = _status(context)
-    names = [process.name for process in reply.processes] if reply else []
-    return [*complete_worker(context, incomplete), *(n for n in names if n.startswith(incomplete))]
+    identities = [*(worker.identity for worker in reply.workers), *reply.processes]
+    return [each.name for each in identities if each.name.startswith(incomplete)]
 
 
 # One process, or all of them.
@@ -39,14 +38,13 @@ ProcessName = Annotated[
 ]
 
 
-def _status(context: typer.Context) -> GetStatusResponse | None:
+def _status(context: typer.Context) -> GetStatusResponse:
     names = {field.name for field in fields(Target)}
-    given = {name: value for name, value in context.params.items() if value and name in names}
-    target = Target(**given)
+    target = Target(**{name: context.params[name] for name in names & context.params.keys()})
     try:
         return asyncio.run(_ask(target))
     except (EpserveError, ValueError):
-        return None
+        return GetStatusResponse()
 
 
 async def _ask(target: Target) -> GetStatusResponse:

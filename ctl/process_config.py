@@ -6,18 +6,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.connection import AdminConnection, admin_command
 from ctl.names import ProcessName
+from ctl.output import Output, show
 from ctl.tables import make_table, role_word
-from ctl.terminal import make_console
 from proto.router_pb2 import GetProcessConfigRequest, ProcessConfig
 
 
 @admin_command
 async def config(
-    admin: AdminConnection,
-    process: ProcessName = "",
-    output: Output = "table",
+    admin: AdminConnection, process: ProcessName = "", output: Output = "table"
 ) -> None:
     """Shows version and settings of running processes, as flags and environment made them.
 
@@ -25,10 +23,7 @@ async def config(
     """
     reply = await admin.call(admin.stub.GetConfig, GetProcessConfigRequest(process=process))
     report = [_describe(each) for each in reply.processes]
-    if output == "json":
-        print_json(report)
-    else:
-        _print(report, make_console())
+    show(report, output, _print)
     if any(each["error"] for each in report):
         raise typer.Exit(1)
 

@@ -11,19 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
 from ctl.child import package_environment
+from ctl.output import make_console
 from ctl.tables import format_bytes
-from ctl.terminal import describe_exit, make_console
+from ctl.terminal import describe_exit
 
 _STOP_SECONDS = 10.0
 
@@ -60,9 +53,7 @@ def quantize(
         with _ended_by_sigterm():
             status = _follow(child, output)
     except KeyboardInterrupt:
-        make_console(stderr=True).print(
-            "interrupted; --resume carries on", markup=False, soft_wrap=True
-        )
+        typer.echo("interrupted; --resume carries on", err=True)
         raise typer.Exit(1) from None
     finally:
         _stop(child)
@@ -74,12 +65,9 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
     """Shows what the process tells until it ends; the exit status for ours."""
     console = make_console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
+        *Progress.get_default_columns(),
         DownloadColumn(),
         TransferSpeedColumn(),
-        TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -99,22 +87,19 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
                     verb = "keeping" if kind == "kept" else "writing"
                     bar.update(task, description=f"{verb} {event['shard']}")
                     if not console.is_terminal:
-                        _say(f"{verb} {event['shard']}")
+                        typer.echo(f"{verb} {event['shard']}", err=True)
                 case "done":
                     has_ended = True
                     bar.stop()
-                    summary = _summary(event, plan, output)
-                    make_console().print(summary, markup=False, soft_wrap=True)
+                    typer.echo(_summary(event, plan, output))
                 case "error":
                     has_ended = True
                     bar.stop()
-                    _say(f"error: {event['message']}")
+                    typer.echo(f"error: {event['message']}", err=True)
     status = child.wait()
     if not has_ended:
-        _say(
-            f"error: the process that quantizes ended: {describe_exit(status)}; see above, "
-            "--resume carries on"
-        )
+        ending = f"the process that quantizes ended: {describe_exit(status)}"
+        typer.echo(f"error: {ending}; see above, --resume carries on", err=True)
         return 1
     return status
 
@@ -136,10 +121,6 @@ def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
         f"{format_bytes(plan['num_bytes'])} became {format_bytes(plan['num_bytes_output'])} in "
         f"{plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
     )
-
-
-def _say(text: str) -> None:
-    make_console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -6,19 +6,19 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from google.protobuf import json_format
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
+from ctl.connection import AdminConnection, admin_command
 from ctl.expert_load import ANSWER_SECONDS, get_load, mean_balancedness
 from ctl.expert_options import Group, Layers, parse_layers
-from ctl.tables import format_bytes
-from ctl.terminal import make_console
+from ctl.message_dict import message_dict
+from ctl.output import Output, make_console, print_json
+from ctl.tables import format_bytes, make_table
 from proto import experts_pb2, router_pb2
 
 Done = experts_pb2.RebalanceProgress
@@ -80,20 +80,13 @@ async def rebalance_experts(
         wanted = experts_pb2.ApplyRequest(request=wish)
         if plan_file is not None:
             wanted = experts_pb2.ApplyRequest(plan=read_plan(plan_file))
-        await _follow(
-            admin.stream(
-                admin.stub.ApplyRebalance, router_pb2.GroupApplyRequest(group=group, apply=wanted)
-            ),
-            output,
-        )
+        order = router_pb2.GroupApplyRequest(group=group, apply=wanted)
+        await _follow(admin.stream(admin.stub.ApplyRebalance, order), output)
     else:
-        found = await admin.call(
-            admin.stub.PlanRebalance,
-            router_pb2.GroupPlanRequest(group=group, plan=wish),
-            ANSWER_SECONDS,
-        )
+        question = router_pb2.GroupPlanRequest(group=group, plan=wish)
+        found = await admin.call(admin.stub.PlanRebalance, question, ANSWER_SECONDS)
         if output == "json":
-            print_json(describe(found))
+            print_json(message_dict(found))
         else:
             print_plan(found, make_console())
     if watch:
@@ -101,7 +94,8 @@ async def rebalance_experts(
 
 
 def read_plan(file: Path) -> experts_pb2.RebalancePlan:
-    """Raises ValueError for a file that cannot be read or holds no plan."""
+    """What `--plan --output json` wrote. Raises ValueError for a file that cannot be read or holds
+    no plan."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(fields, dict):
@@ -111,37 +105,6 @@ def read_plan(file: Path) -> experts_pb2.RebalancePlan:
         raise ValueError(f"{file}: {error.strerror}") from error
     except (ValueError, json_format.ParseError) as error:
         raise ValueError(f"{file} holds no plan: {error}") from error
-
-
-def describe(plan: experts_pb2.RebalancePlan) -> dict[str, Any]:
-    """The plan as plain data, which `read_plan` takes."""
-    return {
-        "group": plan.group,
-        "placement_version": plan.placement_version,
-        "balancedness_before": round(plan.balancedness_before, 6),
-        "balancedness_after": round(plan.balancedness_after, 6),
-        "num_moves": plan.num_moves,
-        "num_bytes": plan.num_bytes,
-        "seconds": round(plan.seconds, 3),
-        "layers": [
-            {
-                "layer": layer.layer,
-                "balancedness_before": round(layer.balancedness_before, 6),
-                "balancedness_after": round(layer.balancedness_after, 6),
-                "num_moves": layer.num_moves,
-                "physical_to_logical": list(layer.physical_to_logical),
-            }
-            for layer in plan.layers
-        ],
-        "traffic": [
-            {
-                "source": pair.source,
-                "destination": pair.destination,
-                "num_bytes": pair.num_bytes,
-            }
-            for pair in plan.traffic
-        ],
-    }
 
 
 def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
@@ -154,7 +117,7 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
     if not plan.layers:
         console.print("nothing to gain by moving experts")
         return
-    table = _table("layer", "now", "then", "moves")
+    table = make_table("layer", "now", "then", "moves", right=True)
     for layer in plan.layers:
         table.add_row(
             str(layer.layer),
@@ -165,7 +128,7 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
     console.print(table)
     if plan.traffic:
         console.print()
-        traffic = _table("from rank", "to rank", "bytes")
+        traffic = make_table("from rank", "to rank", "bytes", right=True)
         for pair in plan.traffic:
             traffic.add_row(str(pair.source), str(pair.destination), format_bytes(pair.num_bytes))
         console.print(traffic)
@@ -173,13 +136,6 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
         f"\n{plan.num_moves} experts travel, {format_bytes(plan.num_bytes)}, "
         f"about {plan.seconds:.2f} s; --apply does it"
     )
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
 
 
 async def _follow(progress: AsyncGenerator[experts_pb2.RebalanceProgress], output: str) -> None:

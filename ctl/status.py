@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
-from ctl.tables import format_age, make_table, role_word
-from ctl.terminal import make_console
+from ctl.connection import AdminConnection, admin_command
+from ctl.message_dict import message_dict
+from ctl.output import Output, show
+from ctl.tables import format_age, make_table
 from proto import router_pb2, worker_pb2
 
 
@@ -21,10 +21,7 @@ async def status(
 ) -> None:
     """Shows every process, its epoch and age, and what the ranks of the workers are doing."""
     report = describe(await get_status(admin), time.time())
-    if as_json or output == "json":
-        print_json(report)
-    else:
-        print_report(report, make_console())
+    show(report, "json" if as_json else output, print_report)
 
 
 async def get_status(admin: AdminConnection) -> router_pb2.GetStatusResponse:
@@ -41,7 +38,10 @@ def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
     identities |= {each.identity.epoch: each.identity for each in reply.workers}
     identities |= {each.identity.epoch: each.identity for each in reply.rejected}
     return {
-        "processes": [_process(identity, now) for identity in identities.values()],
+        "processes": [
+            message_dict(each) | {"age_seconds": age_seconds(each, now)}
+            for each in identities.values()
+        ],
         "workers": [describe_worker(worker) for worker in reply.workers],
         "rejected": [
             {"name": each.identity.name, "epoch": each.identity.epoch, "reason": each.reason}
@@ -51,97 +51,45 @@ def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
     }
 
 
-def _process(identity: worker_pb2.ProcessIdentity, now: float) -> dict[str, Any]:
-    return {
-        "role": role_word(identity.role),
-        "name": identity.name,
-        "address": identity.address,
-        "pid": identity.pid,
-        "epoch": identity.epoch,
-        "age_seconds": round(max(0.0, now - identity.started_at), 1),
-    }
+def age_seconds(identity: worker_pb2.ProcessIdentity, now: float) -> float:
+    return round(max(0.0, now - identity.started_at), 1)
 
 
 def describe_worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
-    """One worker as plain data."""
-    ranks = [
-        {
-            "rank": rank.rank,
-            "device": rank.device,
-            "pid": rank.pid,
-            "num_running": rank.num_running,
-            "num_waiting": rank.num_waiting,
-            "max_running": rank.max_running,
-            "pages_free": rank.pages_free,
-            "pages_total": rank.pages_total,
-            "pages_cached": rank.pages_cached,
-            "pages_quarantined": rank.pages_quarantined,
-            "num_steps": rank.num_steps,
-        }
-        for rank in worker.ranks
-    ]
-    return {
-        "name": worker.identity.name,
-        "role": role_word(worker.identity.role),
-        "address": worker.identity.address,
-        "epoch": worker.identity.epoch,
-        "model": worker.model,
-        "kv_fingerprint": worker.kv_fingerprint,
-        "page_tokens": worker.page_tokens,
-        "max_model_len": worker.max_model_len,
-        "state": _state(worker),
-        "num_accepted_total": worker.num_accepted_total,
-        "num_open": worker.num_open,
-        "expert_group": worker.expert_group.name,
-        "ranks": ranks,
-    }
-
-
-def _state(worker: worker_pb2.WorkerStatus) -> str:
+    """One worker as plain data; its identity is among the rest."""
+    told = message_dict(worker)
+    state = "ready" if worker.ready else "starting"
     if worker.draining:
-        return "drained" if worker.drained else "draining"
-    return "ready" if worker.ready else "starting"
+        state = "drained" if worker.drained else "draining"
+    identity = told.pop("identity")
+    return {**identity, **told, "state": state, "expert_group": worker.expert_group.name}
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
     """Tables for people."""
-    console.print(_process_table(report))
+    table = make_table("role", "name", "address", "pid", "epoch", "age")
+    for each in report["processes"]:
+        cells = [str(each[key]) for key in ("role", "name", "address", "pid", "epoch")]
+        table.add_row(*cells, format_age(each["age_seconds"]))
+    console.print(table)
     if report["workers"]:
         console.print()
-        console.print(_rank_table(report))
-    for rejected in report["rejected"]:
-        console.print(f"rejected: {rejected['name']}: {rejected['reason']}", markup=False)
+        _print_ranks(report["workers"], console)
+    for each in report["rejected"]:
+        console.print(f"rejected: {each['name']}: {each['reason']}", markup=False)
     if report["num_waiting"]:
         console.print(f"requests waiting for a worker: {report['num_waiting']}")
 
 
-def _process_table(report: dict[str, Any]) -> Table:
-    table = make_table("role", "name", "address", "pid", "epoch", "age")
-    for each in report["processes"]:
-        table.add_row(
-            each["role"],
-            each["name"],
-            each["address"],
-            str(each["pid"]),
-            each["epoch"],
-            format_age(each["age_seconds"]),
-        )
-    return table
-
-
-def _rank_table(report: dict[str, Any]) -> Table:
+def _print_ranks(workers: list[dict[str, Any]], console: Console) -> None:
+    """A line a rank."""
     table = make_table(
         "worker", "state", "rank", "device", "pid", "running", "waiting", "free pages", "pages"
     )
-    for worker in report["workers"]:
+    keys = ("rank", "device", "pid", "num_running", "num_waiting", "pages_free", "pages_total")
+    for worker in workers:
+        for rank in worker["ranks"]:
+            table.add_row(worker["name"], worker["state"], *(str(rank[key]) for key in keys))
         if not worker["ranks"]:
             table.add_row(worker["name"], worker["state"])
-        for rank in worker["ranks"]:
-            figures = ("rank", "device", "pid", "num_running", "num_waiting", "pages_free")
-            table.add_row(
-                worker["name"],
-                worker["state"],
-                *(str(rank[figure]) for figure in figures),
-                str(rank["pages_total"]),
-            )
-    return table
+    console.print(table)

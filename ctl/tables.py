@@ -23,17 +23,18 @@ class _PlainTable(Table):
         super().add_row(*cells, style=style, end_section=end_section)
 
 
-def make_table(*titles: str, right: Sequence[str] = (), fold: str = "") -> Table:
-    """Columns without borders, so that lines can be cut and grepped; those in `right` are
-    aligned to the right. Of what is wider than the terminal the end is cut off, but for the column
-    `fold`, whose texts go on in the next line."""
+def make_table(*titles: str, right: Sequence[str] | bool = (), fold: str = "") -> Table:
+    """Columns without borders, so that lines can be cut and grepped; those in `right` (True: all)
+    are aligned to the right. Of what is wider than the terminal the end is cut off, but for the
+    column `fold`, whose texts go on in the next line."""
+    aligned = (titles if right else ()) if isinstance(right, bool) else right
     table = _PlainTable(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(
             Text(title),
             no_wrap=title != fold,
             overflow="fold" if title == fold else "ellipsis",
-            justify="right" if title in right else "left",
+            justify="right" if title in aligned else "left",
         )
     return table
 

@@ -1,6 +1,5 @@
 """What `ctl up` tells the operator: a spinner and tables on a terminal, plain lines elsewhere."""
 
-import os
 import shlex
 import shutil
 import signal
@@ -15,31 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctl.layout import ClusterOptions
-from ctl.lossy_file import lossy
 from ctl.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-# What gRPC's core says on stderr is for its developers. Read when grpc is first imported, which
-# `ctl.main` does after this module.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
 _LOG_TAIL_LINES = 15
-_PLAIN_WIDTH = 4096
-
-
-def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
-    """A console that does not fold lines where nobody reads them on a terminal.
-
-    A `lasting` one goes on when its terminal or pipe is closed, or its disk full: a cluster is
-    not to end because nobody can be told of it.
-    """
-    file = lossy(sys.stderr if stderr else sys.stdout) if lasting else None
-    console = Console(file=file, stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
-    return console
 
 
 def _command() -> str:

@@ -14,11 +14,12 @@ from ctl import flags
 from ctl.checkpoint import check_model_folder, demo_model_folder
 from ctl.gpus import count_gpus
 from ctl.layout import WORKER_ROLES, ClusterOptions, Machine, cluster, parse_settings
+from ctl.output import make_console
 from ctl.ports import free_ports, is_free
 from ctl.process_spec import ProcessSpec
 from ctl.supervision import Limits
 from ctl.supervisor import Supervisor
-from ctl.terminal import Terminal, make_console
+from ctl.terminal import Terminal
 
 _DEMO_NAME = "demo"
 _DECODE_RANKS = 2

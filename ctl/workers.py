@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ctl.connection import AdminConnection, Output, admin_command, print_json
-from ctl.status import describe_worker, get_status
+from ctl.connection import AdminConnection, admin_command
+from ctl.output import Output, show
+from ctl.status import age_seconds, describe_worker, get_status
 from ctl.tables import format_age, make_table
-from ctl.terminal import make_console
 from proto import worker_pb2
 
 
@@ -18,11 +18,7 @@ async def workers(admin: AdminConnection, output: Output = "table") -> None:
     reply = await get_status(admin)
     reasons = {each.identity.epoch: each.reason for each in reply.rejected}
     now = time.time()
-    report = [_describe(worker, reasons, now) for worker in reply.workers]
-    if output == "json":
-        print_json(report)
-    else:
-        _print(report, make_console())
+    show([_describe(worker, reasons, now) for worker in reply.workers], output, _print)
 
 
 def _describe(
@@ -34,7 +30,7 @@ def _describe(
         "num_running": sum(rank.num_running for rank in worker.ranks),
         "num_waiting": sum(rank.num_waiting for rank in worker.ranks),
         "kv_usage": round(1 - free / total, 4) if total else 0.0,
-        "age_seconds": round(max(0.0, now - worker.identity.started_at), 1),
+        "age_seconds": age_seconds(worker.identity, now),
         "rejected": reasons.get(worker.identity.epoch, ""),
     }
 
@@ -49,9 +45,7 @@ def _print(report: list[dict[str, Any]], console: Console) -> None:
             "rejected" if each["rejected"] else each["state"],
             each["address"],
             str(len(each["ranks"])),
-            str(each["num_open"]),
-            str(each["num_running"]),
-            str(each["num_waiting"]),
+            *(str(each[key]) for key in ("num_open", "num_running", "num_waiting")),
             f"{each['kv_usage']:.0%}",
             str(each["num_accepted_total"]),
             format_age(each["age_seconds"]),

@@ -77,6 +77,7 @@ def test_every_process_is_described_once() -> None:
         "address": "127.0.0.1:9",
         "pid": 7,
         "epoch": "epoch-router",
+        "started_at": 100.0,
         "age_seconds": 60.0,
     }
     (worker,) = report["workers"]

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from ctl.output import make_console
 from ctl.tables import make_table
-from ctl.terminal import make_console
 
 
 @pytest.mark.parametrize(

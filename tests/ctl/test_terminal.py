@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from ctl.layout import ClusterOptions, Machine, cluster
+from ctl.output import make_console
 from ctl.process_spec import ProcessSpec
-from ctl.terminal import Terminal, make_console
+from ctl.terminal import Terminal
 
 
 def test_folders_with_brackets(tmp_path: Path) -> None:

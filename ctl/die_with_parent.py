@@ -1,6 +1,6 @@
 """Runs a command that is killed when the process that asked for it ends.
 
-    python -I -S ctl/tether.py PARENT_PID COMMAND [ARGUMENT ...]
+    python -I -S ctl/die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 
 The wish survives `execv`, so nothing of this file is left in the running process. A separate
 program, because forking a process that has gRPC's threads (`preexec_fn`) is not safe.
@@ -12,6 +12,11 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+
+
+def dying_with_us(command: list[str]) -> list[str]:
+    """The command line to start from the main thread: the end of another one would count."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main(argv: list[str]) -> None:

@@ -1,0 +1,23 @@
+"""Options of commands as the fields of a dataclass."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def with_options(options: type[Any], command: Callable[..., None]) -> Callable[..., None]:
+    """A typer command. `command` takes an `options` first, which is made of the options that its
+    fields are annotated with, and after that its own."""
+    _first, *own = inspect.signature(command, eval_str=True).parameters.values()
+    shared = inspect.signature(options).parameters
+
+    def run(**values: Any) -> None:  # noqa: ANN401 - whatever the command's options are
+        command(options(**{name: values.pop(name) for name in shared}), **values)
+
+    parameters = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *shared.values())
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
