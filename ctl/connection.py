@@ -168,4 +168,4 @@ def admin_command(command: Command) -> Callable[..., None]:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
-    return with_options(Target, run)
+    return with_options(Target)(run)

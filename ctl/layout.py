@@ -1,54 +1,20 @@
 """Which processes make up a cluster on this machine, and how each is started. Pure."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from ctl.cluster_options import WORKER_ROLES, ClusterOptions, parse_settings
 from ctl.gpus import assign_devices, ranks_per_gpu
 from ctl.ports import LOOPBACK
 from ctl.process_spec import ProcessSpec, Role
 
-WORKER_ROLES: tuple[Role, ...] = ("prefill", "decode")
-ROLES: tuple[Role, ...] = ("gateway", "router", *WORKER_ROLES)
-
-# For running requests, when everything is stopped. Workers are stopped behind the gateway, with
-# requests of others only.
+# For running requests, when everything is stopped. Workers are stopped after the gateway, when
+# only requests of others are left.
 GATEWAY_GRACE_SECONDS = 30
 WORKER_GRACE_SECONDS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
-    """What the operator asked for. 0 or an empty text leaves a choice to the process itself;
-    `settings` holds further flags of each role, by flag name without dashes."""
-
-    model: Path
-    served_model_name: str
-    gateway_workers: int = 1
-    prefill_workers: int = 1
-    prefill_ranks: int = 1
-    decode_workers: int = 1
-    decode_ranks: int = 2
-    port: int = 8000
-    device: str = "cpu"
-    dtype: str = "auto"
-    kv_pages: int = 0
-    chunk_tokens: int = 0
-    max_model_len: int = 0
-    max_running: int = 0
-    threads: int = 0
-    log_level: str = "info"
-    otlp_endpoint: str = ""
-    settings: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
-
-    @property
-    def router_port(self) -> int:
-        return self.port + 1
-
-    @property
-    def first_worker_port(self) -> int:
-        return self.port + 2
+# Flags that follow from the layout.
+_DECIDED = frozenset({"name", "listen", "metrics-port", "router", "ranks"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +33,9 @@ def threads_per_rank(options: ClusterOptions, machine: Machine, role: Role) -> i
     """
     if options.threads:
         return options.threads
-    if role == "prefill":
-        num_ranks = options.prefill_workers * options.prefill_ranks
-    else:
-        num_ranks = options.decode_workers * options.decode_ranks
+    num_ranks = options.prefill_workers * options.prefill_ranks
+    if role == "decode":
+        num_ranks = options.decode_workers * options.num_decode_ranks
     return max(1, machine.num_cores // num_ranks)
 
 
@@ -83,64 +48,53 @@ def cluster(
     layout itself decides.
     """
     workers = _workers(options, machine, worker_ports)
+    addresses: dict[str, str] = {
+        role: ",".join(worker.address for worker in workers if worker.role == role)
+        for role in WORKER_ROLES
+    }
     router_address = f"{LOOPBACK}:{options.router_port}"
-    router = _spec(
-        options,
-        "router",
-        "router",
-        "router",
-        router_address,
-        f"{LOOPBACK}:{next(worker_ports)}",
-        {
-            role: ",".join(worker.address for worker in workers if worker.role == role)
-            for role in WORKER_ROLES
-        },
-    )
-    gateway_address = f"{LOOPBACK}:{options.port}"
-    gateway = _spec(
-        options,
-        "gateway",
-        "gateway",
-        "gateway",
-        gateway_address,
-        "",
-        {
-            "router": router_address,
-            "workers": str(options.gateway_workers),
-            "grace-seconds": str(GATEWAY_GRACE_SECONDS),
-            **_model_flags(options),
-        },
-    )
+    metrics_address = f"{LOOPBACK}:{next(worker_ports)}"
+    router = _spec(options, "router", "router", router_address, metrics_address, addresses)
+    flags = {
+        "router": router_address,
+        "workers": str(options.gateway_workers),
+        "grace-seconds": str(GATEWAY_GRACE_SECONDS),
+        **_model_flags(options),
+    }
+    # The gateway serves its metrics where it serves everything else.
+    gateway = _spec(options, "gateway", "gateway", f"{LOOPBACK}:{options.port}", "", flags)
     return [gateway, router, *workers]
 
 
 def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) -> list[ProcessSpec]:
-    ranks = [options.prefill_ranks] * options.prefill_workers
-    ranks += [options.decode_ranks] * options.decode_workers
+    roles: list[Role] = ["prefill"] * options.prefill_workers
+    roles += ["decode"] * options.decode_workers
+    num_ranks = {"prefill": options.prefill_ranks, "decode": options.num_decode_ranks}
+    ranks = [num_ranks[role] for role in roles]
+    devices: list[str] = [options.device] * len(ranks)
+    sharers = [1] * len(ranks)
     if options.device == "cuda":
         devices = assign_devices(ranks, machine.num_gpus)
         sharers = ranks_per_gpu(ranks, devices)
-    else:
-        devices, sharers = [options.device] * len(ranks), [1] * len(ranks)
-    flags = {**_model_flags(options), "dtype": options.dtype}
+    common = {**_model_flags(options), "dtype": options.dtype}
     for name in ("kv_pages", "chunk_tokens", "max_model_len", "max_running"):
         if value := getattr(options, name):
-            flags[name.replace("_", "-")] = str(value)
+            common[name.replace("_", "-")] = str(value)
     workers = []
-    numbers = {role: count() for role in WORKER_ROLES}
-    for index, device in enumerate(devices):
-        role: Role = "prefill" if index < options.prefill_workers else "decode"
-        name = f"{role}-{next(numbers[role])}"
-        address, metrics = (f"{LOOPBACK}:{next(ports)}" for _ in range(2))
-        own = {
+    numbers: Counter[Role] = Counter()
+    for index, role in enumerate(roles):
+        name = f"{role}-{numbers[role]}"
+        numbers[role] += 1
+        flags = common | {
             "ranks": str(ranks[index]),
-            "device": device,
+            "device": devices[index],
             "threads": str(threads_per_rank(options, machine, role)),
             "stop-grace-seconds": str(WORKER_GRACE_SECONDS),
         }
         if sharers[index] > 1:
-            own["gpu-memory-share"] = f"{1 / sharers[index]:.3f}"
-        workers.append(_spec(options, role, name, f"{role}_worker", address, metrics, flags | own))
+            flags["gpu-memory-share"] = f"{1 / sharers[index]:.3f}"
+        address, metrics_address = (f"{LOOPBACK}:{next(ports)}" for _ in range(2))
+        workers.append(_spec(options, role, name, address, metrics_address, flags))
     return workers
 
 
@@ -152,7 +106,6 @@ def _spec(
     options: ClusterOptions,
     role: Role,
     name: str,
-    module: str,
     address: str,
     metrics_address: str,
     flags: dict[str, str],
@@ -162,34 +115,20 @@ def _spec(
         flags["otlp-endpoint"] = options.otlp_endpoint
     if metrics_address:
         flags["metrics-port"] = metrics_address.rpartition(":")[2]
-    given = options.settings.get(role, {})
-    if decided := sorted({"name", "listen", "metrics-port", "router", "ranks"} & set(given)):
+    given = parse_settings(options.settings or ())[role]
+    if decided := sorted(_DECIDED & set(given)):
         raise ValueError(f"{role}.{decided[0]} is decided by ctl up and cannot be set")
     spec = ProcessSpec(
         name=name,
         role=role,
-        module=module,
+        module=f"{role}_worker" if role in WORKER_ROLES else role,
         address=address,
-        # The gateway serves its metrics where it serves everything else.
         metrics_address=metrics_address or address,
         probe="http" if role == "gateway" else "grpc",
-        flags={**flags, **given},
+        flags=flags | given,
         num_ranks=int(flags.get("ranks", 0)),
         device=flags.get("device", ""),
     )
     if spec.guards_all_paths:
         raise ValueError("gateway.guard-all-paths: ctl up has no key to ask whether it is ready")
     return spec
-
-
-def parse_settings(texts: list[str]) -> dict[Role, dict[str, str]]:
-    """ROLE.FLAG=VALUE texts by role. Raises ValueError for one of another form."""
-    settings: dict[Role, dict[str, str]] = {}
-    for text in texts:
-        target, equals, value = text.partition("=")
-        role_name, dot, flag = target.partition(".")
-        role = next((role for role in ROLES if role == role_name), None)
-        if role is None or not (equals and dot and flag):
-            raise ValueError(f"{text!r} is not ROLE.FLAG=VALUE, ROLE one of {', '.join(ROLES)}")
-        settings.setdefault(role, {})[flag.replace("_", "-")] = value
-    return settings

@@ -4,10 +4,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+Command = Callable[..., None]
 
-def with_options(options: type[Any], command: Callable[..., None]) -> Callable[..., None]:
-    """A typer command. `command` takes an `options` first, which is made of the options that its
-    fields are annotated with, and after that its own."""
+
+def with_options(options: type[Any]) -> Callable[[Command], Command]:
+    """Makes a typer command of a function whose first parameter is an `options`: in its place
+    the command has the options that the fields are annotated with."""
+    return lambda command: _flattened(options, command)
+
+
+def _flattened(options: type[Any], command: Command) -> Command:
     _first, *own = inspect.signature(command, eval_str=True).parameters.values()
     shared = inspect.signature(options).parameters
 

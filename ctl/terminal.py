@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ctl.layout import ClusterOptions
+from ctl.cluster_options import ClusterOptions
 from ctl.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Terminal:
             f"{_count(options.prefill_workers, 'prefill worker')} of "
             f"{_count(options.prefill_ranks, 'rank')}, "
             f"{_count(options.decode_workers, 'decode worker')} of "
-            f"{_count(options.decode_ranks, 'rank')} on {options.device}"
+            f"{_count(options.num_decode_ranks, 'rank')} on {options.device}"
         )
         model, name = escape(str(options.model)), escape(options.served_model_name)
         self._say(f"model: {model} as [bold]{name}[/]")

@@ -5,15 +5,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from core.errors import CheckpointError
-from ctl import flags
 from ctl.checkpoint import check_model_folder, demo_model_folder
+from ctl.cluster_options import DECODE_RANKS, WORKER_ROLES, ClusterOptions, parse_settings
 from ctl.gpus import count_gpus
-from ctl.layout import WORKER_ROLES, ClusterOptions, Machine, cluster, parse_settings
+from ctl.layout import Machine, cluster
+from ctl.options import with_options
 from ctl.output import make_console
 from ctl.ports import free_ports, is_free
 from ctl.process_spec import ProcessSpec
@@ -22,68 +25,34 @@ from ctl.supervisor import Supervisor
 from ctl.terminal import Terminal
 
 _DEMO_NAME = "demo"
-_DECODE_RANKS = 2
-# Behind their graces: a gateway ends its responses and its processes.
+# After their graces: a gateway ends its responses and its processes.
 _GATEWAY_END_SECONDS = 3.5
 _END_SECONDS = 0.5
 
 
+@with_options(ClusterOptions)
 def up(
-    model: flags.Model = None,
-    served_model_name: flags.ServedModelName = "",
-    gateway_workers: flags.GatewayWorkers = 1,
-    prefill_workers: flags.PrefillWorkers = 1,
-    prefill_ranks: flags.PrefillRanks = 1,
-    decode_workers: flags.DecodeWorkers = 1,
-    decode_ranks: flags.DecodeRanks = None,
-    port: flags.Port = 8000,
-    device: flags.Device = "cpu",
-    dtype: flags.Dtype = "auto",
-    log_dir: flags.LogDir = Path("logs"),
-    kv_pages: flags.KvPages = 0,
-    chunk_tokens: flags.ChunkTokens = 0,
-    max_model_len: flags.MaxModelLen = 0,
-    max_running: flags.MaxRunning = 0,
-    threads: flags.Threads = 0,
-    log_level: flags.LogLevel = "info",
-    otlp_endpoint: flags.OtlpEndpoint = "",
-    ready_timeout: flags.ReadyTimeout = 600.0,
-    settings: flags.Settings = None,
+    options: ClusterOptions,
+    log_dir: Annotated[Path, typer.Option(help="Folder for the logs, one a process")] = Path(
+        "logs"
+    ),
+    ready_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a cluster that is not up is given up")
+    ] = 600.0,
 ) -> None:
     """Starts gateway, router, prefill and decode workers here, and keeps them running."""
-    num_gpus = count_gpus() if device == "cuda" else 0
-    if device == "cuda" and num_gpus == 0:
-        raise typer.BadParameter("no GPU found (nvidia-smi -L)", param_hint="--device")
+    num_gpus = 0
+    if options.device == "cuda":
+        num_gpus = count_gpus()
+        if num_gpus == 0:
+            raise typer.BadParameter("no GPU found (nvidia-smi -L)", param_hint="--device")
+        ranks = options.decode_ranks or min(DECODE_RANKS, num_gpus)
+        options = replace(options, decode_ranks=ranks)
     try:
-        told = parse_settings(settings or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    made_up = all(told.get(role, {}).get("load-format") == "dummy" for role in WORKER_ROLES)
-    folder, name = _model(model, served_model_name, with_weights=not made_up)
-    if decode_ranks is None:
-        decode_ranks = min(_DECODE_RANKS, num_gpus) if device == "cuda" else _DECODE_RANKS
-    try:
-        options = ClusterOptions(
-            model=folder,
-            served_model_name=name,
-            gateway_workers=gateway_workers,
-            prefill_workers=prefill_workers,
-            prefill_ranks=prefill_ranks,
-            decode_workers=decode_workers,
-            decode_ranks=decode_ranks,
-            port=port,
-            device=device,
-            dtype=dtype,
-            kv_pages=kv_pages,
-            chunk_tokens=chunk_tokens,
-            max_model_len=max_model_len,
-            max_running=max_running,
-            threads=threads,
-            log_level=log_level,
-            otlp_endpoint=otlp_endpoint,
-            settings=told,
-        )
+        options = _with_model(options)
         specs = _layout(options, num_gpus)
+    except CheckpointError as error:
+        raise typer.BadParameter(error.message, param_hint="--model") from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     raise typer.Exit(run(specs, options, log_dir, ready_timeout))
@@ -133,14 +102,14 @@ def stop_limits(specs: Sequence[ProcessSpec]) -> Limits:
     )
 
 
-def _model(model: Path | None, served_model_name: str, *, with_weights: bool) -> tuple[Path, str]:
-    """Folder and name of the model, or exit status 2 with the reason."""
-    try:
-        folder = demo_model_folder() if model is None else model.expanduser().resolve()
-        check_model_folder(folder, with_weights=with_weights)
-    except CheckpointError as error:
-        raise typer.BadParameter(error.message, param_hint="--model") from error
-    return folder, served_model_name or (_DEMO_NAME if model is None else folder.name)
+def _with_model(options: ClusterOptions) -> ClusterOptions:
+    """With folder and name of the model. Raises CheckpointError for one that cannot be served."""
+    settings = parse_settings(options.settings or ())
+    made_up = all(settings[role].get("load-format") == "dummy" for role in WORKER_ROLES)
+    folder = options.model.expanduser().resolve() if options.model else demo_model_folder()
+    check_model_folder(folder, with_weights=not made_up)
+    name = folder.name if options.model else _DEMO_NAME
+    return replace(options, model=folder, served_model_name=options.served_model_name or name)
 
 
 def _layout(options: ClusterOptions, num_gpus: int) -> list[ProcessSpec]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import ctl.up
 from core.errors import CheckpointError
 from ctl.checkpoint import check_model_folder
-from ctl.layout import ClusterOptions
+from ctl.cluster_options import ClusterOptions
 from ctl.main import app
 from ctl.ports import free_ports, is_free
 from ctl.process_spec import ProcessSpec

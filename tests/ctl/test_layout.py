@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ctl.cluster_options import ClusterOptions, parse_settings
 from ctl.gpus import assign_devices, count_gpus
-from ctl.layout import ClusterOptions, Machine, cluster, parse_settings, threads_per_rank
+from ctl.layout import Machine, cluster, threads_per_rank
 from ctl.process_spec import ProcessSpec
 from ctl.supervision import Limits
 from ctl.up import stop_limits
@@ -93,7 +94,7 @@ def test_choices_left_open_are_not_passed() -> None:
 
 
 def test_switches_are_set_as_words() -> None:
-    flags = parse_settings(["decode.overlap_schedule=true", "decode.cuda-graph=false"])
+    flags = ["decode.overlap_schedule=true", "decode.cuda-graph=false"]
     argv = specs_of(replace(OPTIONS, settings=flags))["decode-0"].argv()
     assert "--overlap-schedule" in argv
     assert "--no-cuda-graph" in argv
@@ -101,7 +102,7 @@ def test_switches_are_set_as_words() -> None:
 
 
 def test_settings_reach_their_role_only_and_win() -> None:
-    settings = parse_settings(["decode.kv_pages=5", "router.max-waiting=3", "decode.a=b=c"])
+    settings = ["decode.kv_pages=5", "router.max-waiting=3", "decode.a=b=c"]
     specs = specs_of(replace(OPTIONS, kv_pages=9, settings=settings))
     assert specs["decode-0"].flags["kv-pages"] == "5"
     assert specs["decode-0"].flags["a"] == "b=c"
@@ -115,7 +116,7 @@ def test_graces_may_be_given() -> None:
     assert stop_limits([*specs_of(OPTIONS).values()]) == Limits(
         front_seconds=33.5, kill_after_seconds=3.5
     )
-    settings = parse_settings(["gateway.grace-seconds=90", "decode.stop_grace_seconds=20"])
+    settings = ["gateway.grace-seconds=90", "decode.stop_grace_seconds=20"]
     specs = specs_of(replace(OPTIONS, settings=settings))
     assert specs["gateway"].flags["grace-seconds"] == "90"
     assert stop_limits([*specs.values()]) == Limits(front_seconds=93.5, kill_after_seconds=20.5)
@@ -126,7 +127,7 @@ def test_graces_may_be_given() -> None:
     [("0", 0), ("1.5", 1.5), ("inf", 3600), ("nan", 0), ("-1", 0), ("soon", 0)],
 )
 def test_graces_that_the_gateway_may_refuse(given: str, seconds: float) -> None:
-    settings = parse_settings([f"gateway.grace-seconds={given}"])
+    settings = [f"gateway.grace-seconds={given}"]
     assert specs_of(replace(OPTIONS, settings=settings))["gateway"].grace_seconds == seconds
 
 
@@ -138,7 +139,7 @@ def test_a_setting_of_another_form_is_refused(text: str) -> None:
 
 def test_what_the_layout_decides_cannot_be_set() -> None:
     with pytest.raises(ValueError, match=r"decode\.listen is decided"):
-        specs_of(replace(OPTIONS, settings=parse_settings(["decode.listen=1.2.3.4:5"])))
+        specs_of(replace(OPTIONS, settings=["decode.listen=1.2.3.4:5"]))
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,12 @@ def test_a_gateway_that_nobody_could_find_ready(
 ) -> None:
     monkeypatch.setenv("EPSERVE_GUARD_ALL_PATHS", variable)
     with pytest.raises(ValueError, match=r"gateway\.guard-all-paths: ctl up has no key"):
-        specs_of(replace(OPTIONS, settings=parse_settings(flags)))
+        specs_of(replace(OPTIONS, settings=flags))
 
 
 def test_a_flag_goes_before_what_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPSERVE_GUARD_ALL_PATHS", "true")
-    specs = specs_of(replace(OPTIONS, settings=parse_settings(["gateway.guard-all-paths=false"])))
+    specs = specs_of(replace(OPTIONS, settings=["gateway.guard-all-paths=false"]))
     assert not specs["gateway"].guards_all_paths
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ctl.layout import ClusterOptions, Machine, cluster
+from ctl.cluster_options import ClusterOptions
+from ctl.layout import Machine, cluster
 from ctl.output import make_console
 from ctl.process_spec import ProcessSpec
 from ctl.terminal import Terminal
