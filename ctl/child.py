@@ -25,6 +25,11 @@ def package_environment() -> dict[str, str]:
     }
 
 
+def log_path(folder: Path, name: str) -> Path:
+    """The file that a process's output goes to."""
+    return folder / f"{name}.log"
+
+
 class Child:
     """A running process in a process group of its own, so that Ctrl-C reaches only us."""
 

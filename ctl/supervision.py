@@ -5,20 +5,22 @@
       | `--Exited---------|-'------------------'
       `---Exited well-----'                           StopRequested: every state -> STOPPING | GONE
 
-Events go in with the time (monotonic seconds), actions come out; `Supervisor` performs them.
+Events go in with the time (monotonic seconds), actions come out; `Supervisor` performs them, and
+a `Reporter` is told what happened.
 A stop ends the fronts first: the answers that they still give need all the others.
 A process that dies before the whole cluster was up once, `max_early_exits` times in a row or with
 a usage error, ends the cluster: it is misconfigured, and restarting it would hide that.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 USAGE_ERROR = 2  # exit status of a process that was started with settings it refuses
 
 
-class Phase(Enum):
+class ProcessPhase(Enum):
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"  # dead; to be started again when its backoff is over
@@ -30,16 +32,33 @@ class Phase(Enum):
 class Limits:
     """Times of supervision, in seconds."""
 
+    # All processes have this long until they have been up at the same time once.
+    ready_seconds: float = 600.0
     first_backoff_seconds: float = 0.5
     max_backoff_seconds: float = 10.0
     # Alive this long, and the next death counts as the first one again.
     stable_seconds: float = 30.0
-    # Fronts have this long to end, running requests and all, and the others behind them.
+    # Fronts have this long to end, running requests and all, and the others after them.
     front_seconds: float = 3.5
     kill_after_seconds: float = 3.5
     # A process that even SIGKILL does not end within this is left to the kernel.
     abandon_after_seconds: float = 1.0
     max_early_exits: int = 3
+
+
+class Reporter(Protocol):
+    """Tells the operator; must not block."""
+
+    def started(self, name: str, pid: int) -> None: ...
+    def waiting_for(self, names: Sequence[str]) -> None: ...
+    def ready(self, name: str, seconds: float, again: bool) -> None: ...
+    def all_ready(self, seconds: float) -> None: ...
+    def died(self, name: str, status: int, backoff_seconds: float) -> None: ...
+    def left(self, name: str) -> None: ...
+    def gave_up(self, name: str, status: int) -> None: ...
+    def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None: ...
+    def stopping(self, names: Sequence[str]) -> None: ...
+    def stopped(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,54 +105,17 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class SayReady:
-    """`again`: it had been ready before."""
-
-    name: str
-    again: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SayDied:
-    """The process died unasked; it is started again in `backoff_seconds`."""
-
-    name: str
-    status: int
-    backoff_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class SayLeft:
-    """The process ended well: somebody asked it to. It is started again at once."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SayAllReady:
-    """Every process is up for the first time."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The cluster cannot be started because of this process; the rest is being stopped."""
-
-    name: str
-    status: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """Every process is gone, or beyond our reach."""
 
 
-Action = Start | Terminate | Kill | SayReady | SayDied | SayLeft | SayAllReady | GiveUp | Finish
+Action = Start | Terminate | Kill | Finish
 
 
 @dataclass(slots=True)
 class _Process:
     name: str
-    phase: Phase = Phase.STARTING
+    phase: ProcessPhase = ProcessPhase.STARTING
     started_at: float = 0.0
     restart_at: float = 0.0
     num_deaths: int = 0  # in a row
@@ -141,120 +123,150 @@ class _Process:
 
 
 class Supervision:
-    """All processes of one `ctl up`; `fronts` are those that clients talk to."""
+    """All processes of one `ctl up`; `fronts` are those that clients talk to.
 
-    def __init__(self, names: list[str], limits: Limits, *, fronts: Collection[str] = ()) -> None:
+    failed     the cluster was given up; the rest is being stopped
+    stopping   by the operator, or because it failed
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        limits: Limits,
+        reporter: Reporter,
+        *,
+        fronts: Collection[str] = (),
+    ) -> None:
         if len(set(names)) != len(names):
             raise ValueError(f"two processes of one name in {names}")
+        self.failed = False
+        self.stopping = False
         self._limits = limits
+        self._reporter = reporter
         self._fronts = frozenset(fronts)
         self._processes = {name: _Process(name) for name in names}
+        self._began = 0.0
+        self._stop_began = 0.0
         self._all_were_ready = False
-        self._stopping = False
         self._killed = False
         self._fronts_leave = False  # they are being stopped, and nothing else is yet
         self._next_at: float | None = None  # of the stop: fronts' end, the kill, the end
 
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
-
-    @property
-    def all_were_ready(self) -> bool:
-        """Every process has been up at the same time once."""
-        return self._all_were_ready
-
-    def names(self, *phases: Phase) -> list[str]:
+    def names(self, *phases: ProcessPhase) -> list[str]:
         """Processes in one of these phases, in order."""
         return [each.name for each in self._processes.values() if each.phase in phases]
 
     def start(self, now: float) -> list[Action]:
         """The first actions: all processes at once, so that they load in parallel."""
-        for process in self._processes.values():
-            process.started_at = now
-        return [Start(name) for name in self._processes]
+        self._began = now
+        return [self._start(process, now) for process in self._processes.values()]
 
     def deadline(self) -> float | None:
         """When `Elapsed` is due, or None."""
-        if self._stopping:
+        if self.stopping:
             return self._next_at
-        waiting = [each for each in self._processes.values() if each.phase is Phase.WAITING]
-        return min((each.restart_at for each in waiting), default=None)
+        times = [
+            each.restart_at
+            for each in self._processes.values()
+            if each.phase is ProcessPhase.WAITING
+        ]
+        if not self._all_were_ready:
+            times.append(self._began + self._limits.ready_seconds)
+        return min(times, default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
         """What to do about an event."""
         match event:
             case Ready(name):
-                return self._ready(self._processes[name])
+                self._ready(self._processes[name], now)
+                return []
             case Exited(name, status):
                 return self._exited(self._processes[name], status, now)
             case StopRequested():
-                return self._kill_all(now) if self._stopping else self._stop(now)
+                return self._kill_all(now) if self.stopping else self._stop(now)
             case Elapsed():
                 return self._elapsed(now)
 
-    def _ready(self, process: _Process) -> list[Action]:
-        if process.phase is not Phase.STARTING:
-            return []  # it died, or is being stopped, since it was asked
-        process.phase = Phase.RUNNING
-        actions: list[Action] = [SayReady(process.name, process.was_ready)]
+    def _start(self, process: _Process, now: float) -> Action:
+        process.phase = ProcessPhase.STARTING
+        process.started_at = now
+        return Start(process.name)
+
+    def _ready(self, process: _Process, now: float) -> None:
+        if process.phase is not ProcessPhase.STARTING:
+            return  # it died, or is being stopped, since it was asked
+        process.phase = ProcessPhase.RUNNING
+        self._reporter.ready(process.name, now - process.started_at, process.was_ready)
         process.was_ready = True
-        if not self._all_were_ready and len(self.names(Phase.RUNNING)) == len(self._processes):
+        if not self._all_were_ready and len(self.names(ProcessPhase.RUNNING)) == len(
+            self._processes
+        ):
             self._all_were_ready = True
-            actions.append(SayAllReady())
-        return actions
+            self._reporter.all_ready(now - self._began)
 
     def _exited(self, process: _Process, status: int, now: float) -> list[Action]:
-        if self._stopping:
-            process.phase = Phase.GONE
-            if self._all_gone():
-                return [Finish()]
-            is_last_front = self._fronts_leave and not self._fronts & {*self.names(Phase.STOPPING)}
+        if self.stopping:
+            process.phase = ProcessPhase.GONE
+            if not self.names(ProcessPhase.STOPPING):
+                return self._finish(now)
+            is_last_front = self._fronts_leave and not self._fronts & {
+                *self.names(ProcessPhase.STOPPING)
+            }
             return self._stop_rest(now) if is_last_front else []
-        if status == 0 and process.phase is Phase.RUNNING:
-            process.phase = Phase.STARTING
-            process.started_at = now
-            return [SayLeft(process.name), Start(process.name)]
+        if status == 0 and process.phase is ProcessPhase.RUNNING:
+            self._reporter.left(process.name)
+            return [self._start(process, now)]
         if now - process.started_at >= self._limits.stable_seconds:
             process.num_deaths = 0
         process.num_deaths += 1
         misconfigured = status == USAGE_ERROR or process.num_deaths >= self._limits.max_early_exits
         if misconfigured and not self._all_were_ready:
-            process.phase = Phase.GONE
-            return [GiveUp(process.name, status), *self._stop(now)]
+            process.phase = ProcessPhase.GONE
+            self.failed = True
+            self._reporter.gave_up(process.name, status)
+            return self._stop(now)
         backoff_seconds = min(
             self._limits.first_backoff_seconds * 2.0 ** min(process.num_deaths - 1, 30),
             self._limits.max_backoff_seconds,
         )
-        process.phase = Phase.WAITING
+        process.phase = ProcessPhase.WAITING
         process.restart_at = now + backoff_seconds
-        return [SayDied(process.name, status, backoff_seconds)]
+        self._reporter.died(process.name, status, backoff_seconds)
+        return []
 
     def _elapsed(self, now: float) -> list[Action]:
-        if self._stopping:
+        if self.stopping:
             if self._next_at is None or now < self._next_at:
                 return []
             if self._fronts_leave:
-                fronts = [name for name in self.names(Phase.STOPPING) if name in self._fronts]
+                fronts = [
+                    name for name in self.names(ProcessPhase.STOPPING) if name in self._fronts
+                ]
                 return [*map(Kill, fronts), *self._stop_rest(now)]
-            return self._abandon() if self._killed else self._kill_all(now)
-        actions: list[Action] = []
-        for process in self._processes.values():
-            if process.phase is Phase.WAITING and now >= process.restart_at:
-                process.phase = Phase.STARTING
-                process.started_at = now
-                actions.append(Start(process.name))
-        return actions
+            return self._finish(now) if self._killed else self._kill_all(now)
+        if not self._all_were_ready and now >= self._began + self._limits.ready_seconds:
+            self.failed = True
+            late = self.names(ProcessPhase.STARTING, ProcessPhase.WAITING)
+            self._reporter.not_ready_in_time(late, self._limits.ready_seconds)
+            return self._stop(now)
+        return [
+            self._start(process, now)
+            for process in self._processes.values()
+            if process.phase is ProcessPhase.WAITING and now >= process.restart_at
+        ]
 
     def _stop(self, now: float) -> list[Action]:
-        self._stopping = True
+        self.stopping = True
+        self._stop_began = now
         # One that still starts has no requests.
-        fronts = [name for name in self.names(Phase.RUNNING) if name in self._fronts]
+        fronts = [name for name in self.names(ProcessPhase.RUNNING) if name in self._fronts]
         for process in self._processes.values():
-            alive = process.phase in (Phase.STARTING, Phase.RUNNING)
-            process.phase = Phase.STOPPING if alive else Phase.GONE
-        if self._all_gone():
-            return [Finish()]
+            alive = process.phase in (ProcessPhase.STARTING, ProcessPhase.RUNNING)
+            process.phase = ProcessPhase.STOPPING if alive else ProcessPhase.GONE
+        names = self.names(ProcessPhase.STOPPING)
+        self._reporter.stopping(names)
+        if not names:
+            return self._finish(now)
         if not fronts:
             return self._stop_rest(now)
         self._fronts_leave = True
@@ -265,20 +277,16 @@ class Supervision:
         self._next_at = now + self._limits.kill_after_seconds
         fronts = self._fronts if self._fronts_leave else ()
         self._fronts_leave = False
-        return [Terminate(name) for name in self.names(Phase.STOPPING) if name not in fronts]
+        return [Terminate(name) for name in self.names(ProcessPhase.STOPPING) if name not in fronts]
 
     def _kill_all(self, now: float) -> list[Action]:
         self._fronts_leave = False
         if not self._killed:
             self._killed = True
             self._next_at = now + self._limits.abandon_after_seconds
-        return [Kill(name) for name in self.names(Phase.STOPPING)]
+        return [Kill(name) for name in self.names(ProcessPhase.STOPPING)]
 
-    def _abandon(self) -> list[Action]:
+    def _finish(self, now: float) -> list[Action]:
         self._next_at = None
-        for process in self._processes.values():
-            process.phase = Phase.GONE
+        self._reporter.stopped(now - self._stop_began)
         return [Finish()]
-
-    def _all_gone(self) -> bool:
-        return len(self.names(Phase.GONE)) == len(self._processes)

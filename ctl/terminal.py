@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ctl.child import log_path
 from ctl.cluster_options import ClusterOptions
 from ctl.process_spec import ProcessSpec
 
@@ -52,6 +53,7 @@ class Terminal:
         self._options = options
         self._log_folder = log_folder
         self._status: Status | None = None
+        self._pids: dict[str, int] = {}
         self._waiting: tuple[str, ...] = ()
 
     def begin(self) -> None:
@@ -66,6 +68,9 @@ class Terminal:
         model, name = escape(str(options.model)), escape(options.served_model_name)
         self._say(f"model: {model} as [bold]{name}[/]")
 
+    def started(self, name: str, pid: int) -> None:
+        self._pids[name] = pid
+
     def waiting_for(self, names: Sequence[str]) -> None:
         if not self._console.is_terminal or tuple(names) == self._waiting:
             return
@@ -79,10 +84,10 @@ class Terminal:
         word = "ready again" if again else "ready"
         self._say(f"  [green]{name}[/] {word} after {seconds:.1f} s")
 
-    def all_ready(self, seconds: float, pids: dict[str, int]) -> None:
+    def all_ready(self, seconds: float) -> None:
         self._stop_spinner()
         self._say(f"[bold green]ready[/] in {seconds:.1f} s")
-        self._console.print(self._table(pids))
+        self._console.print(self._table())
         self._say("Try:")
         self._console.print(self._curl(), markup=False, soft_wrap=True)
         router = f"127.0.0.1:{self._options.router_port}"
@@ -99,7 +104,8 @@ class Terminal:
     def left(self, name: str) -> None:
         self._say(f"[yellow]{name}[/] left as it was asked to; starting it again")
 
-    def gave_up(self, name: str, status: int, log: Path) -> None:
+    def gave_up(self, name: str, status: int) -> None:
+        log = log_path(self._log_folder, name)
         reason = f"cannot be started: {describe_exit(status)}; end of {escape(str(log))}:"
         self._say(f"[bold red]{name}[/] {reason}")
         try:
@@ -134,7 +140,7 @@ class Terminal:
             self._status.stop()
             self._status = None
 
-    def _table(self, pids: dict[str, int]) -> Table:
+    def _table(self) -> Table:
         table = Table(box=None, pad_edge=True, header_style="bold")
         for title in ("process", "address", "metrics", "pid", "ranks", "device"):
             table.add_column(title, no_wrap=True)
@@ -143,7 +149,7 @@ class Terminal:
                 spec.name,
                 spec.address,
                 f"{'https' if spec.speaks_tls else 'http'}://{spec.metrics_address}/metrics",
-                str(pids.get(spec.name, "")),
+                str(self._pids.get(spec.name, "")),
                 str(spec.num_ranks or ""),
                 spec.device,
             )

@@ -84,8 +84,7 @@ def run(
             [spec.with_environment(**environment) for spec in specs],
             log_folder,
             terminal,
-            limits=stop_limits(specs),
-            ready_timeout_seconds=ready_timeout_seconds,
+            limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
         )
         return asyncio.run(supervisor.run())
     finally:

@@ -1,5 +1,8 @@
 """The state machine of supervision, without processes and without waiting."""
 
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +12,10 @@ from ctl.supervision import (
     Event,
     Exited,
     Finish,
-    GiveUp,
     Kill,
     Limits,
-    Phase,
+    ProcessPhase,
     Ready,
-    SayAllReady,
-    SayDied,
-    SayLeft,
-    SayReady,
     Start,
     StopRequested,
     Supervision,
@@ -27,18 +25,91 @@ from ctl.supervision import (
 NAMES = ["router", "decode-0"]
 
 
-def running() -> Supervision:
+class SayReady(NamedTuple):
+    name: str
+    again: bool
+
+
+class SayAllReady(NamedTuple):
+    pass
+
+
+class SayDied(NamedTuple):
+    name: str
+    status: int
+    backoff_seconds: float
+
+
+class SayLeft(NamedTuple):
+    name: str
+
+
+class GiveUp(NamedTuple):
+    name: str
+    status: int
+
+
+class TooLate(NamedTuple):
+    names: tuple[str, ...]
+
+
+class Said(list[object]):
+    """A Reporter that remembers what happened to single processes."""
+
+    def started(self, name: str, pid: int) -> None: ...
+
+    def waiting_for(self, names: Sequence[str]) -> None: ...
+
+    def ready(self, name: str, seconds: float, again: bool) -> None:
+        self.append(SayReady(name, again))
+
+    def all_ready(self, seconds: float) -> None:
+        self.append(SayAllReady())
+
+    def died(self, name: str, status: int, backoff_seconds: float) -> None:
+        self.append(SayDied(name, status, backoff_seconds))
+
+    def left(self, name: str) -> None:
+        self.append(SayLeft(name))
+
+    def gave_up(self, name: str, status: int) -> None:
+        self.append(GiveUp(name, status))
+
+    def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None:
+        self.append(TooLate(tuple(names)))
+
+    def stopping(self, names: Sequence[str]) -> None: ...
+
+    def stopped(self, seconds: float) -> None: ...
+
+
+class Machine(Supervision):
+    """Each step tells what was said, and then the actions."""
+
+    def __init__(
+        self, names: list[str], limits: Limits | None = None, *, fronts: Collection[str] = ()
+    ) -> None:
+        self.said = Said()
+        super().__init__(names, limits or Limits(), self.said, fronts=fronts)
+
+    def step(self, event: Event, now: float) -> list[Any]:
+        self.said.clear()
+        actions = super().step(event, now)
+        return [*self.said, *actions]
+
+
+def running() -> Machine:
     """Both processes up since second 1."""
-    machine = Supervision(NAMES, Limits())
+    machine = Machine(NAMES)
     machine.start(0.0)
     for name in NAMES:
         machine.step(Ready(name), 1.0)
-    assert machine.names(Phase.RUNNING) == NAMES
+    assert machine.names(ProcessPhase.RUNNING) == NAMES
     return machine
 
 
 def test_all_start_at_once_and_the_last_one_completes_the_cluster() -> None:
-    machine = Supervision(NAMES, Limits())
+    machine = Machine(NAMES)
     assert machine.start(0.0) == [Start("router"), Start("decode-0")]
     assert machine.step(Ready("decode-0"), 1.0) == [SayReady("decode-0", again=False)]
     assert machine.step(Ready("router"), 2.0) == [SayReady("router", again=False), SayAllReady()]
@@ -46,7 +117,7 @@ def test_all_start_at_once_and_the_last_one_completes_the_cluster() -> None:
 
 def test_two_processes_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="one name"):
-        Supervision(["router", "router"], Limits())
+        Machine(["router", "router"])
 
 
 def test_a_dead_process_comes_back_after_its_backoff() -> None:
@@ -64,7 +135,7 @@ def test_a_process_that_was_asked_to_leave_comes_back_at_once() -> None:
     machine = running()
     for now in range(100, 120):
         assert machine.step(Exited("decode-0", 0), now) == [SayLeft("decode-0"), Start("decode-0")]
-        assert machine.names(Phase.STARTING) == ["decode-0"]
+        assert machine.names(ProcessPhase.STARTING) == ["decode-0"]
         assert machine.step(Ready("decode-0"), now) == [SayReady("decode-0", again=True)]
     assert machine.step(Exited("decode-0", 1), 121) == [SayDied("decode-0", 1, 0.5)]
 
@@ -98,7 +169,7 @@ def test_each_process_has_its_own_backoff() -> None:
 
 
 def test_a_usage_error_before_the_first_success_ends_the_cluster() -> None:
-    machine = Supervision(NAMES, Limits())
+    machine = Machine(NAMES)
     machine.start(0.0)
     assert machine.step(Exited("decode-0", 2), 0.3) == [
         GiveUp("decode-0", 2),
@@ -108,12 +179,26 @@ def test_a_usage_error_before_the_first_success_ends_the_cluster() -> None:
 
 
 def test_three_deaths_before_the_first_success_end_the_cluster() -> None:
-    machine = Supervision(NAMES, Limits())
+    machine = Machine(NAMES)
     machine.start(0.0)
     for now in (1.0, 2.0):
         assert isinstance(machine.step(Exited("decode-0", 1), now)[0], SayDied)
         machine.step(Elapsed(), now + 1)
     assert machine.step(Exited("decode-0", 1), 5.0)[0] == GiveUp("decode-0", 1)
+
+
+def test_a_cluster_that_is_not_up_in_time_is_ended() -> None:
+    machine = Machine(NAMES, Limits(ready_seconds=60.0))
+    machine.start(10.0)
+    machine.step(Ready("router"), 20.0)
+    assert machine.deadline() == 70.0
+    assert machine.step(Elapsed(), 69.9) == []
+    assert machine.step(Elapsed(), 70.0) == [
+        TooLate(("decode-0",)),
+        Terminate("router"),
+        Terminate("decode-0"),
+    ]
+    assert machine.failed
 
 
 def test_a_cluster_that_was_up_is_never_given_up() -> None:
@@ -145,8 +230,8 @@ def test_a_second_stop_kills_at_once() -> None:
 FRONTED = ["gateway", *NAMES]
 
 
-def running_with_a_front() -> Supervision:
-    machine = Supervision(FRONTED, Limits(front_seconds=30.0), fronts=["gateway"])
+def running_with_a_front() -> Machine:
+    machine = Machine(FRONTED, Limits(front_seconds=30.0), fronts=["gateway"])
     machine.start(0.0)
     for name in FRONTED:
         machine.step(Ready(name), 1.0)
@@ -185,7 +270,7 @@ def test_a_second_stop_waits_for_no_front() -> None:
 
 
 def test_a_front_that_still_starts_has_nothing_to_answer() -> None:
-    machine = Supervision(FRONTED, Limits(), fronts=["gateway"])
+    machine = Machine(FRONTED, fronts=["gateway"])
     machine.start(0.0)
     assert machine.step(StopRequested(), 0.5) == [*map(Terminate, FRONTED)]
 
@@ -208,7 +293,7 @@ def test_readiness_that_comes_too_late_means_nothing() -> None:
     machine = running()
     machine.step(Exited("decode-0", 1), 50.0)
     assert machine.step(Ready("decode-0"), 50.1) == []
-    assert machine.names(Phase.WAITING) == ["decode-0"]
+    assert machine.names(ProcessPhase.WAITING) == ["decode-0"]
 
 
 EVENTS = st.one_of(
@@ -223,7 +308,7 @@ EVENTS = st.one_of(
 def test_processes_are_started_only_when_dead_and_never_after_a_stop(
     history: list[tuple[Event, float]],
 ) -> None:
-    machine = Supervision(FRONTED, Limits(), fronts=["gateway"])
+    machine = Machine(FRONTED, fronts=["gateway"])
     now = 0.0
     alive = {action.name for action in machine.start(now) if isinstance(action, Start)}
     finished = False

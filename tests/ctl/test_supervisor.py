@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -68,8 +69,10 @@ class Heard:
     def ready(self, name: str, seconds: float, again: bool) -> None:
         self.words.put_nowait(("ready", name, again))
 
-    def all_ready(self, seconds: float, pids: dict[str, int]) -> None:
-        self.pids = pids
+    def started(self, name: str, pid: int) -> None:
+        self.pids[name] = pid
+
+    def all_ready(self, seconds: float) -> None:
         self.words.put_nowait(("all_ready",))
 
     def died(self, name: str, status: int, backoff_seconds: float) -> None:
@@ -78,8 +81,8 @@ class Heard:
     def left(self, name: str) -> None:
         self.words.put_nowait(("left", name))
 
-    def gave_up(self, name: str, status: int, log: Path) -> None:
-        self.words.put_nowait(("gave_up", name, status, log.read_text()))
+    def gave_up(self, name: str, status: int) -> None:
+        self.words.put_nowait(("gave_up", name, status))
 
     def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None:
         self.words.put_nowait(("late", *names))
@@ -104,8 +107,7 @@ def supervisor(
         specs,
         logs,
         heard,
-        limits=QUICK,
-        ready_timeout_seconds=ready_timeout_seconds,
+        limits=replace(QUICK, ready_seconds=ready_timeout_seconds),
         probe=says_up,
     )
 
@@ -243,7 +245,8 @@ async def test_wrong_settings_end_the_cluster_with_the_reason(tmp_path: Path) ->
     wrong = spec("b", "import sys; print('no', flush=True); sys.exit(2)")
     cluster = supervisor(heard, tmp_path, spec("a", SERVE), wrong)
     assert await cluster.run() == 1
-    assert await heard.until("gave_up") == ("gave_up", "b", 2, "no\n")
+    assert await heard.until("gave_up") == ("gave_up", "b", 2)
+    assert (tmp_path / "b.log").read_text() == "no\n"
 
 
 async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
@@ -252,7 +255,8 @@ async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
         name="a", role="router", module="", address="127.0.0.1:1", command=("/no/such/program",)
     )
     assert await supervisor(heard, tmp_path, missing).run() == 1
-    assert "/no/such/program" in str(await heard.until("gave_up"))
+    await heard.until("gave_up")
+    assert "/no/such/program" in (tmp_path / "a.log").read_text()
 
 
 async def test_a_cluster_that_never_gets_ready_is_ended(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def test_folders_with_brackets(tmp_path: Path) -> None:
     shown = StringIO()
     terminal = Terminal(Console(file=shown, width=200), [], options, log.parent)
     terminal.begin()
-    terminal.all_ready(1.0, {})
-    terminal.gave_up("router", 2, log)
+    terminal.all_ready(1.0)
+    terminal.gave_up("router", 2)
     text = shown.getvalue()
     assert "model: /models/v3[fp8] as v3[/fp8]" in text
     assert f"Logs:   {log.parent}/NAME.log" in text
@@ -39,7 +39,7 @@ def test_how_to_ask_a_gateway_with_a_certificate() -> None:
         metrics_address="127.0.0.1:8000", flags={"tls-cert": "tls.crt"},
     )  # fmt: skip
     shown = StringIO()
-    Terminal(Console(file=shown, width=200), [gateway], options, Path("/logs")).all_ready(1.0, {})
+    Terminal(Console(file=shown, width=200), [gateway], options, Path("/logs")).all_ready(1.0)
     assert "https://127.0.0.1:8000/metrics" in shown.getvalue()
     assert "curl --insecure https://127.0.0.1:8000/v1/chat/completions" in shown.getvalue()
 
@@ -52,7 +52,7 @@ def test_how_to_ask_a_gateway_with_keys(flag: str) -> None:
         metrics_address="127.0.0.1:8000", flags={flag: "100"},
     )  # fmt: skip
     shown = StringIO()
-    Terminal(Console(file=shown, width=200), [gateway], options, Path("/logs")).all_ready(1.0, {})
+    Terminal(Console(file=shown, width=200), [gateway], options, Path("/logs")).all_ready(1.0)
     has_key = "-H 'authorization: Bearer KEY' -d" in shown.getvalue()
     assert has_key == (flag != "max-inflight")
 
@@ -83,9 +83,9 @@ def test_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch, gone: str, tmp_path
     options = ClusterOptions(model=Path("/models/v3"), served_model_name="v3")
     terminal = Terminal(make_console(lasting=True), [], options, tmp_path)
     terminal.begin()
-    terminal.all_ready(1.0, {})
+    terminal.all_ready(1.0)
     terminal.died("decode-0", -9, 0.5)
-    terminal.gave_up("decode-0", 127, tmp_path / "no.log")
+    terminal.gave_up("decode-0", 127)
     terminal.stopping(["router"])
     with suppress(OSError):
         output.close()
@@ -101,6 +101,6 @@ def test_how_to_call_ctl(tmp_path: Path, on_path: bool, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(ctl.parent if on_path else tmp_path))
     shown = StringIO()
     options = ClusterOptions(model=Path("/models/v3"), served_model_name="v3")
-    Terminal(Console(file=shown, width=200), [], options, tmp_path).all_ready(1.0, {})
+    Terminal(Console(file=shown, width=200), [], options, tmp_path).all_ready(1.0)
     command = "ctl" if on_path else f"'{ctl}'"
     assert f"Status: {command} status --router 127.0.0.1:" in shown.getvalue()
