@@ -1,6 +1,7 @@
 """`ctl expert-load`: how the experts of a group are loaded, and how evenly its ranks."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,16 +80,14 @@ def describe(load: experts_pb2.ExpertLoad) -> dict[str, Any]:
 
 def placement_json(load: experts_pb2.ExpertLoad) -> str:
     """The dump format of placements, which workers start from."""
-    return json.dumps(
-        {
-            "format": "epserve-expert-placement",
-            "version": 1,
-            "num_ranks": load.num_ranks,
-            "slots_per_rank": load.slots_per_rank,
-            "num_logical": load.num_logical,
-            "physical_to_logical": [list(layer.physical_to_logical) for layer in load.layers],
-        }
-    )
+    told = message_dict(load)
+    placement = {
+        "format": "epserve-expert-placement",
+        "version": 1,
+        **{key: told[key] for key in ("num_ranks", "slots_per_rank", "num_logical")},
+        "physical_to_logical": [layer["physical_to_logical"] for layer in told["layers"]],
+    }
+    return json.dumps(placement)
 
 
 def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
@@ -132,7 +131,7 @@ def _title(load: experts_pb2.ExpertLoad) -> str:
     )
 
 
-def _write(file: Path, write: Any) -> None:  # noqa: ANN401 - what it returns does not matter
+def _write(file: Path, write: Callable[[Path], object]) -> None:
     try:
         write(file)
     except OSError as error:

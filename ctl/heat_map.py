@@ -3,6 +3,7 @@
 A cell is one expert of one layer, coloured by its share of the layer's tokens; 1 is an even share.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,22 +30,21 @@ def shares(rows: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, list[fl
 def text_map(rows: Rows, width: int, *, colours: bool) -> Text:
     """A line a layer; neighbouring experts share a cell (the hottest counts) where `width`
     characters are fewer than experts."""
+
+    def cell(level: int) -> Text:
+        return Text(" ", f"on {_COLOURS[level]}") if colours else Text(_GLYPHS[level])
+
     text = Text(no_wrap=True)
     for layer, values in rows:
         per_cell = max(1, -(-len(values) // max(1, width - 7)))
         text.append(f"{layer:>5}  ")
         for first in range(0, len(values), per_cell):
-            level = _level(max(values[first : first + per_cell]))
-            if colours:
-                text.append(" ", style=f"on {_COLOURS[level]}")
-            else:
-                text.append(_GLYPHS[level])
+            hottest = max(values[first : first + per_cell])
+            text.append(cell(bisect_right(_BEGINS, hottest) - 1))
         text.append("\n")
     text.append("       ")
     for level, begin in enumerate(_BEGINS):
-        sample = " " if colours else _GLYPHS[level]
-        text.append(f" {sample} ", style=f"on {_COLOURS[level]}" if colours else "")
-        text.append(f" {begin:g}x ")
+        text.append(" ").append(cell(level)).append(f"  {begin:g}x ")
     return text
 
 
@@ -72,7 +72,3 @@ def write_png(rows: Rows, file: Path, title: str) -> None:
     axes.set_title(title)
     figure.colorbar(image, ax=axes, label="tokens, in even shares", extend="max")
     figure.savefig(file, dpi=120, format="png")
-
-
-def _level(share: float) -> int:
-    return max(level for level, begin in enumerate(_BEGINS) if share >= begin)

@@ -41,24 +41,23 @@ def quantize(
         *(["--resume"] if resume else []),
     ]
     # In a session of its own Ctrl-C reaches only us.
-    child = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         env=package_environment(),
         start_new_session=True,
-    )
-    try:
-        with _ended_by_sigterm():
-            status = _follow(child, output)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; --resume carries on", err=True)
-        raise typer.Exit(1) from None
-    finally:
-        _stop(child)
-    if status:
-        raise typer.Exit(status)
+    ) as child:
+        try:
+            with _ended_by_sigterm():
+                status = _follow(child, output)
+        except KeyboardInterrupt:
+            typer.echo("interrupted; --resume carries on", err=True)
+            status = 1
+        finally:
+            _stop(child)
+    raise typer.Exit(status)
 
 
 def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
@@ -115,11 +114,11 @@ def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
     if done["complete"]:
         return f"{output} is complete already"
+    before, after = format_bytes(plan["num_bytes"]), format_bytes(plan["num_bytes_output"])
     kept = done["num_shards_kept"]
     return (
-        f"{output}: {plan['num_matrices']} matrices of experts are int4, "
-        f"{format_bytes(plan['num_bytes'])} became {format_bytes(plan['num_bytes_output'])} in "
-        f"{plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
+        f"{output}: {plan['num_matrices']} matrices of experts are int4, {before} became {after} "
+        f"in {plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
     )
 
 
@@ -134,12 +133,8 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
+    child.terminate()
+    try:
+        child.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()

@@ -119,12 +119,8 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
         return
     table = make_table("layer", "now", "then", "moves", right=True)
     for layer in plan.layers:
-        table.add_row(
-            str(layer.layer),
-            f"{layer.balancedness_before:.3f}",
-            f"{layer.balancedness_after:.3f}",
-            str(layer.num_moves),
-        )
+        now, then = f"{layer.balancedness_before:.3f}", f"{layer.balancedness_after:.3f}"
+        table.add_row(str(layer.layer), now, then, str(layer.num_moves))
     console.print(table)
     if plan.traffic:
         console.print()
@@ -159,17 +155,11 @@ async def _follow(progress: AsyncGenerator[experts_pb2.RebalanceProgress], outpu
             )
             bar.update(task, completed=_done(last), total=1.0, words=words)
     if output == "json":
-        print_json(
-            {
-                "placement_version": last.placement_version,
-                "num_layers": last.num_layers,
-                "num_bytes": last.num_bytes_done,
-                "seconds": round(last.seconds, 3),
-                "balancedness": round(last.balancedness, 6),
-            }
-        )
+        told = message_dict(last) | {"num_bytes": last.num_bytes_done}
+        keys = ("placement_version", "num_layers", "num_bytes", "seconds", "balancedness")
+        print_json({key: told[key] for key in keys})
     else:
-        make_console().print(_summary(last))
+        typer.echo(_summary(last))
 
 
 def _done(progress: experts_pb2.RebalanceProgress) -> float:
@@ -201,17 +191,16 @@ async def _watch(admin: AdminConnection, group: str, interval: float, output: st
 
 
 def _print_line(load: experts_pb2.ExpertLoad, output: str) -> None:
-    balancedness = mean_balancedness(load)
     if output == "json":
         line = {
             "at": round(time.time(), 3),
             "placement_version": load.placement_version,
             "num_tokens": load.num_tokens,
-            "balancedness": round(balancedness, 6),
+            "balancedness": round(mean_balancedness(load), 6),
         }
         typer.echo(json.dumps(line))
         return
     typer.echo(
-        f"{time.strftime('%H:%M:%S')}  placement {load.placement_version}  "
-        f"balancedness {balancedness:.3f}  {load.num_tokens} tokens in {load.window_seconds:.0f} s"
+        f"{time.strftime('%H:%M:%S')}  placement {load.placement_version}  balancedness "
+        f"{mean_balancedness(load):.3f}  {load.num_tokens} tokens in {load.window_seconds:.0f} s"
     )

@@ -16,6 +16,7 @@ from rich.table import Table
 from ctl.child import log_path
 from ctl.cluster_options import ClusterOptions
 from ctl.process_spec import ProcessSpec
+from ctl.tables import make_table
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -141,14 +142,13 @@ class Terminal:
             self._status = None
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=True, header_style="bold")
-        for title in ("process", "address", "metrics", "pid", "ranks", "device"):
-            table.add_column(title, no_wrap=True)
+        table = make_table("process", "address", "metrics", "pid", "ranks", "device")
         for spec in self._specs.values():
+            scheme = "https" if spec.speaks_tls else "http"
             table.add_row(
                 spec.name,
                 spec.address,
-                f"{'https' if spec.speaks_tls else 'http'}://{spec.metrics_address}/metrics",
+                f"{scheme}://{spec.metrics_address}/metrics",
                 str(self._pids.get(spec.name, "")),
                 str(spec.num_ranks or ""),
                 spec.device,
