@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.load import LoadOptions, Outcome, run_load
 from bench.records import Record, Run, append
 from bench.summary import Summary, summarize
-from ctl.output import make_console
+from ctl.base.output import make_console
 
 _ANSWER_SECONDS = 10.0
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ctl.readiness import NotHealthy, check_grpc, check_http
+from ctl.local.readiness import NotHealthy, check_grpc, check_http
 
 app = typer.Typer(
     no_args_is_help=True,

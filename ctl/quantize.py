@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-from ctl.child import package_environment
-from ctl.output import make_console
-from ctl.tables import format_bytes
-from ctl.terminal import describe_exit
+from ctl.base.output import make_console
+from ctl.base.python_process import describe_exit, package_environment
+from ctl.base.tables import format_bytes
 
 _STOP_SECONDS = 10.0
 
