@@ -92,7 +92,7 @@ def placement_json(load: experts_pb2.ExpertLoad) -> str:
 
 def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
     """A line a layer."""
-    console.print(_title(load), markup=False)
+    console.print(_title(load))
     if not load.layers:
         console.print("the model has no layers with experts to choose from")
         return

@@ -46,23 +46,19 @@ def print_explanation(report: dict[str, Any], console: Console) -> None:
     for leg_id, group in groupby(legs, key=lambda leg: leg["leg_id"]):
         _print_legs(leg_id, sorted(group, key=lambda leg: leg["accepted_at"]), console)
     for name in report["unreachable"]:
-        console.print(f"{name} had a part in it and does not answer any more", markup=False)
+        console.print(f"{name} had a part in it and does not answer any more")
 
 
 def _print_assignment(assignment: dict[str, Any], console: Console) -> None:
+    leg_id, outcome = assignment["leg_id"], assignment["outcome"]
+    at, waited = format_time(assignment["at"]), format_duration(assignment["queue_seconds"])
     told = (
-        f"{assignment['leg_id']}: assigned at {format_time(assignment['at'])} "
-        f"after {format_duration(assignment['queue_seconds'])} in line; "
-        f"{assignment['num_prompt_tokens']} prompt tokens, "
-        f"{assignment['num_matched_pages']} pages of them expected at prefill"
+        f"{leg_id}: assigned at {at} after {waited} in line; {assignment['num_prompt_tokens']} "
+        f"prompt tokens, {assignment['num_matched_pages']} pages of them expected at prefill"
     )
-    if assignment["outcome"] != "ok":
-        told = (
-            f"{assignment['leg_id']}: not assigned ({assignment['outcome']}) at "
-            f"{format_time(assignment['at'])}, {format_duration(assignment['queue_seconds'])} "
-            "after it was asked for"
-        )
-    console.print(told, markup=False, soft_wrap=True)
+    if outcome != "ok":
+        told = f"{leg_id}: not assigned ({outcome}) at {at}, {waited} after it was asked for"
+    console.print(told, soft_wrap=True)
     table = make_table("", "role", "worker", "score", "because", fold="because")
     for each in assignment["candidates"]:
         if each["rejected_by"]:

@@ -45,9 +45,9 @@ def _print(report: list[dict[str, Any]], console: Console) -> None:
             console.print()
         version = f", version {each['version']}" if each["version"] else ""
         title = f"{each['name']} ({each['role']}, {each['address']}{version})"
-        console.print(title, markup=False, soft_wrap=True)
+        console.print(title, soft_wrap=True)
         if each["error"]:
-            console.print(f"  does not tell: {each['error']}", markup=False, soft_wrap=True)
+            console.print(f"  does not tell: {each['error']}", soft_wrap=True)
             continue
         table = make_table("setting", "value", fold="value")
         for name, value in each["settings"].items():

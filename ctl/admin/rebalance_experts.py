@@ -112,7 +112,6 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
     console.print(
         f"{plan.group}, placement {plan.placement_version}: balancedness "
         f"{plan.balancedness_before:.3f} now, {plan.balancedness_after:.3f} then",
-        markup=False,
     )
     if not plan.layers:
         console.print("nothing to gain by moving experts")

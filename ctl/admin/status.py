@@ -76,7 +76,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         console.print()
         _print_ranks(report["workers"], console)
     for each in report["rejected"]:
-        console.print(f"rejected: {each['name']}: {each['reason']}", markup=False)
+        console.print(f"rejected: {each['name']}: {each['reason']}")
     if report["num_waiting"]:
         console.print(f"requests waiting for a worker: {report['num_waiting']}")
 

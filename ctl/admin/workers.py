@@ -53,4 +53,4 @@ def _print(report: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
     for each in report:
         if each["rejected"]:
-            console.print(f"rejected: {each['name']}: {each['rejected']}", markup=False)
+            console.print(f"rejected: {each['name']}: {each['rejected']}")

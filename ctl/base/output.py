@@ -23,16 +23,17 @@ Output = Annotated[
 Report = TypeVar("Report")
 
 
-def make_console(*, stderr: bool = False, lasting: bool = False) -> Console:
-    """A console that does not fold lines when it is no terminal.
+def make_console(*, stderr: bool = False, lasting: bool = False, markup: bool = False) -> Console:
+    """A console that does not fold lines when it is no terminal. Without `markup` it shows texts
+    as they are; rich's begins like [fd00::1]:9000.
 
     A `lasting` one goes on when its terminal or pipe is closed, or its disk full: a cluster is
-    not to end because nobody can be told of it.
+    not to end because its operator cannot be told of it.
     """
     file = best_effort(sys.stderr if stderr else sys.stdout) if lasting else None
-    console = Console(file=file, stderr=stderr, highlight=False)
+    console = Console(file=file, stderr=stderr, highlight=False, markup=markup)
     if not console.is_terminal:
-        console = Console(file=file, stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+        console.width = _PLAIN_WIDTH
     return console
 
 

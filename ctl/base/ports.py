@@ -13,7 +13,7 @@ _LAST_PORT = 65535
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Nobody listens on the port. Connections left over from an earlier server do not count."""
+    """Nothing listens on the port. Connections left over from an earlier server do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

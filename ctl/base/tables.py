@@ -2,25 +2,9 @@
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
-from rich.style import StyleType
 from rich.table import Table
-from rich.text import Text
 
 from proto import worker_pb2
-
-
-class _PlainTable(Table):
-    """Shows texts as they are, [fd00::1]:9000 as well: to rich that begins with markup."""
-
-    def add_row(
-        self,
-        *renderables: RenderableType | None,
-        style: StyleType | None = None,
-        end_section: bool = False,
-    ) -> None:
-        cells = (Text(cell) if isinstance(cell, str) else cell for cell in renderables)
-        super().add_row(*cells, style=style, end_section=end_section)
 
 
 def make_table(*titles: str, right: Sequence[str] | bool = (), fold: str = "") -> Table:
@@ -28,10 +12,10 @@ def make_table(*titles: str, right: Sequence[str] | bool = (), fold: str = "") -
     are aligned to the right. Of what is wider than the terminal the end is cut off, but for the
     column `fold`, whose texts go on in the next line."""
     aligned = (titles if right else ()) if isinstance(right, bool) else right
-    table = _PlainTable(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(
-            Text(title),
+            title,
             no_wrap=title != fold,
             overflow="fold" if title == fold else "ellipsis",
             justify="right" if title in aligned else "left",

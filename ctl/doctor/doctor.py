@@ -111,5 +111,5 @@ def _print(findings: list[Finding], console: Console) -> None:
     if advised:
         console.print("\nWhat to do:", soft_wrap=True)
     for finding in advised:
-        line = f"  {finding.check} ({finding.state}): {finding.advice}"
-        console.print(line, markup=False, soft_wrap=True)
+        told = f"  {finding.check} ({finding.state}): {finding.advice}"
+        console.print(told, soft_wrap=True)

@@ -23,7 +23,7 @@ def count_gpus(environment: Mapping[str, str] | None = None) -> int:
 
 
 def assign_devices(num_ranks: Sequence[int], num_gpus: int) -> list[str]:
-    """Device of rank 0 of each worker, round robin; rank r of a worker uses the r-th behind it.
+    """Device of rank 0 of each worker, round robin; rank r of a worker uses the r-th after it.
 
     Workers may share GPUs, ranks of one worker may not. Raises ValueError when a worker has
     more ranks than there are GPUs.

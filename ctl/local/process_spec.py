@@ -19,7 +19,7 @@ class ProcessSpec:
 
     name     of the process, and of its log file
     probe    how readiness is asked: gRPC health of the whole server, or GET /health
-    flags    without dashes in front; "true" and "false" are those of a switch: --flag, --no-flag
+    flags    without leading dashes; "true" and "false" are those of a switch: --flag, --no-flag
     command  instead of `python -m module`, for tests
     """
 
@@ -67,7 +67,7 @@ class ProcessSpec:
 
     @property
     def grace_seconds(self) -> float:
-        """How long running requests may go on behind SIGTERM, by the flags."""
+        """How long running requests may go on after SIGTERM, by the flags."""
         given = self.flags.get("grace-seconds" if self.role == "gateway" else "stop-grace-seconds")
         try:
             return max(0.0, min(float(given or 0), _LONGEST_GRACE_SECONDS))

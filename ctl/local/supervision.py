@@ -15,7 +15,7 @@ a usage error, ends the cluster: it is misconfigured, and restarting it would hi
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 USAGE_ERROR = 2  # exit status of a process that was started with settings it refuses
 
@@ -123,11 +123,8 @@ class _Process:
 
 
 class Supervision:
-    """All processes of one `ctl up`; `fronts` are those that clients talk to.
-
-    failed     the cluster was given up; the rest is being stopped
-    stopping   by the operator, or because it failed
-    """
+    """All processes of one `ctl up`; `fronts` are those that clients talk to. `failed` says that
+    the cluster was given up, and what is left of it is being stopped."""
 
     def __init__(
         self,
@@ -140,21 +137,19 @@ class Supervision:
         if len(set(names)) != len(names):
             raise ValueError(f"two processes of one name in {names}")
         self.failed = False
-        self.stopping = False
         self._limits = limits
         self._reporter = reporter
         self._fronts = frozenset(fronts)
         self._processes = {name: _Process(name) for name in names}
         self._began = 0.0
-        self._stop_began = 0.0
         self._all_were_ready = False
-        self._killed = False
-        self._fronts_leave = False  # they are being stopped, and nothing else is yet
-        self._next_at: float | None = None  # of the stop: fronts' end, the kill, the end
+        self._stage: Literal["", "fronts", "others", "killed"] = ""  # of the stop
+        self._stop_began = 0.0
+        self._next_stage_at = 0.0
 
     def names(self, *phases: ProcessPhase) -> list[str]:
         """Processes in one of these phases, in order."""
-        return [each.name for each in self._processes.values() if each.phase in phases]
+        return [each.name for each in self._in(*phases)]
 
     def start(self, now: float) -> list[Action]:
         """The first actions: all processes at once, so that they load in parallel."""
@@ -163,13 +158,9 @@ class Supervision:
 
     def deadline(self) -> float | None:
         """When `Elapsed` is due, or None."""
-        if self.stopping:
-            return self._next_at
-        times = [
-            each.restart_at
-            for each in self._processes.values()
-            if each.phase is ProcessPhase.WAITING
-        ]
+        if self._stage:
+            return self._next_stage_at
+        times = [each.restart_at for each in self._in(ProcessPhase.WAITING)]
         if not self._all_were_ready:
             times.append(self._began + self._limits.ready_seconds)
         return min(times, default=None)
@@ -183,7 +174,7 @@ class Supervision:
             case Exited(name, status):
                 return self._exited(self._processes[name], status, now)
             case StopRequested():
-                return self._kill_all(now) if self.stopping else self._stop(now)
+                return self._kill_all(now) if self._stage else self._stop(now)
             case Elapsed():
                 return self._elapsed(now)
 
@@ -198,21 +189,19 @@ class Supervision:
         process.phase = ProcessPhase.RUNNING
         self._reporter.ready(process.name, now - process.started_at, process.was_ready)
         process.was_ready = True
-        if not self._all_were_ready and len(self.names(ProcessPhase.RUNNING)) == len(
-            self._processes
-        ):
+        is_up = all(each.phase is ProcessPhase.RUNNING for each in self._processes.values())
+        if is_up and not self._all_were_ready:
             self._all_were_ready = True
             self._reporter.all_ready(now - self._began)
 
     def _exited(self, process: _Process, status: int, now: float) -> list[Action]:
-        if self.stopping:
+        if self._stage:
             process.phase = ProcessPhase.GONE
-            if not self.names(ProcessPhase.STOPPING):
+            left = self.names(ProcessPhase.STOPPING)
+            if not left:
                 return self._finish(now)
-            is_last_front = self._fronts_leave and not self._fronts & {
-                *self.names(ProcessPhase.STOPPING)
-            }
-            return self._stop_rest(now) if is_last_front else []
+            is_last_front = self._stage == "fronts" and self._fronts.isdisjoint(left)
+            return self._terminate_others(now) if is_last_front else []
         if status == 0 and process.phase is ProcessPhase.RUNNING:
             self._reporter.left(process.name)
             return [self._start(process, now)]
@@ -235,28 +224,17 @@ class Supervision:
         return []
 
     def _elapsed(self, now: float) -> list[Action]:
-        if self.stopping:
-            if self._next_at is None or now < self._next_at:
-                return []
-            if self._fronts_leave:
-                fronts = [
-                    name for name in self.names(ProcessPhase.STOPPING) if name in self._fronts
-                ]
-                return [*map(Kill, fronts), *self._stop_rest(now)]
-            return self._finish(now) if self._killed else self._kill_all(now)
+        if self._stage:
+            return self._next_stage(now) if now >= self._next_stage_at else []
         if not self._all_were_ready and now >= self._began + self._limits.ready_seconds:
             self.failed = True
             late = self.names(ProcessPhase.STARTING, ProcessPhase.WAITING)
             self._reporter.not_ready_in_time(late, self._limits.ready_seconds)
             return self._stop(now)
-        return [
-            self._start(process, now)
-            for process in self._processes.values()
-            if process.phase is ProcessPhase.WAITING and now >= process.restart_at
-        ]
+        waiting = self._in(ProcessPhase.WAITING)
+        return [self._start(each, now) for each in waiting if now >= each.restart_at]
 
     def _stop(self, now: float) -> list[Action]:
-        self.stopping = True
         self._stop_began = now
         # One that still starts has no requests.
         fronts = [name for name in self.names(ProcessPhase.RUNNING) if name in self._fronts]
@@ -268,25 +246,34 @@ class Supervision:
         if not names:
             return self._finish(now)
         if not fronts:
-            return self._stop_rest(now)
-        self._fronts_leave = True
-        self._next_at = now + self._limits.front_seconds
+            return self._terminate_others(now)
+        self._stage, self._next_stage_at = "fronts", now + self._limits.front_seconds
         return [*map(Terminate, fronts)]
 
-    def _stop_rest(self, now: float) -> list[Action]:
-        self._next_at = now + self._limits.kill_after_seconds
-        fronts = self._fronts if self._fronts_leave else ()
-        self._fronts_leave = False
-        return [Terminate(name) for name in self.names(ProcessPhase.STOPPING) if name not in fronts]
+    def _next_stage(self, now: float) -> list[Action]:
+        match self._stage:
+            case "fronts":
+                left = self.names(ProcessPhase.STOPPING)
+                fronts = [Kill(name) for name in left if name in self._fronts]
+                return [*fronts, *self._terminate_others(now)]
+            case "others":
+                return self._kill_all(now)
+            case _:
+                return self._finish(now)
+
+    def _terminate_others(self, now: float) -> list[Action]:
+        told = self._fronts if self._stage == "fronts" else ()
+        self._stage, self._next_stage_at = "others", now + self._limits.kill_after_seconds
+        return [Terminate(name) for name in self.names(ProcessPhase.STOPPING) if name not in told]
 
     def _kill_all(self, now: float) -> list[Action]:
-        self._fronts_leave = False
-        if not self._killed:
-            self._killed = True
-            self._next_at = now + self._limits.abandon_after_seconds
+        if self._stage != "killed":
+            self._stage, self._next_stage_at = "killed", now + self._limits.abandon_after_seconds
         return [Kill(name) for name in self.names(ProcessPhase.STOPPING)]
 
     def _finish(self, now: float) -> list[Action]:
-        self._next_at = None
         self._reporter.stopped(now - self._stop_began)
         return [Finish()]
+
+    def _in(self, *phases: ProcessPhase) -> list[_Process]:
+        return [each for each in self._processes.values() if each.phase in phases]

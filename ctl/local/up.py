@@ -78,7 +78,7 @@ def run(
         # KV travels on this machine only: what moves it need not listen to others.
         environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
     try:
-        terminal = Terminal(make_console(lasting=True), specs, options, log_folder)
+        terminal = Terminal(make_console(lasting=True, markup=True), specs, options, log_folder)
         terminal.begin()
         supervisor = Supervisor(
             [spec.with_environment(**environment) for spec in specs],

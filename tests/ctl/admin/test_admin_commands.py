@@ -133,7 +133,7 @@ def test_waiting_until_drained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     other.identity.epoch = "d-1"
     cluster.admin.replies["GetStatus"] = [status(steps[0]), status(other)]
     assert cluster.json("drain decode-0 --wait")["state"] == "gone"
-    # A router that has just been started knows nobody yet.
+    # A router that has just been started knows no worker yet.
     cluster.admin.replies["GetStatus"] = [status(), status(), status(done)]
     assert cluster.json("drain decode-0 --wait")["state"] == "drained"
     monkeypatch.setattr(ctl.admin.drain, "_GONE_SECONDS", 0.3)
@@ -169,16 +169,16 @@ def test_a_router_that_is_away_does_not_say_who_is_gone(
 def test_a_router_that_has_ended_is_not_waited_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a whole release is deleted: its worker is only told to stop behind this."""
+    """As when a whole release is deleted: its worker is only told to stop after this."""
 
     async def get_status(admin: AdminConnection) -> router_pb2.GetStatusResponse:
-        raise NoAnswer("nobody is there")
+        raise NoAnswer("nothing is there")
 
     monkeypatch.setattr(ctl.admin.drain, "_SILENT_SECONDS", 0.3)
     monkeypatch.setattr(ctl.admin.drain, "get_status", get_status)
     result = cluster.ctl("drain decode-0 --wait --timeout 5")
     assert result.exit_code == 1
-    assert result.stderr == "error: nobody is there; decode-0 may not be drained\n"
+    assert result.stderr == "error: nothing is there; decode-0 may not be drained\n"
 
 
 def test_nodes_of_a_group_are_drained_together(cluster: Cluster) -> None:

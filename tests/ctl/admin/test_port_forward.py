@@ -1,5 +1,5 @@
 """Commands that go to a router pod through `kubectl`: one that lists pods and forwards as the test
-says, and a real admin service behind it. The real one reads kubeconfig files, where there is it."""
+says, and a real admin service at its end. The real kubectl reads kubeconfig files, if installed."""
 
 import json
 import shutil

@@ -13,13 +13,12 @@ from ctl.base.tables import make_table
 @pytest.mark.parametrize(
     "text", ["[fd00::5]:9000", "[errno 3] no route", "a [/b] c", "[bold]b[/]", "[1, 2]"]
 )
-def test_texts_are_shown_as_they_are(text: str) -> None:
+def test_texts_are_shown_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = make_table("process", text)
     table.add_row("prefill-0", text)
     table.add_row(Text("green", "green"), None)
-    shown = StringIO()
-    Console(file=shown, width=80, highlight=False).print(table)
-    title, row, styled = shown.getvalue().splitlines()
+    make_console().print(table)
+    title, row, styled = capsys.readouterr().out.splitlines()
     assert title.split(maxsplit=1)[1].rstrip() == text
     assert row.split(maxsplit=1)[1].rstrip() == text
     assert styled.strip() == "green"

@@ -216,7 +216,6 @@ def test_stop_terminates_then_kills_then_abandons() -> None:
     assert machine.step(Elapsed(), 53.5) == [Kill("decode-0")]
     assert machine.deadline() == 54.5
     assert machine.step(Elapsed(), 54.5) == [Finish()]
-    assert machine.deadline() is None
 
 
 def test_a_second_stop_kills_at_once() -> None:
@@ -320,7 +319,7 @@ def test_processes_are_started_only_when_dead_and_never_after_a_stop(
             alive.discard(event.name)
         for action in machine.step(event, now):
             if isinstance(action, Start):
-                assert not machine.stopping
+                assert not machine.names(ProcessPhase.STOPPING)
                 assert action.name not in alive
                 alive.add(action.name)
             elif isinstance(action, Terminate):

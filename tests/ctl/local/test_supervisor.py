@@ -120,7 +120,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def assert_dies(pid: int) -> None:
-    """A killed process that is nobody's child here takes the kernel a moment."""
+    """A killed process that is no child of this one takes the kernel a moment."""
     async with asyncio.timeout(20):
         while is_alive(pid):
             await asyncio.sleep(0.01)

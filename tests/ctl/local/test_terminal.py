@@ -81,7 +81,7 @@ def test_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch, gone: str, tmp_path
         output = os.fdopen(writer, "w")
     monkeypatch.setattr(sys, "stdout", output)
     options = ClusterOptions(model=Path("/models/v3"), served_model_name="v3")
-    terminal = Terminal(make_console(lasting=True), [], options, tmp_path)
+    terminal = Terminal(make_console(lasting=True, markup=True), [], options, tmp_path)
     terminal.begin()
     terminal.all_ready(1.0)
     terminal.died("decode-0", -9, 0.5)

@@ -21,7 +21,7 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 pytestmark = pytest.mark.cluster
 
 REPOSITORY = Path(__file__).parents[3]
-LONG = 2000  # tokens: seconds behind what an idle cluster needs to end
+LONG = 2000  # tokens: seconds more than what an idle cluster needs to end
 PROCESSES = {"router", "gateway", "prefill-0", "decode-0"}
 
 
