@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.filesize import decimal
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
 from ctl.base.output import make_console
 from ctl.base.python_process import describe_exit, package_environment
-from ctl.base.tables import format_bytes
 
 _STOP_SECONDS = 10.0
 
@@ -113,7 +113,7 @@ def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
     if done["complete"]:
         return f"{output} is complete already"
-    before, after = format_bytes(plan["num_bytes"]), format_bytes(plan["num_bytes_output"])
+    before, after = decimal(plan["num_bytes"]), decimal(plan["num_bytes_output"])
     kept = done["num_shards_kept"]
     return (
         f"{output}: {plan['num_matrices']} matrices of experts are int4, {before} became {after} "

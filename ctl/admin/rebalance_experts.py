@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from google.protobuf import json_format
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ctl.admin.connection import AdminConnection, admin_command
@@ -18,7 +19,7 @@ from ctl.admin.expert_load import ANSWER_SECONDS, get_load, mean_balancedness
 from ctl.admin.expert_options import Group, Layers, parse_layers
 from ctl.admin.message_dict import message_dict
 from ctl.base.output import Output, make_console, print_json
-from ctl.base.tables import format_bytes, make_table
+from ctl.base.tables import make_table
 from proto import experts_pb2, router_pb2
 
 Done = experts_pb2.RebalanceProgress
@@ -125,10 +126,10 @@ def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
         console.print()
         traffic = make_table("from rank", "to rank", "bytes", right=True)
         for pair in plan.traffic:
-            traffic.add_row(str(pair.source), str(pair.destination), format_bytes(pair.num_bytes))
+            traffic.add_row(str(pair.source), str(pair.destination), decimal(pair.num_bytes))
         console.print(traffic)
     console.print(
-        f"\n{plan.num_moves} experts travel, {format_bytes(plan.num_bytes)}, "
+        f"\n{plan.num_moves} experts travel, {decimal(plan.num_bytes)}, "
         f"about {plan.seconds:.2f} s; --apply does it"
     )
 
@@ -150,7 +151,7 @@ async def _follow(progress: AsyncGenerator[experts_pb2.RebalanceProgress], outpu
         async for last in progress:
             words = (
                 f"{last.num_layers_done} of {last.num_layers} layers, "
-                f"{format_bytes(last.num_bytes_done)} of {format_bytes(last.num_bytes)}"
+                f"{decimal(last.num_bytes_done)} of {decimal(last.num_bytes)}"
             )
             bar.update(task, completed=_done(last), total=1.0, words=words)
     if output == "json":
@@ -174,7 +175,7 @@ def _summary(last: experts_pb2.RebalanceProgress) -> str:
         return f"nothing to move; placement {last.placement_version} stays in force"
     return (
         f"placement {last.placement_version} is in force: {last.num_layers} layers changed, "
-        f"{format_bytes(last.num_bytes_done)} moved in {last.seconds:.2f} s, "
+        f"{decimal(last.num_bytes_done)} moved in {last.seconds:.2f} s, "
         f"balancedness {last.balancedness:.3f} expected"
     )
 

@@ -14,10 +14,9 @@ _LFS_POINTER = b"version https://git-lfs"
 def demo_model_folder() -> Path:
     """Where the checkpoint that ships lies."""
     spec = find_spec("demo_model")
-    locations = list(spec.submodule_search_locations or []) if spec else []
-    if not locations:
+    if spec is None or spec.origin is None:
         raise CheckpointError("demo_model is not installed; name a checkpoint with --model")
-    return Path(locations[0]) / "checkpoint"
+    return Path(spec.origin).with_name("checkpoint")
 
 
 def check_model_folder(folder: Path, *, with_weights: bool = True) -> ModelConfig:

@@ -42,16 +42,6 @@ def format_duration(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 
-def format_bytes(num_bytes: float) -> str:
-    """1.5 GB, 12 kB, 0 B."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000 or unit == "GB":
-            digits = 0 if unit == "B" or num_bytes >= 100 else 1
-            return f"{num_bytes:.{digits}f} {unit}"
-        num_bytes /= 1000
-    raise AssertionError("unreachable")
-
-
 def role_word(role: "worker_pb2.Role.ValueType") -> str:
     """prefill, decode, router, gateway."""
     return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()

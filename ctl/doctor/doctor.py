@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.text import Text
 
 from core.errors import CheckpointError
 from ctl.base.checkpoint import check_model_folder, weight_files
 from ctl.base.output import Output, make_console, print_json
-from ctl.base.tables import format_bytes, make_table
+from ctl.base.tables import make_table
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
@@ -98,7 +99,7 @@ def check_model(folder: Path) -> Finding:
         return missing("model", error.message, "Download it again, or name another folder.")
     size = sum((folder / name).stat().st_size for name in weight_files(folder))
     layers, experts = config.num_layers, config.num_experts
-    return ok("model", f"{layers} layers, {experts} experts, {format_bytes(size)}")
+    return ok("model", f"{layers} layers, {experts} experts, {decimal(size)}")
 
 
 def _print(findings: list[Finding], console: Console) -> None:

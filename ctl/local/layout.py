@@ -121,10 +121,8 @@ def _spec(
     spec = ProcessSpec(
         name=name,
         role=role,
-        module=f"{role}_worker" if role in WORKER_ROLES else role,
         address=address,
         metrics_address=metrics_address or address,
-        probe="http" if role == "gateway" else "grpc",
         flags=flags | given,
         num_ranks=int(flags.get("ranks", 0)),
         device=flags.get("device", ""),

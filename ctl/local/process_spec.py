@@ -18,17 +18,14 @@ class ProcessSpec:
     """`python -m module --flag value ...`; stays the same over restarts.
 
     name     of the process, and of its log file
-    probe    how readiness is asked: gRPC health of the whole server, or GET /health
     flags    without leading dashes; "true" and "false" are those of a switch: --flag, --no-flag
     command  instead of `python -m module`, for tests
     """
 
     name: str
     role: Role
-    module: str
     address: str
     metrics_address: str = ""
-    probe: Literal["grpc", "http"] = "grpc"
     flags: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     num_ranks: int = 0
@@ -37,7 +34,8 @@ class ProcessSpec:
 
     def argv(self) -> list[str]:
         """The whole command line, program first."""
-        program = list(self.command) or [sys.executable, "-m", self.module]
+        module = self.role if self.role in ("gateway", "router") else f"{self.role}_worker"
+        program = list(self.command) or [sys.executable, "-m", module]
         for name, value in self.flags.items():
             if value in ("true", "false"):
                 program.append(f"--{name}" if value == "true" else f"--no-{name}")
@@ -47,21 +45,19 @@ class ProcessSpec:
 
     @property
     def speaks_tls(self) -> bool:
-        """A gateway that has a certificate, by a flag or by the environment that it has from us."""
-        return self.probe == "http" and bool(self._given("tls-cert"))
+        """A gateway that has a certificate."""
+        return bool(self._of_gateway("tls-cert"))
 
     @property
     def asks_for_keys(self) -> bool:
-        """A gateway that has API keys, likewise."""
-        given = any(self._given(name) for name in ("api-keys", "api-keys-file"))
-        return self.probe == "http" and given
+        """A gateway that has API keys."""
+        return bool(self._of_gateway("api-keys") or self._of_gateway("api-keys-file"))
 
     @property
     def guards_all_paths(self) -> bool:
-        """A gateway that asks for a key wherever it is asked, likewise."""
-        given = self._given("guard-all-paths") or False
+        """A gateway that asks for a key wherever it is asked."""
         try:
-            return self.probe == "http" and TypeAdapter(bool).validate_python(given)
+            return TypeAdapter(bool).validate_python(self._of_gateway("guard-all-paths") or False)
         except ValidationError:
             return False  # the process itself refuses it
 
@@ -74,11 +70,14 @@ class ProcessSpec:
         except ValueError:
             return 0.0  # the process itself refuses it
 
-    def _given(self, flag: str) -> str:
-        """Its value, from the variable where the flag is not given; empty: neither is."""
-        variable = "EPSERVE_" + flag.upper().replace("-", "_")
-        return self.flags.get(flag) or os.environ.get(variable, "")
-
     def with_environment(self, **variables: str) -> "ProcessSpec":
         """The same process with more environment variables."""
         return replace(self, environment={**self.environment, **variables})
+
+    def _of_gateway(self, flag: str) -> str:
+        """What a gateway is given by the flag, or by the environment that it has from us; empty:
+        by neither, or it is no gateway."""
+        if self.role != "gateway":
+            return ""
+        variable = "EPSERVE_" + flag.upper().replace("-", "_")
+        return self.flags.get(flag) or os.environ.get(variable, "")

@@ -23,10 +23,10 @@ async def wait_until_ready(spec: ProcessSpec) -> None:
     """Returns once the process serves; asks for as long as it is not cancelled."""
     while True:
         try:
-            if spec.probe == "grpc":
-                await check_grpc(spec.address)
-            else:
+            if spec.role == "gateway":
                 await check_http(spec.address, tls=spec.speaks_tls)
+            else:
+                await check_grpc(spec.address)
         except NotHealthy:
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
         else:

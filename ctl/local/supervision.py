@@ -62,10 +62,12 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The process serves."""
-
+class _OfProcess:
     name: str
+
+
+class Ready(_OfProcess):
+    """The process serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +91,16 @@ class Elapsed:
 Event = Ready | Exited | StopRequested | Elapsed
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    name: str
+class Start(_OfProcess):
+    """To be started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    name: str
+class Terminate(_OfProcess):
+    """To be asked to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    name: str
+class Kill(_OfProcess):
+    """To be ended at once, with all that it started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from core.errors import Mismatch, Overloaded, TransferError
 from ctl.admin.expert_options import parse_layers
 from ctl.admin.heat_map import shares, text_map
-from ctl.base.tables import format_bytes
 from ctl.main import app
 from ep.placement.placement import Placement
 from proto import experts_pb2
@@ -175,18 +174,9 @@ def test_a_file_that_holds_no_plan(tmp_path: Path) -> None:
         assert result.exit_code == 2, text
 
 
-def test_layers_and_sizes() -> None:
+def test_layers() -> None:
     assert parse_layers("") == []
     assert parse_layers("5, 1-3,2") == [1, 2, 3, 5]
-    sizes = [0, 999, 1000, 2_500_000, 123_456_789, 7e12]
-    assert [format_bytes(size) for size in sizes] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "2.5 MB",
-        "123 MB",
-        "7000 GB",
-    ]
 
 
 def test_map_folds_experts_into_the_width() -> None:

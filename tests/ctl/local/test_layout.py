@@ -32,7 +32,7 @@ def test_the_default_cluster() -> None:
     assert specs["router"].flags["decode"] == specs["decode-0"].address
     assert specs["prefill-0"].flags["ranks"] == "1"
     assert specs["decode-0"].flags["ranks"] == "2"
-    assert specs["decode-0"].module == "decode_worker"
+    assert specs["decode-0"].argv()[1:3] == ["-m", "decode_worker"]
     assert specs["decode-0"].flags["model"] == specs["gateway"].flags["model"] == "/models/tiny"
 
 

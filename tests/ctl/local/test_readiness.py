@@ -34,9 +34,7 @@ async def test_gateway_with_a_certificate(
         spec = ProcessSpec(
             name="gateway",
             role="gateway",
-            module="gateway",
             address=f"127.0.0.1:{server.sockets[0].getsockname()[1]}",
-            probe="http",
             flags={"tls-cert": str(certificate)} if by_flag else {},
         )
         async with asyncio.timeout(30):

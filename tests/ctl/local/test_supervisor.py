@@ -45,7 +45,6 @@ def spec(name: str, code: str) -> ProcessSpec:
     return ProcessSpec(
         name=name,
         role="router",
-        module="",
         address="127.0.0.1:1",
         command=(sys.executable, "-c", code),
     )
@@ -252,7 +251,7 @@ async def test_wrong_settings_end_the_cluster_with_the_reason(tmp_path: Path) ->
 async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     heard = Heard()
     missing = ProcessSpec(
-        name="a", role="router", module="", address="127.0.0.1:1", command=("/no/such/program",)
+        name="a", role="router", address="127.0.0.1:1", command=("/no/such/program",)
     )
     assert await supervisor(heard, tmp_path, missing).run() == 1
     await heard.until("gave_up")
@@ -284,7 +283,7 @@ from ctl.local.child import Child
 from ctl.local.process_spec import ProcessSpec
 
 async def main():
-    spec = ProcessSpec(name="a", role="router", module="", address="127.0.0.1:1",
+    spec = ProcessSpec(name="a", role="router", address="127.0.0.1:1",
                        command=(sys.executable, "-c", "import signal; signal.pause()"))
     child = await Child.start(spec, Path(sys.argv[1]))
     print(child.pid, flush=True)

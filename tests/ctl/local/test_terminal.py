@@ -35,7 +35,7 @@ def test_folders_with_brackets(tmp_path: Path) -> None:
 def test_how_to_ask_a_gateway_with_a_certificate() -> None:
     options = ClusterOptions(model=Path("/models/v3"), served_model_name="v3")
     gateway = ProcessSpec(
-        name="gateway", role="gateway", module="gateway", address="127.0.0.1:8000", probe="http",
+        name="gateway", role="gateway", address="127.0.0.1:8000",
         metrics_address="127.0.0.1:8000", flags={"tls-cert": "tls.crt"},
     )  # fmt: skip
     shown = StringIO()
@@ -48,7 +48,7 @@ def test_how_to_ask_a_gateway_with_a_certificate() -> None:
 def test_how_to_ask_a_gateway_with_keys(flag: str) -> None:
     options = ClusterOptions(model=Path("/models/v3"), served_model_name="v3")
     gateway = ProcessSpec(
-        name="gateway", role="gateway", module="gateway", address="127.0.0.1:8000", probe="http",
+        name="gateway", role="gateway", address="127.0.0.1:8000",
         metrics_address="127.0.0.1:8000", flags={flag: "100"},
     )  # fmt: skip
     shown = StringIO()
