@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,9 +48,10 @@ def quantize(
         env=package_environment(),
         start_new_session=True,
     ) as child:
+        # SIGTERM ends it as Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            with _ended_by_sigterm():
-                status = _follow(child, output)
+            status = _follow(child, output)
         except KeyboardInterrupt:
             typer.echo("interrupted; --resume carries on", err=True)
             status = 1
@@ -119,16 +120,6 @@ def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
         f"{output}: {plan['num_matrices']} matrices of experts are int4, {before} became {after} "
         f"in {plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
     )
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:

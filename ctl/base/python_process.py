@@ -5,13 +5,13 @@ import signal
 from pathlib import Path
 
 # Flat packages: the folder that holds ctl/ holds all of them.
-_PACKAGES = Path(__file__).parents[2]
+PACKAGES = Path(__file__).parents[2]
 
 
 def package_environment() -> dict[str, str]:
     """Ours, in which packages are found whatever the working folder is, and a folder `model` or
     `core` in the working folder never takes their place."""
-    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
