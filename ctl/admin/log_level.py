@@ -1,14 +1,15 @@
 """`ctl logs-level`: how much processes log, changed while they run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from ctl.admin.connection import AdminConnection, admin_command
+from ctl.admin.message_dict import message_dict
 from ctl.admin.names import ProcessName
 from ctl.base.output import Output, show
-from ctl.base.tables import make_table, role_word
+from ctl.base.tables import make_table
 from proto.router_pb2 import SetProcessLogLevelRequest
 
 
@@ -28,23 +29,15 @@ async def logs_level(
     """
     request = SetProcessLogLevelRequest(process=process, level=level)
     reply = await admin.call(admin.stub.SetLogLevel, request)
-    report = [
-        {
-            "name": each.identity.name,
-            "role": role_word(each.identity.role),
-            "address": each.identity.address,
-            "before": each.previous,
-            "now": level if not each.error else "",
-            "error": each.error,
-        }
-        for each in reply.processes
-    ]
+    report = [message_dict(each) for each in reply.processes]
+    for row in report:
+        row |= {"before": row.pop("previous"), "now": "" if row["error"] else level}
     show(report, output, _print)
     if any(row["error"] for row in report):
         raise typer.Exit(1)
 
 
-def _print(report: list[dict[str, str]], console: Console) -> None:
+def _print(report: list[dict[str, Any]], console: Console) -> None:
     table = make_table("process", "role", "address", "before", "now", fold="now")
     for row in report:
         now = row["now"] or f"not set: {row['error']}"

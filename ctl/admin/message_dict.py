@@ -8,16 +8,18 @@ _DIGITS = 9
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """All fields by name: numbers as numbers, enum values as words (prefill), messages as such
-    dictionaries."""
-    return {
-        field.name: (
-            [_plain(field, each) for each in getattr(message, field.name)]
-            if field.is_repeated
-            else _plain(field, getattr(message, field.name))
-        )
-        for field in message.DESCRIPTOR.fields
-    }
+    """All fields by name, those of an `identity` among them: numbers as numbers, enum values as
+    words (prefill), messages as such dictionaries."""
+    told: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.name == "identity":
+            told |= message_dict(value)
+        elif field.is_repeated:
+            told[field.name] = [_plain(field, each) for each in value]
+        else:
+            told[field.name] = _plain(field, value)
+    return told
 
 
 def _plain(field: Any, value: Any) -> Any:  # noqa: ANN401 - two kinds of descriptors

@@ -7,10 +7,11 @@ import typer
 from rich.console import Console
 
 from ctl.admin.connection import AdminConnection, admin_command
+from ctl.admin.message_dict import message_dict
 from ctl.admin.names import ProcessName
 from ctl.base.output import Output, show
-from ctl.base.tables import make_table, role_word
-from proto.router_pb2 import GetProcessConfigRequest, ProcessConfig
+from ctl.base.tables import make_table
+from proto.router_pb2 import GetProcessConfigRequest
 
 
 @admin_command
@@ -22,21 +23,12 @@ async def config(
     Secrets are left out. Exit status 1 if some process did not tell.
     """
     reply = await admin.call(admin.stub.GetConfig, GetProcessConfigRequest(process=process))
-    report = [_describe(each) for each in reply.processes]
+    report = [message_dict(each) for each in reply.processes]
+    for each in report:
+        each["settings"] = json.loads(each.pop("config_json") or "{}")
     show(report, output, _print)
     if any(each["error"] for each in report):
         raise typer.Exit(1)
-
-
-def _describe(told: ProcessConfig) -> dict[str, Any]:
-    return {
-        "name": told.identity.name,
-        "role": role_word(told.identity.role),
-        "address": told.identity.address,
-        "version": told.version,
-        "settings": json.loads(told.config_json or "{}"),
-        "error": told.error,
-    }
 
 
 def _print(report: list[dict[str, Any]], console: Console) -> None:

@@ -43,10 +43,7 @@ def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
             for each in identities.values()
         ],
         "workers": [describe_worker(worker) for worker in reply.workers],
-        "rejected": [
-            {"name": each.identity.name, "epoch": each.identity.epoch, "reason": each.reason}
-            for each in reply.rejected
-        ],
+        "rejected": [message_dict(each) for each in reply.rejected],
         "num_waiting": reply.num_waiting,
     }
 
@@ -56,13 +53,11 @@ def age_seconds(identity: worker_pb2.ProcessIdentity, now: float) -> float:
 
 
 def describe_worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
-    """One worker as plain data; its identity is among the rest."""
-    told = message_dict(worker)
+    """One worker as plain data."""
     state = "ready" if worker.ready else "starting"
     if worker.draining:
         state = "drained" if worker.drained else "draining"
-    identity = told.pop("identity")
-    return {**identity, **told, "state": state, "expert_group": worker.expert_group.name}
+    return message_dict(worker) | {"state": state, "expert_group": worker.expert_group.name}
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from proto import worker_pb2
-
 
 def make_table(*titles: str, right: Sequence[str] | bool = (), fold: str = "") -> Table:
     """Columns without borders, so that lines can be cut and grepped; those in `right` (True: all)
@@ -40,8 +38,3 @@ def format_duration(seconds: float) -> str:
     if seconds < 0.0995:
         return f"{1000 * seconds:.3g} ms"
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3f} s"
-
-
-def role_word(role: "worker_pb2.Role.ValueType") -> str:
-    """prefill, decode, router, gateway."""
-    return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
