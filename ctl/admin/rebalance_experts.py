@@ -4,9 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from google.protobuf import json_format
@@ -18,7 +17,7 @@ from ctl.admin.connection import AdminConnection, admin_command
 from ctl.admin.expert_load import ANSWER_SECONDS, get_load, mean_balancedness
 from ctl.admin.expert_options import Group, Layers, parse_layers
 from ctl.admin.message_dict import message_dict
-from ctl.base.output import Output, make_console, print_json
+from ctl.base.output import Output, make_console, print_json, show
 from ctl.base.tables import make_table
 from proto import experts_pb2, router_pb2
 
@@ -86,10 +85,7 @@ async def rebalance_experts(
     else:
         question = router_pb2.GroupPlanRequest(group=group, plan=wish)
         found = await admin.call(admin.stub.PlanRebalance, question, ANSWER_SECONDS)
-        if output == "json":
-            print_json(message_dict(found))
-        else:
-            print_plan(found, make_console())
+        show(message_dict(found), output, print_plan)
     if watch:
         await _watch(admin, group, interval, output)
 
@@ -108,29 +104,31 @@ def read_plan(file: Path) -> experts_pb2.RebalancePlan:
         raise ValueError(f"{file} holds no plan: {error}") from error
 
 
-def print_plan(plan: experts_pb2.RebalancePlan, console: Console) -> None:
+def print_plan(plan: dict[str, Any], console: Console) -> None:
     """What would change and what it costs."""
+    before, after = plan["balancedness_before"], plan["balancedness_after"]
     console.print(
-        f"{plan.group}, placement {plan.placement_version}: balancedness "
-        f"{plan.balancedness_before:.3f} now, {plan.balancedness_after:.3f} then",
+        f"{plan['group']}, placement {plan['placement_version']}: balancedness {before:.3f} now, "
+        f"{after:.3f} then"
     )
-    if not plan.layers:
+    if not plan["layers"]:
         console.print("nothing to gain by moving experts")
         return
     table = make_table("layer", "now", "then", "moves", right=True)
-    for layer in plan.layers:
-        now, then = f"{layer.balancedness_before:.3f}", f"{layer.balancedness_after:.3f}"
-        table.add_row(str(layer.layer), now, then, str(layer.num_moves))
+    for layer in plan["layers"]:
+        now, then = layer["balancedness_before"], layer["balancedness_after"]
+        table.add_row(str(layer["layer"]), f"{now:.3f}", f"{then:.3f}", str(layer["num_moves"]))
     console.print(table)
-    if plan.traffic:
+    if plan["traffic"]:
         console.print()
         traffic = make_table("from rank", "to rank", "bytes", right=True)
-        for pair in plan.traffic:
-            traffic.add_row(str(pair.source), str(pair.destination), decimal(pair.num_bytes))
+        for pair in plan["traffic"]:
+            ranks = str(pair["source"]), str(pair["destination"])
+            traffic.add_row(*ranks, decimal(pair["num_bytes"]))
         console.print(traffic)
     console.print(
-        f"\n{plan.num_moves} experts travel, {decimal(plan.num_bytes)}, "
-        f"about {plan.seconds:.2f} s; --apply does it"
+        f"\n{plan['num_moves']} experts travel, {decimal(plan['num_bytes'])}, about "
+        f"{plan['seconds']:.2f} s; --apply does it"
     )
 
 
@@ -144,9 +142,10 @@ async def _follow(progress: AsyncGenerator[experts_pb2.RebalanceProgress], outpu
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     last = experts_pb2.RebalanceProgress()
-    with bar if console.is_terminal else nullcontext():
+    with bar:
         task = bar.add_task("", words="")
         async for last in progress:
             words = (

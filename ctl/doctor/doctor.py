@@ -12,7 +12,7 @@ from rich.text import Text
 
 from core.errors import CheckpointError
 from ctl.base.checkpoint import check_model_folder, weight_files
-from ctl.base.output import Output, make_console, print_json
+from ctl.base.output import Output, show
 from ctl.base.tables import make_table
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
@@ -59,10 +59,7 @@ def doctor(
         host_checks.check_ports(range(port, port + _NUM_PORTS)),
         host_checks.check_log_room(log_dir.expanduser().resolve()),
     ]
-    if output == "json":
-        print_json([asdict(finding) for finding in findings])
-    else:
-        _print(findings, make_console())
+    show([asdict(finding) for finding in findings], output, _print)
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
 
@@ -102,15 +99,15 @@ def check_model(folder: Path) -> Finding:
     return ok("model", f"{layers} layers, {experts} experts, {decimal(size)}")
 
 
-def _print(findings: list[Finding], console: Console) -> None:
+def _print(findings: list[dict[str, str]], console: Console) -> None:
     table = make_table("check", "state", "found", fold="found")
     for finding in findings:
-        state = Text(finding.state, _STYLES[finding.state])
-        table.add_row(finding.check, state, finding.detail)
+        state = finding["state"]
+        table.add_row(finding["check"], Text(state, _STYLES[state]), finding["detail"])
     console.print(table)
-    advised = [finding for finding in findings if finding.advice]
+    advised = [finding for finding in findings if finding["advice"]]
     if advised:
-        console.print("\nWhat to do:", soft_wrap=True)
+        console.print("\nWhat to do:")
     for finding in advised:
-        told = f"  {finding.check} ({finding.state}): {finding.advice}"
+        told = f"  {finding['check']} ({finding['state']}): {finding['advice']}"
         console.print(told, soft_wrap=True)

@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,9 +16,6 @@ from ctl.base.tables import make_table
 from ctl.local.child import log_path
 from ctl.local.cluster_options import ClusterOptions
 from ctl.local.process_spec import ProcessSpec
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 _LOG_TAIL_LINES = 15
 
@@ -43,9 +39,8 @@ class Terminal:
         self._specs = {spec.name: spec for spec in specs}
         self._options = options
         self._log_folder = log_folder
-        self._status: Status | None = None
+        self._spinner = console.status("")
         self._pids: dict[str, int] = {}
-        self._waiting: tuple[str, ...] = ()
 
     def begin(self) -> None:
         options = self._options
@@ -63,20 +58,18 @@ class Terminal:
         self._pids[name] = pid
 
     def waiting_for(self, names: Sequence[str]) -> None:
-        if not self._console.is_terminal or tuple(names) == self._waiting:
-            return
-        self._waiting = tuple(names)
-        self._stop_spinner()
-        if names:
-            self._status = self._console.status(f"waiting for {', '.join(names)}")
-            self._status.start()
+        if names and self._console.is_terminal:
+            self._spinner.update(f"waiting for {', '.join(names)}")
+            self._spinner.start()
+        else:
+            self._spinner.stop()
 
     def ready(self, name: str, seconds: float, again: bool) -> None:
         word = "ready again" if again else "ready"
         self._say(f"  [green]{name}[/] {word} after {seconds:.1f} s")
 
     def all_ready(self, seconds: float) -> None:
-        self._stop_spinner()
+        self._spinner.stop()
         self._say(f"[bold green]ready[/] in {seconds:.1f} s")
         self._console.print(self._table())
         self._say("Try:")
@@ -111,7 +104,7 @@ class Terminal:
         self._say(f"[bold red]not ready after {seconds:g} s[/]: {', '.join(names)}")
 
     def stopping(self, names: Sequence[str]) -> None:
-        self._stop_spinner()
+        self._spinner.stop()
         requests = "".join(
             f"; running requests may take {spec.grace_seconds:g} s more"
             for spec in self._specs.values()
@@ -120,16 +113,11 @@ class Terminal:
         self._say(f"stopping {', '.join(names)}{requests} (Ctrl-C again: at once)")
 
     def stopped(self, seconds: float) -> None:
-        self._stop_spinner()
+        self._spinner.stop()
         self._say(f"all stopped after {seconds:.1f} s")
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
-
-    def _stop_spinner(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
 
     def _table(self) -> Table:
         table = make_table("process", "address", "metrics", "pid", "ranks", "device")
