@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from ctl.admin.connection import AdminConnection, admin_command
 from ctl.admin.expert_options import Group, Layers, parse_layers
 from ctl.admin.heat_map import shares, text_map, write_png
 from ctl.admin.message_dict import message_dict
-from ctl.base.output import Output, make_console, print_json
+from ctl.base.output import Output, make_console, show
 from ctl.base.tables import make_table
 from proto import experts_pb2, router_pb2
 
@@ -45,89 +46,77 @@ async def expert_load(
     if dump_placement is not None and chosen:
         raise ValueError("--dump-placement is of all layers: leave --layers out")
     load = await get_load(admin, group, chosen)
-    rows = shares([(layer.layer, layer.tokens) for layer in load.layers])
+    rows = shares([(layer["layer"], layer["tokens"]) for layer in load["layers"]])
     if heat_map is not None:
         _write(heat_map, lambda file: write_png(rows, file, _title(load)))
     if dump_placement is not None:
-        _write(dump_placement, lambda file: file.write_text(placement_json(load), "utf-8"))
-    if output == "json":
-        print_json(describe(load))
-        return
-    console = make_console()
-    print_load(load, console)
-    if show_map and load.layers:
+        _write(dump_placement, lambda file: file.write_text(_placement_json(load), "utf-8"))
+    show(load, output, _print)
+    if show_map and rows and output == "table":
+        console = make_console()
         console.print()
         console.print(text_map(rows, console.width, colours=console.color_system is not None))
 
 
-async def get_load(admin: AdminConnection, group: str, layers: list[int]) -> experts_pb2.ExpertLoad:
-    """Raises EpserveError."""
+async def get_load(admin: AdminConnection, group: str, layers: list[int]) -> dict[str, Any]:
+    """As plain data; `balancedness` is the mean over all layers, 1 where there are none. Raises
+    EpserveError."""
     wanted = experts_pb2.GetLoadRequest(layers=layers)
     request = router_pb2.GroupExpertLoadRequest(group=group, load=wanted)
-    return await admin.call(admin.stub.GetExpertLoad, request, ANSWER_SECONDS)
+    load = await admin.call(admin.stub.GetExpertLoad, request, ANSWER_SECONDS)
+    balancedness = [layer.balancedness for layer in load.layers] or [1.0]
+    return message_dict(load) | {"balancedness": round(fmean(balancedness), 6)}
 
 
-def mean_balancedness(load: experts_pb2.ExpertLoad) -> float:
-    """1 where there are no layers."""
-    values = [layer.balancedness for layer in load.layers]
-    return sum(values) / len(values) if values else 1.0
-
-
-def describe(load: experts_pb2.ExpertLoad) -> dict[str, Any]:
-    """The load as plain data."""
-    return message_dict(load) | {"balancedness": round(mean_balancedness(load), 6)}
-
-
-def placement_json(load: experts_pb2.ExpertLoad) -> str:
+def _placement_json(load: dict[str, Any]) -> str:
     """The dump format of placements, which workers start from."""
-    told = message_dict(load)
     placement = {
         "format": "epserve-expert-placement",
         "version": 1,
-        **{key: told[key] for key in ("num_ranks", "slots_per_rank", "num_logical")},
-        "physical_to_logical": [layer["physical_to_logical"] for layer in told["layers"]],
+        **{key: load[key] for key in ("num_ranks", "slots_per_rank", "num_logical")},
+        "physical_to_logical": [layer["physical_to_logical"] for layer in load["layers"]],
     }
     return json.dumps(placement)
 
 
-def print_load(load: experts_pb2.ExpertLoad, console: Console) -> None:
+def _print(load: dict[str, Any], console: Console) -> None:
     """A line a layer."""
     console.print(_title(load))
-    if not load.layers:
+    if not load["layers"]:
         console.print("the model has no layers with experts to choose from")
         return
     figures = ("lightest rank", "heaviest rank", "hottest expert", "idle experts")
     table = make_table("layer", "balancedness", *figures, right=True)
-    for layer in load.layers:
+    for layer in load["layers"]:
         table.add_row(*_row(layer))
     console.print(table)
 
 
-def _row(layer: experts_pb2.LayerLoad) -> tuple[str, ...]:
-    total = sum(layer.tokens)
-    idle = str(sum(not tokens for tokens in layer.tokens))
-    begin = (str(layer.layer), f"{layer.balancedness:.3f}")
+def _row(layer: dict[str, Any]) -> tuple[str, ...]:
+    tokens, ranks = layer["tokens"], layer["rank_tokens"]
+    total, idle = sum(tokens), str(tokens.count(0))
+    begin = (str(layer["layer"]), f"{layer['balancedness']:.3f}")
     if not total:
         return (*begin, "-", "-", "-", idle)
-    ranks = list(layer.rank_tokens)
     lightest, heaviest = ranks.index(min(ranks)), ranks.index(max(ranks))
-    hottest = max(range(len(layer.tokens)), key=lambda expert: layer.tokens[expert])
-    copies = list(layer.physical_to_logical).count(hottest)
+    hottest = tokens.index(max(tokens))
+    copies = layer["physical_to_logical"].count(hottest)
     times = f" x{copies}" if copies > 1 else ""
     return (
         *begin,
         f"{lightest}: {ranks[lightest] / total:.1%}",
         f"{heaviest}: {ranks[heaviest] / total:.1%}",
-        f"{hottest}{times}: {layer.tokens[hottest] / total:.1%}",
+        f"{hottest}{times}: {tokens[hottest] / total:.1%}",
         idle,
     )
 
 
-def _title(load: experts_pb2.ExpertLoad) -> str:
+def _title(load: dict[str, Any]) -> str:
     return (
-        f"{load.group}: {load.num_logical} experts in {load.num_ranks} x {load.slots_per_rank} "
-        f"slots, placement {load.placement_version}, {load.num_tokens} tokens in "
-        f"{load.window_seconds:.0f} s, balancedness {mean_balancedness(load):.3f}"
+        f"{load['group']}: {load['num_logical']} experts in {load['num_ranks']} x "
+        f"{load['slots_per_rank']} slots, placement {load['placement_version']}, "
+        f"{load['num_tokens']} tokens in {load['window_seconds']:.0f} s, balancedness "
+        f"{load['balancedness']:.3f}"
     )
 
 

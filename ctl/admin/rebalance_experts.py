@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ctl.admin.connection import AdminConnection, admin_command
-from ctl.admin.expert_load import ANSWER_SECONDS, get_load, mean_balancedness
+from ctl.admin.expert_load import ANSWER_SECONDS, get_load
 from ctl.admin.expert_options import Group, Layers, parse_layers
 from ctl.admin.message_dict import message_dict
 from ctl.base.output import Output, make_console, print_json, show
@@ -189,17 +189,12 @@ async def _watch(admin: AdminConnection, group: str, interval: float, output: st
         return
 
 
-def _print_line(load: experts_pb2.ExpertLoad, output: str) -> None:
+def _print_line(load: dict[str, Any], output: str) -> None:
     if output == "json":
-        line = {
-            "at": round(time.time(), 3),
-            "placement_version": load.placement_version,
-            "num_tokens": load.num_tokens,
-            "balancedness": round(mean_balancedness(load), 6),
-        }
-        typer.echo(json.dumps(line))
+        keys = ("placement_version", "num_tokens", "balancedness")
+        typer.echo(json.dumps({"at": round(time.time(), 3), **{key: load[key] for key in keys}}))
         return
     typer.echo(
-        f"{time.strftime('%H:%M:%S')}  placement {load.placement_version}  balancedness "
-        f"{mean_balancedness(load):.3f}  {load.num_tokens} tokens in {load.window_seconds:.0f} s"
+        f"{time.strftime('%H:%M:%S')}  placement {load['placement_version']}  balancedness "
+        f"{load['balancedness']:.3f}  {load['num_tokens']} tokens in {load['window_seconds']:.0f} s"
     )
