@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from ctl.admin.connection import AdminConnection, admin_command
-from ctl.admin.expert_options import Group, Layers, parse_layers
 from ctl.admin.heat_map import shares, text_map, write_png
 from ctl.admin.message_dict import message_dict
 from ctl.base.output import Output, make_console, show
@@ -19,6 +18,21 @@ from proto import experts_pb2, router_pb2
 
 # The router waits for the group's next step.
 ANSWER_SECONDS = 70.0
+_MAX_LAYER = 10_000
+
+Group = Annotated[
+    str,
+    typer.Option(
+        help="Name of the expert group; default: the only one of several ranks",
+        show_default=False,
+    ),
+]
+Layers = Annotated[
+    str,
+    typer.Option(
+        help="Layers of the model, such as 3,7-9; default: all with experts", show_default=False
+    ),
+]
 
 
 @admin_command
@@ -56,6 +70,20 @@ async def expert_load(
         console = make_console()
         console.print()
         console.print(text_map(rows, console.width, colours=console.color_system is not None))
+
+
+def parse_layers(text: str) -> list[int]:
+    """ "3,7-9" as numbers, each once, ascending; none for "". Raises ValueError."""
+    layers: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and int(end) <= _MAX_LAYER for end in ends):
+            raise ValueError(f"--layers: {part!r} is no layer and no range of layers")
+        if int(ends[0]) > int(ends[1]):
+            raise ValueError(f"--layers: {part!r} ends before it begins")
+        layers.update(range(int(ends[0]), int(ends[1]) + 1))
+    return sorted(layers)
 
 
 async def get_load(admin: AdminConnection, group: str, layers: list[int]) -> dict[str, Any]:

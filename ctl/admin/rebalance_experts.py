@@ -14,8 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ctl.admin.connection import AdminConnection, admin_command
-from ctl.admin.expert_load import ANSWER_SECONDS, get_load
-from ctl.admin.expert_options import Group, Layers, parse_layers
+from ctl.admin.expert_load import ANSWER_SECONDS, Group, Layers, get_load, parse_layers
 from ctl.admin.message_dict import message_dict
 from ctl.base.output import Output, make_console, print_json, show
 from ctl.base.tables import make_table

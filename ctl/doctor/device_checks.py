@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from ctl.base.host import Host
 from ctl.doctor.finding import Finding, missing, note, ok, warning
-from ctl.doctor.host import Host
 
 _QUERY = ("index", "name", "memory.total", "compute_cap", "driver_version")
 # FP8 and W4A8 kernels are written for Hopper.
@@ -41,7 +41,7 @@ def check_nvlink(host: Host) -> Finding:
     num_gpus = count_devices(host)
     if num_gpus < 2:
         return note("NVLink", f"{num_gpus} GPUs: nothing to link")
-    matrix = host.run("nvidia-smi", "topo", "-m") or ""
+    matrix = host.run("nvidia-smi", "topo", "-m")
     rows = [line.split() for line in matrix.splitlines() if line.startswith("GPU")]
     linked = sum(any(cell.startswith("NV") for cell in row[1 : num_gpus + 1]) for row in rows)
     if linked == num_gpus:
@@ -59,7 +59,7 @@ def check_rdma(host: Host, *, wanted: bool) -> Iterator[Finding]:
         f"{device}/{port}"
         for device in host.names("/sys/class/infiniband")
         for port in host.names(f"/sys/class/infiniband/{device}/ports")
-        if "ACTIVE" in (host.read(f"/sys/class/infiniband/{device}/ports/{port}/state") or "")
+        if "ACTIVE" in host.read(f"/sys/class/infiniband/{device}/ports/{port}/state")
     ]
     if not ports:
         detail = "no active port in /sys/class/infiniband"
@@ -70,7 +70,7 @@ def check_rdma(host: Host, *, wanted: bool) -> Iterator[Finding]:
     if not any(name.startswith("uverbs") for name in host.names("/dev/infiniband")):
         advice = "Give the container /dev/infiniband (or its rdma/... resource)."
         yield warning("RDMA device files", "no /dev/infiniband/uverbs*", advice)
-    if wanted and "nvidia_peermem" not in (host.read("/proc/modules") or ""):
+    if wanted and "nvidia_peermem" not in host.read("/proc/modules"):
         advice = (
             "Unless the driver offers DMA-BUF, KV is staged through host memory: "
             "modprobe nvidia_peermem."
@@ -81,7 +81,7 @@ def check_rdma(host: Host, *, wanted: bool) -> Iterator[Finding]:
 def _gpus(host: Host) -> list[tuple[str, ...]]:
     """index, name, memory, compute capability and driver of each."""
     query = f"--query-gpu={','.join(_QUERY)}"
-    listed = host.run("nvidia-smi", query, "--format=csv,noheader") or ""
+    listed = host.run("nvidia-smi", query, "--format=csv,noheader")
     cells = [tuple(cell.strip() for cell in line.split(",")) for line in listed.splitlines()]
     return [row for row in cells if len(row) == len(_QUERY)]
 

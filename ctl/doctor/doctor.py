@@ -12,12 +12,12 @@ from rich.text import Text
 
 from core.errors import CheckpointError
 from ctl.base.checkpoint import check_model_folder, weight_files
+from ctl.base.host import Host
 from ctl.base.output import Output, show
 from ctl.base.tables import make_table
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
-from ctl.doctor.host import Host
 from ctl.doctor.package_checks import (
     check_fast_paths,
     check_nixl,

@@ -4,8 +4,8 @@ import json
 import sys
 from collections.abc import Iterator
 
+from ctl.base.host import Host
 from ctl.doctor.finding import Finding, missing, note, ok, warning
-from ctl.doctor.host import Host
 
 _PYTHONS = ((3, 11), (3, 12))
 # As in pyproject.toml.

@@ -1,11 +1,10 @@
 """GPUs of this machine, counted without torch, and who gets which."""
 
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-_ASK_SECONDS = 20.0
+from ctl.base.host import Host
 
 
 def count_gpus(environment: Mapping[str, str] | None = None) -> int:
@@ -13,13 +12,8 @@ def count_gpus(environment: Mapping[str, str] | None = None) -> int:
     visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
+    listed = Host().run("nvidia-smi", "-L").splitlines()
+    return sum(line.startswith("GPU ") for line in listed)
 
 
 def assign_devices(num_ranks: Sequence[int], num_gpus: int) -> list[str]:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from core.errors import Mismatch, Overloaded, TransferError
-from ctl.admin.expert_options import parse_layers
+from ctl.admin.expert_load import parse_layers
 from ctl.admin.heat_map import shares, text_map
 from ctl.main import app
 from ep.placement.placement import Placement

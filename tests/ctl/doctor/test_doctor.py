@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ctl.base.host import Host
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.doctor import check_model
 from ctl.doctor.finding import Finding
-from ctl.doctor.host import Host
 from ctl.doctor.package_checks import check_fast_paths, check_nixl, check_python, check_torch
 from ctl.main import app
 
@@ -41,16 +41,16 @@ class OtherHost(Host):
         self.gpus, self.topology, self.python = gpus, topology, python
         self.files, self.versions = files or {}, versions or {}
 
-    def run(self, *command: str) -> str | None:
+    def run(self, *command: str) -> str:
         if not self.gpus:
-            return None
+            return ""
         return self.topology if "topo" in command else "\n".join(self.gpus)
 
     def run_python(self, program: str) -> tuple[bool, str]:
         return self.python
 
-    def read(self, path: str) -> str | None:
-        return self.files.get(path)
+    def read(self, path: str) -> str:
+        return self.files.get(path, "")
 
     def names(self, folder: str) -> list[str]:
         below = (path.removeprefix(f"{folder}/") for path in self.files if path.startswith(folder))

@@ -1,4 +1,4 @@
-"""What `ctl doctor` asks the machine: commands, files, installed distributions."""
+"""What a machine is asked: commands, files, installed distributions."""
 
 import os
 import subprocess
@@ -14,15 +14,14 @@ _RUN_SECONDS = 60.0
 class Host:
     """This machine. Tests have others."""
 
-    def run(self, *command: str) -> str | None:
-        """Standard output of a command that ends well; None otherwise."""
+    def run(self, *command: str) -> str:
+        """Standard output of a command that ends well; "" otherwise."""
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_RUN_SECONDS, check=True
+            return subprocess.check_output(
+                command, stderr=subprocess.DEVNULL, text=True, timeout=_RUN_SECONDS
             )
         except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout
+            return ""
 
     def run_python(self, program: str) -> tuple[bool, str]:
         """Whether the program ends well in a Python of its own, with our packages; its last line
@@ -40,12 +39,12 @@ class Host:
         lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
         return done.returncode == 0, lines[-1] if lines else f"exit status {done.returncode}"
 
-    def read(self, path: str) -> str | None:
-        """Text of a file without white space around; None where it cannot be read."""
+    def read(self, path: str) -> str:
+        """Text of a file; "" where it cannot be read."""
         try:
-            return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+            return Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return None
+            return ""
 
     def names(self, folder: str) -> list[str]:
         """What a folder holds, sorted; nothing where there is none."""
