@@ -14,15 +14,12 @@ _LAST_PORT = 65535
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Nothing listens on the port. Connections left over from an earlier server do not count."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            # Two sockets may be bound with SO_REUSEADDR as long as none of them listens.
-            probe.listen(1)
-        except OSError:
-            return False
-        return True
+    try:
+        # With SO_REUSEADDR, which two sockets may be bound with as long as none of them listens.
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def free_ports(first: int) -> Iterator[int]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -69,10 +69,6 @@ class ProcessSpec:
             return max(0.0, min(float(given or 0), _LONGEST_GRACE_SECONDS))
         except ValueError:
             return 0.0  # the process itself refuses it
-
-    def with_environment(self, **variables: str) -> "ProcessSpec":
-        """The same process with more environment variables."""
-        return replace(self, environment={**self.environment, **variables})
 
     def _of_gateway(self, flag: str) -> str:
         """What a gateway is given by the flag, or by the environment that it has from us; empty:

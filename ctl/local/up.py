@@ -2,11 +2,10 @@
 
 import asyncio
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -72,23 +71,20 @@ def run(
         reason = f"{log_folder}: {error.strerror}"
         raise typer.BadParameter(reason, param_hint="--log-dir") from error
     # Sockets of all processes: theirs to fill, ours to remove, also when they were killed.
-    run_folder = tempfile.mkdtemp(prefix="epserve-")
-    environment = {"TMPDIR": run_folder}
-    if options.device == "cpu":
-        # KV travels on this machine only: what moves it need not listen to others.
-        environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
-    try:
+    with TemporaryDirectory(prefix="epserve-", ignore_cleanup_errors=True) as run_folder:
+        environment = {"TMPDIR": run_folder}
+        if options.device == "cpu":
+            # KV travels on this machine only: what moves it need not listen to others.
+            environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
         terminal = Terminal(make_console(lasting=True, markup=True), specs, options, log_folder)
         terminal.begin()
         supervisor = Supervisor(
-            [spec.with_environment(**environment) for spec in specs],
+            [replace(spec, environment=environment) for spec in specs],
             log_folder,
             terminal,
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
         )
         return asyncio.run(supervisor.run())
-    finally:
-        shutil.rmtree(run_folder, ignore_errors=True)
 
 
 def stop_limits(specs: Sequence[ProcessSpec]) -> Limits:
