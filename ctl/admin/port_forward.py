@@ -40,7 +40,7 @@ def port_forward(
     try:
         found = _run(kubectl, "config", "view", "--minify", "--output", _CONTEXT_NAMESPACE)
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"kubeconfig: {_reason(error)}") from error
+        raise ValueError(f"the kubeconfig names no cluster: {_reason(error)}") from error
     namespace = namespace or found or "default"
     pod = _find_pod(kubectl, namespace, release)
     command = [*kubectl, f"--namespace={namespace}", "port-forward", "--address=127.0.0.1"]

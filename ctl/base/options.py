@@ -21,7 +21,7 @@ def _flattened(options: type[Any], command: Command) -> Command:
         command(options(**{name: values.pop(name) for name in shared}), **values)
 
     parameters = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *shared.values())
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*shared.values(), *own)
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -25,7 +25,7 @@ Report = TypeVar("Report")
 
 def make_console(*, stderr: bool = False, lasting: bool = False, markup: bool = False) -> Console:
     """A console that does not fold lines when it is no terminal. Without `markup` it shows texts
-    as they are; rich's begins like [fd00::1]:9000.
+    as they are: [fd00::1]:9000 looks like rich's.
 
     A `lasting` one goes on when its terminal or pipe is closed, or its disk full: a cluster is
     not to end because its operator cannot be told of it.
