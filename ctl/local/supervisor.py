@@ -52,7 +52,6 @@ class Supervisor:
         self._probe = probe
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._children: dict[str, Child] = {}
-        self._probes: dict[str, asyncio.Task[None]] = {}
         self._watches: set[asyncio.Task[None]] = set()
 
     def request_stop(self) -> None:
@@ -121,8 +120,7 @@ class Supervisor:
             return
         self._children[spec.name] = child
         self._reporter.started(spec.name, child.pid)
-        self._probes[spec.name] = asyncio.create_task(self._ask(spec))
-        watch = asyncio.create_task(self._watch(spec.name, child))
+        watch = asyncio.create_task(self._watch(spec, child))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
@@ -130,17 +128,17 @@ class Supervisor:
         await self._probe(spec)
         self._events.put_nowait(Ready(spec.name))
 
-    async def _watch(self, name: str, child: Child) -> None:
-        status = await child.wait()
-        self._probes[name].cancel()
-        self._events.put_nowait(Exited(name, status))
+    async def _watch(self, spec: ProcessSpec, child: Child) -> None:
+        probe = asyncio.create_task(self._ask(spec))
+        try:
+            status = await child.wait()
+        finally:
+            probe.cancel()
+        self._events.put_nowait(Exited(spec.name, status))
 
     async def _leave_nothing(self) -> None:
         """Also after an exception of ours: no process, no task."""
         for child in self._children.values():
             child.kill()
-        tasks = [*self._probes.values(), *self._watches]
-        for probe in self._probes.values():
-            probe.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=1.0)
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=1.0)
