@@ -32,7 +32,7 @@ from kernels.attention import mla_prefill_cuda
 from kernels.attention.mla_prefill_plan import KeyGroup
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import best_path, note
 from kernels.elementwise.quantise import quantise
 from kernels.gemm.fp8_gemm import fp8_gemm
@@ -84,8 +84,8 @@ def mla_prefill_grouped(
     if out is None:
         out = empty_values(query, cache, kv_b)
     else:
-        check_operand("out", out, query.device, query.dtype)
-        check_shape("out", out, *query.shape[:2], value_dim_of(query, cache, kv_b))
+        shape = (*query.shape[:2], value_dim_of(query, cache, kv_b))
+        check_operand("out", out, query.device, query.dtype, shape=shape)
         check_contiguous(out=out)
     path = note("mla_prefill", path_for(query, cache, kv_b))
     attend: Callable[..., None] = attend_group_reference

@@ -9,7 +9,7 @@ out       [T, heads, R]  dtype of x, computed in float32
 
 import torch
 
-from kernels.build.operands import FLOATS, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_operand
 
 
 def rope(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
@@ -17,8 +17,8 @@ def rope(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     if x.dim() != 3 or x.shape[2] % 2:
         raise ValueError(f"x must be [T, heads, R] with R even, is {list(x.shape)}")
     check_operand("x", x, x.device, *FLOATS)
-    check_operand("rotation", rotation, x.device, torch.complex64)
-    check_shape("rotation", rotation, len(x), x.shape[2] // 2)
+    shape = (len(x), x.shape[2] // 2)
+    check_operand("rotation", rotation, x.device, torch.complex64, shape=shape)
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], x.shape[-1] // 2, 2))
     rotated = torch.view_as_real(pairs * rotation.unsqueeze(1)).flatten(-2)
     return rotated.to(x.dtype)

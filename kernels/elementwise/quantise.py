@@ -18,7 +18,7 @@ The Triton path gives the bits of the reference.
 import torch
 
 from kernels.build.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
-from kernels.build.operands import FLOATS
+from kernels.build.operands import FLOATS, check_contiguous, check_operand
 from kernels.build.paths import path_of
 
 
@@ -70,21 +70,18 @@ def check(x: torch.Tensor, *, num_dims: int) -> None:
         raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
     if x.shape[-1] % GROUP:
         raise ValueError(f"K = {x.shape[-1]} is not a multiple of {GROUP}")
-    if x.dtype not in FLOATS:
-        raise ValueError(f"x must be bfloat16 or float32, is {x.dtype}")
+    check_operand("x", x, x.device, *FLOATS)
 
 
 def check_scale(x: torch.Tensor, scale: torch.Tensor | None) -> None:
     """Raises ValueError for a given scale that is not one float32 on the device of `x`."""
-    if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
-        raise ValueError(f"a given scale is one float32, not {tuple(scale.shape)} {scale.dtype}")
-    if scale is not None and scale.device != x.device:
-        raise ValueError(f"scale is on {scale.device}, x on {x.device}")
+    if scale is not None:
+        check_operand("scale", scale, x.device, torch.float32)
+        if scale.numel() != 1:
+            raise ValueError(f"a given scale is one number, not {tuple(scale.shape)}")
 
 
 def check_counts(x: torch.Tensor, counts: torch.Tensor) -> None:
     """Raises ValueError when `counts` does not fit `x` [E, C, ...]."""
-    if counts.shape != x.shape[:1] or counts.dtype != torch.int32:
-        raise ValueError(f"counts must be [{x.shape[0]}] int32, is {tuple(counts.shape)}")
-    if counts.device != x.device or not counts.is_contiguous():
-        raise ValueError(f"counts are on {counts.device}, x on {x.device}, or have gaps")
+    check_operand("counts", counts, x.device, torch.int32, shape=x.shape[:1])
+    check_contiguous(counts=counts)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.build.fp8_scales import GROUP
-from kernels.build.operands import FLOATS, check_contiguous, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.combine import Combination, Update, combined
 from kernels.elementwise.quantise import check_scale, quantise_reference
@@ -118,8 +118,7 @@ def _check(
     rows = x.rows if isinstance(x, Combination) else x
     device, dtype, width = rows.device, rows.dtype, rows.shape[-1]
     check_operand("x", rows, device, *FLOATS)
-    check_operand("weight", weight, device, dtype)
-    check_shape("weight", weight, width)
+    check_operand("weight", weight, device, dtype, shape=(width,))
     check_contiguous(weight=weight)
     if quantises and (rows.dim() != 2 or width % GROUP):
         raise ValueError(f"H = {width} of {rows.dim()} dimensions is not a multiple of {GROUP}")

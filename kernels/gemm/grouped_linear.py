@@ -80,9 +80,7 @@ def grouped_linear_aligned(
     check_contiguous(x=x, expert_of=expert_of)
     if x.dim() != 2 or x.shape[0] % ALIGNMENT:
         raise ValueError(f"x must be [N, K] with N a multiple of 128, is {tuple(x.shape)}")
-    if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
-        raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
-    check_operand("expert_of", expert_of, x.device, torch.int32)
+    check_operand("expert_of", expert_of, x.device, torch.int32, shape=x.shape[:1])
     check_ids("expert_of", expert_of, -1, len(weight))
     if path_of("grouped_linear", x.device) == "triton" and weight.is_contiguous():
         from kernels.gemm.grouped_linear_triton import aligned

@@ -83,12 +83,8 @@ def fp8_grouped_gemm_contiguous(
     check_operands(x, x_scale, weight, w_scale)
     if x.dim() != 2 or weight.dim() != 3 or x.shape[0] % ALIGNMENT:
         raise ValueError(f"x must be [M, K] with M a multiple of 128, is {tuple(x.shape)}")
-    if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
-        raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
-    if ends.shape != weight.shape[:1] or ends.dtype != torch.int32:
-        raise ValueError(f"ends must be [{weight.shape[0]}] int32, is {tuple(ends.shape)}")
-    check_operand("expert_of", expert_of, x.device, torch.int32)
-    check_operand("ends", ends, x.device, torch.int32)
+    check_operand("expert_of", expert_of, x.device, torch.int32, shape=x.shape[:1])
+    check_operand("ends", ends, x.device, torch.int32, shape=weight.shape[:1])
     check_contiguous(expert_of=expert_of, ends=ends)
     check_ids("expert_of", expert_of, -1, len(weight))
     check_ids("ends", ends, 0, len(x) + 1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from kernels.build.operands import FLOATS, check_contiguous, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_operand
 from kernels.build.paths import path_of
 from kernels.gemm.linear import linear
 from kernels.gemm.router_gemm import router_gemm
@@ -123,8 +123,7 @@ def _check(
     num_experts, device = len(weight), hidden.device
     check_operand("hidden", hidden, device, *FLOATS)
     check_operand("weight", weight, device, torch.float32, hidden.dtype)
-    check_operand("bias", bias, device, torch.float32)
-    check_shape("bias", bias, num_experts)
+    check_operand("bias", bias, device, torch.float32, shape=(num_experts,))
     check_contiguous(bias=bias)
     if num_groups < 1 or num_experts % num_groups or not 0 < groups_per_token <= num_groups:
         raise ValueError(f"{groups_per_token} of {num_groups} groups of {num_experts} experts")
@@ -144,10 +143,8 @@ def _check_tables(
     check_replicas(physical, num_replicas, device)
     if len(physical) != num_experts:
         raise ValueError(f"physical {tuple(physical.shape)} is not of {num_experts} experts")
-    check_operand("counts", counts, device, torch.int64)
-    check_shape("counts", counts, num_experts)
+    check_operand("counts", counts, device, torch.int64, shape=(num_experts,))
     check_contiguous(counts=counts)
     if is_row is not None:
-        check_operand("is_row", is_row, device, torch.bool)
-        check_shape("is_row", is_row, len(hidden))
+        check_operand("is_row", is_row, device, torch.bool, shape=hidden.shape[:1])
         check_contiguous(is_row=is_row)

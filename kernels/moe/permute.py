@@ -26,7 +26,7 @@ import torch
 
 from kernels.build.aligned_rows import Permuted, empty_permuted
 from kernels.build.fp8_scales import GROUP
-from kernels.build.operands import check_ids, check_operand, check_shape
+from kernels.build.operands import check_ids, check_operand
 from kernels.build.paths import path_of
 
 
@@ -41,16 +41,15 @@ def permute(
 ) -> Permuted:
     """Raises ValueError for shapes, dtypes or devices that do not fit, and on a CPU for ids that
     are no experts."""
-    if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
-        raise ValueError(f"topk_idx must be [T, K] int64, is {topk_idx.dtype}")
-    if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0] or not hidden.is_contiguous():
+    check_operand("topk_idx", topk_idx, hidden.device, torch.int64)
+    fits = hidden.dim() == topk_idx.dim() == 2 and len(hidden) == len(topk_idx)
+    if not fits or not hidden.is_contiguous():
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
     if num_experts < 1 or alignment < 1:
         raise ValueError(f"{num_experts} experts, rows aligned to {alignment}")
-    check_operand("topk_idx", topk_idx, hidden.device, torch.int64)
     if scale is not None:
-        check_operand("scale", scale, hidden.device, torch.float32)
-        check_shape("scale", scale, len(hidden), hidden.shape[1] // GROUP)
+        shape = (len(hidden), hidden.shape[1] // GROUP)
+        check_operand("scale", scale, hidden.device, torch.float32, shape=shape)
     check_ids("topk_idx", topk_idx, -1, num_experts)
     if most is not None and topk_idx.is_cpu and int((topk_idx >= 0).sum()) > most:
         raise ValueError(f"more than {most} choices are here")

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.operands import check_contiguous, check_operand, check_shape
+from kernels.build.operands import check_contiguous, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.quantise import check_scale
 from kernels.elementwise.silu_mul import silu_mul_quantise_masked
@@ -213,8 +213,7 @@ def _check(
     check_operand("activations", activations, device, torch.float8_e4m3fn)
     check_operand("activation scales", scales, device, torch.float32)
     check_operand("weights", weights.blocks, device, torch.uint8)
-    check_operand("counts", counts, device, torch.int32)
-    check_shape("counts", counts, weights.num_experts)
+    check_operand("counts", counts, device, torch.int32, shape=(weights.num_experts,))
     check_contiguous(activations=activations, counts=counts)
     if activations.shape[-1] != k:
         raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
@@ -238,7 +237,6 @@ def _output(
     shape = (*activations.shape[:-1], weights.num_outputs)
     if out is None:
         return torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
-    check_operand("out", out, activations.device, torch.bfloat16)
-    check_shape("out", out, *shape)
+    check_operand("out", out, activations.device, torch.bfloat16, shape=shape)
     check_contiguous(out=out)
     return out
