@@ -11,18 +11,18 @@ from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import Update, combined
 from kernels.elementwise.rms_norm import rms_norm
 from kernels.gemm.linear import favoured_layout
-from model.attention_plan import AttentionPlan
+from model.attention.decode_plan import DecodePlan
+from model.attention.plan import AttentionPlan
+from model.attention.rotation import rotation_table
 from model.batch import AttentionForm, ForwardBatch
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.decode_batch import DecodeBatch
-from model.decode_plan import DecodePlan
 from model.layer import Layer
-from model.moe import Moe
+from model.moe.moe import Moe
 from model.projection import Projection
-from model.rotation import rotation_table
-from model.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
-from model.weights import LinearForm, Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from model.weights.weights import LinearForm, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class DeepseekV3:
         on_layer: Callable[[int], None] | None = None,
     ) -> "DeepseekV3":
         """Reads a folder; of the routed experts only those that `experts` places here (None: all
-        of them), on the device of its maps. `linear` and `form` are as `model.weights` has them;
+        of them), on the device of its maps. `linear` and `form` are as `Weights` has them;
         a model computes in the other form, too. The tensors come from `source`, if there is one,
         which is closed behind it; `on_layer` is called with l once layer l is loaded.
 

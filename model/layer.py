@@ -7,14 +7,14 @@ import torch
 
 from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import Update
-from model.attention import Attention
-from model.attention_plan import AttentionPlan
+from model.attention.attention import Attention
+from model.attention.decode_plan import DecodePlan
+from model.attention.plan import AttentionPlan
 from model.config import ModelConfig
-from model.decode_plan import DecodePlan
 from model.mlp import Mlp
-from model.moe import Moe
+from model.moe.moe import Moe
 from model.projection import Activations
-from model.weights import Weights
+from model.weights.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ import torch
 
 from engine.step.graph_capture import Capture, Step, capture_sizes
 from kernels.elementwise.combine import Update, combined
-from model.attention_plan import AttentionPlan
+from model.attention.plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
-from model.moe import Moe
+from model.moe.moe import Moe
 
 SIZES = (64, 128, 256, 384, 512, 768, 1024)
 TOKEN_IDS, POSITIONS, SLOTS = range(3)

@@ -16,9 +16,9 @@ from demo_model.evaluate import Score
 from demo_model.settings import CHECKPOINT_PATH
 from ep.dispatch.deep_ep_limits import LOW_LATENCY_HIDDEN
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.weights.checkpoint import Checkpoint
 from tests.model.driver import PagedRunner
 
 RUN = Run(date="", commit="", gpu="", bench="accuracy")

@@ -19,9 +19,9 @@ from bench.step_refloor import main as refloor
 from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, READ_BYTES
 from model.batch import AttentionForm
 from model.config import ModelConfig
-from model.dummy_checkpoint import DummyCheckpoint
 from model.weight_bytes import ATTENTION, DENSE, EXPERTS, SCALES, VOCABULARY, planned_weights
-from model.weights import Weights
+from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.weights import Weights
 
 DECODE = sorted((RESULTS / "details").glob("decode_rank_*.json"))
 PREFILL = sorted((RESULTS / "details").glob("prefill_rank_*.json"))

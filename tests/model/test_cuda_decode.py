@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import attention_plan
+from model.attention import plan as attention_plan
 from model.batch import AttentionForm
 from model.decode_batch import DecodeBatch
 from model.deepseek import DeepseekV3

@@ -9,10 +9,10 @@ from kernels.elementwise.quantise import quantise
 from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
 from kernels.gemm.block_dequantise import block_dequantise
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.deepseek import DeepseekV3
 from model.projection import Projection
-from model.weights import LinearForm, Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.weights import LinearForm, Weights
 from tests.model.decode_rows import norm_error
 from tests.model.driver import PagedRunner, load_all
 from tests.model.random_folder import make_random_folder, quantise_blocks

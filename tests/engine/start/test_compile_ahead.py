@@ -19,8 +19,8 @@ from kernels.build.fp8_gemm_blocks import DENSE
 from model.batch import AttentionForm
 from model.decode_batch import DecodeBatch
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint
-from tests.model.test_dummy_checkpoint import FP8, config_folder
+from model.weights.dummy_checkpoint import DummyCheckpoint
+from tests.model.weights.test_dummy_checkpoint import FP8, config_folder
 
 
 @pytest.fixture

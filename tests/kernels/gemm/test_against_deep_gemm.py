@@ -18,7 +18,7 @@ from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_masked,
 )
 from kernels.moe.w4a8_grouped_gemm_packing import PackedWeights, pack_weights
-from model.quantize_int4 import pack_nibbles
+from model.weights.int4 import pack_nibbles
 from tests.kernels.tensors import generator, randn
 
 pytestmark = pytest.mark.gpu

@@ -18,10 +18,10 @@ from kernels.gemm.linear import favoured_layout, linear
 from kernels.moe.fused_experts import FusedExperts
 from kernels.moe.fused_moe import fused_moe
 from model.config import ModelConfig
-from model.fp8_experts import Fp8Experts, stay_fp8
-from model.int4_experts import Int4Experts, are_int4
-from model.slot_loading import fill_slots, num_slots
-from model.weights import Weights
+from model.moe.fp8_experts import Fp8Experts, stay_fp8
+from model.moe.int4_experts import Int4Experts, are_int4
+from model.weights.slot_loading import fill_slots, num_slots
+from model.weights.weights import Weights
 
 
 def load_experts(

@@ -20,8 +20,8 @@ from kernels.moe.fused_experts import FusedExperts
 from kernels.moe.fused_moe import fused_moe
 from kernels.moe.permute import permute
 from model.config import ModelConfig
-from model.slot_loading import fill_slots, num_slots
-from model.weights import Weights
+from model.weights.slot_loading import fill_slots, num_slots
+from model.weights.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import torch
 from kernels.gemm.block_dequantise import BLOCK
 from kernels.gemm.linear import favoured_layout
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.projection import Projection
+from model.weights.checkpoint import Checkpoint
 
 LinearForm = Literal["auto", "plain", "fp8"]
 

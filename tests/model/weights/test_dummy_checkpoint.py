@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from model.batch import AttentionForm, ForwardBatch
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint, dummy_tensors
-from model.quantize_int4 import dequantise_int4
+from model.weights.checkpoint import Checkpoint
+from model.weights.dummy_checkpoint import DummyCheckpoint, dummy_tensors
+from model.weights.int4 import dequantise_int4
 from tests.tiny_checkpoint import TINY_CONFIG, make_tiny_checkpoint
 
 SIZES = {

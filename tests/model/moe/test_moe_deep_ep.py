@@ -15,12 +15,12 @@ from ep.group.group import EpGroup
 from ep.placement.placement import Placement
 from kernels.elementwise.combine import combined
 from kernels.elementwise.quantise import quantise
-from model.moe import NormedRows
+from model.moe.moe import NormedRows
 from tests.ep import fake_deep_ep_low_latency
 from tests.ep.fake_deep_ep import fake_deep_ep
 from tests.ep.thread_ranks import Meeting, on_all_ranks
-from tests.model import moe_layer
-from tests.model.moe_layer import FORMATS, load_moe, make_folders, padded
+from tests.model.moe import moe_layer
+from tests.model.moe.moe_layer import FORMATS, load_moe, make_folders, padded
 
 HIDDEN, EXPERTS, RANKS, ROWS, TOKENS = 512, 16, 2, 64, (5, 9)
 NEEDS = DispatchNeeds(

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import CheckpointError
-from model.checkpoint import Checkpoint, Stored
 from model.config import ModelConfig
-from model.tensor_names import SCALE_SUFFIX
 from model.w4afp8 import GROUP, QUANT_METHOD, input_scale_name, is_routed_weight
+from model.weights.checkpoint import Checkpoint, Stored
+from model.weights.tensor_names import SCALE_SUFFIX
 
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2,

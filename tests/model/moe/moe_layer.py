@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ep.dispatch.expert_shard import ExpertShard
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.moe import Moe
-from model.tensor_names import SCALE_SUFFIX
+from model.moe.moe import Moe
 from model.w4afp8 import QUANT_METHOD, input_scale_name, is_routed_weight
-from model.weights import LinearForm, Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.tensor_names import SCALE_SUFFIX
+from model.weights.weights import LinearForm, Weights
 from tests.model.random_folder import make_random_folder
 
 FORMATS = ("plain", "fp8", "int4", "static int4")

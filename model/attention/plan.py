@@ -13,7 +13,7 @@ from kernels.attention.mla_prefill_plan import KeyGroup, max_keys, plan_groups
 from kernels.attention.paged_rows import Row, RowGroup, group_rows, split_rows
 from kernels.build.paths import best_path
 from kernels.build.upload import upload_all
-from model.attention_form import attention_form
+from model.attention.form import attention_form
 from model.batch import AttentionForm, ForwardBatch
 from model.config import ModelConfig
 

@@ -5,7 +5,7 @@ import pytest
 from bench.attention_form import ways
 from bench.kernel_case import Tensors
 from kernels.attention.mla_decode_splits import MAX_QUERIES
-from model.attention_form import PLAIN_FROM, attention_form
+from model.attention.form import PLAIN_FROM, attention_form
 from model.batch import AttentionForm
 
 PLAIN, ABSORBED = AttentionForm.PLAIN, AttentionForm.ABSORBED

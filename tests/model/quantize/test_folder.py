@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import CheckpointError
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
-from model.quantize import main
-from model.quantize_int4 import dequantise_int4
-from model.quantize_journal import NAME as JOURNAL
-from model.quantize_journal import Journal
+from model.quantize.__main__ import main
+from model.quantize.journal import NAME as JOURNAL
+from model.quantize.journal import Journal
+from model.weights.checkpoint import Checkpoint
+from model.weights.int4 import dequantise_int4
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 SIZES: dict[str, Any] = {
@@ -169,7 +169,7 @@ def test_what_is_damaged_is_made_anew(
     names = sorted(path.name for path in model.glob("*.safetensors"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("model.quantize._copy_others", no_space)
+        patch.setattr("model.quantize.__main__._copy_others", no_space)
         assert run(model, output) == 1
     assert "No space left" in capsys.readouterr().out
     # Behind the last file: one is damaged, one gone, one half-written beside the journal's cut end.
@@ -195,7 +195,7 @@ def test_not_carried_on_from_another_checkpoint(
 ) -> None:
     model, output = make(tmp_path / "model"), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("model.quantize._copy_others", no_space)
+        patch.setattr("model.quantize.__main__._copy_others", no_space)
         assert run(model, output) == 1
     make(model, seed=1)
     assert run(model, output, "--resume") == 2

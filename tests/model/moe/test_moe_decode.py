@@ -17,11 +17,11 @@ from ep.group.group import EpGroup
 from ep.placement.expert_slots import ExpertSlots
 from ep.placement.placement import EMPTY, Placement
 from kernels.build import paths
-from model.fp8_experts import Fp8Experts
+from model.moe.fp8_experts import Fp8Experts
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 from tests.kernels.triton_device import INTERPRETED
 from tests.model.decode_rows import norm_error
-from tests.model.moe_layer import FORMATS, HIDDEN, load_moe, make_folders, padded
+from tests.model.moe.moe_layer import FORMATS, HIDDEN, load_moe, make_folders, padded
 
 EXPERTS, CAP = 16, 12
 

@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import mla_decode_triton
 from kernels.build import paths
-from model import attention_form, attention_plan
+from model.attention import form, plan
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
 from tests.kernels.triton_device import INTERPRETED
@@ -80,8 +80,8 @@ def test_equals_attention_by_rows(
         "_best_path",
         lambda operation, *_: "triton" if operation in kernels else "reference",
     )
-    monkeypatch.setattr(attention_plan, "max_keys", lambda *_: 48)
-    monkeypatch.setattr(attention_form, "PLAIN_FROM", ((0, 1), (32, 78)))
+    monkeypatch.setattr(plan, "max_keys", lambda *_: 48)
+    monkeypatch.setattr(form, "PLAIN_FROM", ((0, 1), (32, 78)))
     absorbed = []
     launch = mla_decode_triton.launch
 

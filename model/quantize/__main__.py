@@ -20,13 +20,13 @@ import torch
 
 from core.errors import CheckpointError
 from core.process import die_with_parent
-from model.checkpoint import INDEX, Checkpoint
 from model.config import Fields, ModelConfig
-from model.quantize_journal import NAME as JOURNAL
-from model.quantize_journal import Busy, Foreign, Journal, source_identity
-from model.quantize_plan import Shard, plan_shards, quantised_config
-from model.quantize_shard import PARTIAL_SUFFIX, sync_folder, write_shard
+from model.quantize.journal import NAME as JOURNAL
+from model.quantize.journal import Busy, Foreign, Journal, source_identity
+from model.quantize.plan import Shard, plan_shards, quantised_config
+from model.quantize.shard import PARTIAL_SUFFIX, sync_folder, write_shard
 from model.w4afp8 import QUANT_METHOD
+from model.weights.checkpoint import INDEX, Checkpoint
 
 CONFIG = "config.json"
 # Weights in other containers would be the unquantised ones.

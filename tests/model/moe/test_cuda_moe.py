@@ -11,9 +11,9 @@ from ep.dispatch.local import LocalDispatcher
 from ep.dispatch.local_aligned import LocalAlignedDispatcher
 from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import Placement
-from model.moe import Moe
+from model.moe.moe import Moe
 from tests.model.decode_rows import norm_error
-from tests.model.moe_layer import FORMATS, HIDDEN, load_moe, make_folders, padded
+from tests.model.moe.moe_layer import FORMATS, HIDDEN, load_moe, make_folders, padded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kind", FORMATS)]
 

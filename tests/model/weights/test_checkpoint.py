@@ -13,8 +13,8 @@ from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
 from ep.placement.placement import EMPTY, Placement
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
+from model.weights.checkpoint import Checkpoint
 from tests.model.driver import PagedRunner, load_all
 from tests.model.reference import assert_close, load_reference, reference_logits
 from tests.tiny_checkpoint import make_tiny_checkpoint

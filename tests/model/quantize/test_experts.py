@@ -15,13 +15,13 @@ from engine.process.fingerprint import kv_fingerprint
 from ep.placement.expert_slots import ExpertSlots
 from ep.placement.placement import EMPTY
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.experts import load_experts
-from model.int4_experts import Int4Experts
-from model.quantize import main
-from model.quantize_int4 import dequantise_int4
-from model.weights import Weights
+from model.moe.experts import load_experts
+from model.moe.int4_experts import Int4Experts
+from model.quantize.__main__ import main
+from model.weights.checkpoint import Checkpoint
+from model.weights.int4 import dequantise_int4
+from model.weights.weights import Weights
 from tests.model.driver import PagedRunner, load_all
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

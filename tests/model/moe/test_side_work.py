@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.side_work import SideWork
+from model.moe.side_work import SideWork
 
 
 def test_on_a_cpu_work_is_done_at_once() -> None:

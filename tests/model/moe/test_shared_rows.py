@@ -13,9 +13,9 @@ from ep.placement.placement import Placement
 from kernels.elementwise.combine import combined
 from kernels.elementwise.rms_norm import add_rms_norm
 from model.batch import AttentionForm
-from model.moe import Moe
+from model.moe.moe import Moe
 from tests.model.driver import PagedRunner, load_all
-from tests.model.moe_layer import make_int4
+from tests.model.moe.moe_layer import make_int4
 from tests.model.random_folder import make_random_folder
 
 PROMPTS = {0: [5 + i % 280 for i in range(40)], 1: [9, 8, 7]}

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from core.errors import CheckpointError
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
 from model.config import ModelConfig
-from model.tensor_names import SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 from model.w4afp8 import INT4_TYPES, int4_problem, is_routed_weight, weight_of_input_scale
+from model.weights.tensor_names import SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

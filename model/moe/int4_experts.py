@@ -23,9 +23,9 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     pack_weights,
 )
 from model.config import ModelConfig
-from model.slot_loading import fill_slots
 from model.w4afp8 import input_scale_name
-from model.weights import Weights
+from model.weights.slot_loading import fill_slots
+from model.weights.weights import Weights
 
 # Of an expert, up to which down takes each multiprocessor as soon as gate_up leaves it. The shared
 # expert, computed beside both, waits for it then: of more rows for longer than that saves.

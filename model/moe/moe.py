@@ -16,12 +16,12 @@ from kernels.elementwise.combine import Update, combined
 from kernels.elementwise.rms_norm import add_rms_norm, add_rms_norm_all, add_rms_norm_both
 from kernels.moe.gate import route
 from model.config import ModelConfig
-from model.experts import Experts, load_experts
-from model.int4_experts import Int4Experts
 from model.mlp import Mlp
+from model.moe.experts import Experts, load_experts
+from model.moe.int4_experts import Int4Experts
+from model.moe.side_work import SideWork
 from model.projection import Quantised
-from model.side_work import SideWork
-from model.weights import Weights
+from model.weights.weights import Weights
 
 
 class NormedRows(NamedTuple):

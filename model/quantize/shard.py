@@ -10,9 +10,9 @@ from typing import BinaryIO
 import torch
 
 from core.errors import CheckpointError
-from model.checkpoint import Checkpoint
-from model.quantize_int4 import quantise_int4
-from model.quantize_plan import Shard, Tensor, made_of
+from model.quantize.plan import Shard, Tensor, made_of
+from model.weights.checkpoint import Checkpoint
+from model.weights.int4 import quantise_int4
 
 PARTIAL_SUFFIX = ".partial"
 _HASH_CHUNK_BYTES = 1 << 22

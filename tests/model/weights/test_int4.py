@@ -9,7 +9,7 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     pack_weights,
     unpack_weights,
 )
-from model.quantize_int4 import dequantise_int4, quantise_int4
+from model.weights.int4 import dequantise_int4, quantise_int4
 
 
 def plain_rounding(weight: torch.Tensor) -> torch.Tensor:

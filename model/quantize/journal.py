@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 from typing import Self, TextIO
 
-from model.checkpoint import Checkpoint
-from model.quantize_plan import Shard
-from model.quantize_shard import file_hash
+from model.quantize.plan import Shard
+from model.quantize.shard import file_hash
 from model.w4afp8 import QUANT_METHOD
+from model.weights.checkpoint import Checkpoint
 
 NAME = "quantize.journal"
 # To be raised when the same source comes to give other bytes.

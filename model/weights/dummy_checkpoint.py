@@ -26,10 +26,7 @@ from pathlib import Path
 import torch
 
 from kernels.gemm.block_dequantise import BLOCK
-from model.checkpoint import FP8_TYPE, Checkpoint, Stored
 from model.config import Fields, ModelConfig
-from model.quantize_int4 import LARGEST, pack_nibbles
-from model.tensor_names import EMBEDDING, SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 from model.w4afp8 import (
     GROUP,
     QUANT_METHOD,
@@ -38,6 +35,9 @@ from model.w4afp8 import (
     is_routed_weight,
     weight_of_input_scale,
 )
+from model.weights.checkpoint import FP8_TYPE, Checkpoint, Stored
+from model.weights.int4 import LARGEST, pack_nibbles
+from model.weights.tensor_names import EMBEDDING, SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 
 INT4_TYPE = "I8"
 ITEMSIZES = {"F32": 4, "BF16": 2, FP8_TYPE: 1, INT4_TYPE: 1}

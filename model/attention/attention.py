@@ -12,11 +12,11 @@ from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_
 from kernels.attention.paged_rows import RowGroup
 from kernels.attention.rope_write import rope_write
 from kernels.gemm.head_linear import head_linear
-from model.attention_plan import AttentionPlan, PagedRows
+from model.attention.decode_plan import DecodePlan
+from model.attention.plan import AttentionPlan, PagedRows
 from model.config import ModelConfig
-from model.decode_plan import DecodePlan
 from model.projection import Activations, Projection
-from model.weights import Weights
+from model.weights.weights import Weights
 
 # NOTE: the two inner norms do not follow `rms_norm_eps`: DeepSeek's code leaves their default.
 LATENT_NORM_EPS = 1e-6
