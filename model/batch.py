@@ -58,7 +58,7 @@ class ForwardBatch:
 
     @property
     def wanted_per_rank(self) -> tuple[int, ...] | None:
-        """S of every rank, which is what goes on behind the last attention; None: not known of
+        """S of every rank, which is what goes on after the last attention; None: not known of
         all, so T does."""
         if len(self.tokens_per_rank) == 1:
             return (len(self.logit_rows),)

@@ -9,7 +9,7 @@ import torch
 class DecodeBatch:
     """One new token of each of B rows. The tensors keep their places, so that a captured CUDA
     graph finds the next step's values in them. All ranks of the EP group have the same B; rows
-    behind a rank's own are padding.
+    after a rank's own are padding.
 
     token_ids    [B] int64
     positions    [B] int64, absolute

@@ -53,7 +53,7 @@ class DeepseekV3:
         """Reads a folder; of the routed experts only those that `experts` places here (None: all
         of them), on the device of its maps. `linear` and `form` are as `Weights` has them;
         a model computes in the other form, too. The tensors come from `source`, if there is one,
-        which is closed behind it; `on_layer` is called with l once layer l is loaded.
+        which is closed after it; `on_layer` is called with l once layer l is loaded.
 
         CheckpointError for a folder that does not fit, before any weight is read; ValueError for
         experts of a model of another shape.
@@ -115,8 +115,8 @@ class DeepseekV3:
         kv_cache: torch.Tensor,
         on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
-        """[S, H] of `batch.logit_rows` in front of the final norm, for `logits`."""
-        # Behind the last layer's attention nobody needs the other rows.
+        """[S, H] of `batch.logit_rows` before the final norm, for `logits`."""
+        # After the last layer's attention the other rows are not needed.
         rows = None if batch.wanted_per_rank is None else batch.logit_rows
         hidden = self.run_layers(batch, kv_cache, on_layer, rows)
         return hidden if rows is not None else hidden[batch.logit_rows]
@@ -127,12 +127,12 @@ class DeepseekV3:
         kv_cache: torch.Tensor,
         on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
-        """[T, H] of all tokens behind the final norm: what an MTP layer starts from."""
+        """[T, H] of all tokens after the final norm: what an MTP layer starts from."""
         hidden = self.run_layers(batch, kv_cache, on_layer, None)
         return rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, vocab] float32 from [S, H] in front of the final norm."""
+        """[S, vocab] float32 from [S, H] before the final norm."""
         normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
         return self.head.forward_wide(normed)
 
@@ -161,7 +161,7 @@ class DeepseekV3:
         on_layer: Callable[[int], None] | None,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The residual stream behind the last layer: [T, H], or [S, H] of `rows`."""
+        """The residual stream after the last layer: [T, H], or [S, H] of `rows`."""
         plan = None
         if batch.token_ids.numel():
             plan = AttentionPlan.build(batch, self.config, self.rotation_table, kv_cache)

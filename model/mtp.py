@@ -1,4 +1,4 @@
-"""A multi-token-prediction layer: from a position's hidden state and the token behind it, the
+"""A multi-token-prediction layer: from a position's hidden state and the token after it, the
 token after that."""
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """DeepGEMM's kernels, compiled ahead by several processes.
 
-DeepGEMM compiles a kernel when a product first asks for it: seconds each, one behind the other, and
+DeepGEMM compiles a kernel when a product first asks for it: seconds each, one after the other, and
 nothing in it compiles without computing. So the products of a start are noted first and computed
 once each by processes beside this one, which leave their kernels in DeepGEMM's cache.
 

@@ -5,7 +5,7 @@
      "fp8_gemm": {"dense n7168 k16384": {"64": {"block_m": 64, ...}, ...}, ...}}
 
 Keys of the innermost level are rows (of an expert, where there are experts); the nearest one
-counts. Shapes and devices that nobody has tuned get what is right more often than not, which is
+counts. Shapes and devices without tuning get what is right more often than not, which is
 said once in the log.
 """
 

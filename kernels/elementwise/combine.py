@@ -27,7 +27,7 @@ from kernels.build.paths import path_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
     """What is still to be combined, with a scaling of one: shapes in this file's docstring. The
-    norm behind it (`rms_norm`) does that on its way. Raises ValueError as `combine`."""
+    norm after it (`rms_norm`) does that on its way. Raises ValueError as `combine`."""
 
     rows: torch.Tensor
     row_of: torch.Tensor
@@ -76,7 +76,7 @@ def combine_reference(
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     total = rows.new_zeros(row_of.shape[1], rows.shape[1], dtype=torch.float32)
-    # Where there are no rows nobody has one.
+    # Where there are no rows no token has one.
     for choice, numbers in enumerate(row_of if len(rows) else ()):
         here = numbers >= 0
         values = rows[numbers.clamp_min(0).long()].float() * weights[:, choice, None]

@@ -8,7 +8,7 @@
 
     x       [T, K], whose rows may be slices of longer ones, or masked [E, C, K]  bfloat16 or
             float32, K a multiple of 128
-    counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
+    counts  [E] int32, masked: rows of each expert; further ones are neither read nor written
     out     shape of x  float8_e4m3fn
     scale   [T, K / 128] or [E, C, K / 128]; `kernels.build.fp8_scales` says where they lie
 

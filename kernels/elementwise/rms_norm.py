@@ -1,4 +1,4 @@
-"""Root-mean-square norm, with the residual addition in front of it and the quantisation behind it.
+"""Root-mean-square norm, with the residual addition before it and the quantisation after it.
 
     rms_norm(x)[t]                = x[t] / sqrt(mean(x[t]^2) + eps) * weight
     add_rms_norm(x, residual)[t]  = rms_norm(x + residual)[t], and x + residual itself

@@ -4,7 +4,7 @@ what it gives.
     out[t, i] = silu(x[t, i]) * x[t, I + i],   silu(a) = a / (1 + exp(-a))
 
     x       [T, 2 I] or masked [E, C, 2 I]  gate half first, float32 or bfloat16
-    counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
+    counts  [E] int32, masked: rows of each expert; further ones are neither read nor written
     out     [T, I] or [E, C, I] same dtype; quantised: e4m3 and scales as `quantise` gives
             them, with a given scale where that is asked for
 
@@ -40,7 +40,7 @@ def silu_mul_masked(
     x: torch.Tensor, counts: torch.Tensor, *, expected_rows: int = 0
 ) -> torch.Tensor:
     """[E, C, I] of the first `counts[e]` rows of each expert, of which there are likely to be
-    `expected_rows` (0: nobody knows)."""
+    `expected_rows` (0: unknown)."""
     _check_halves(x, num_dims=3)
     check_counts(x, counts)
     if path_of("silu_mul", x.device) == "triton" and x.is_contiguous():

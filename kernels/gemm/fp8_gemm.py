@@ -12,8 +12,8 @@ K is a multiple of 128. A CUDA kernel for up to 128 tokens, DeepGEMM or Triton, 
 measured to be fastest for the shape; of the first and the last where DeepGEMM is not installed. All
 are within TOLERANCE of the reference, relative by norm, most of which is rounding to bfloat16.
 
-NOTE: the CUDA kernel reads weights before the kernels in front of it have ended. They must not be
-written by a kernel that lets the next one begin earlier (`kernels.build.dependent_launch_triton`).
+NOTE: the CUDA kernel reads weights while earlier kernels still run. They must not be written by a
+kernel that lets the next one begin early (`kernels.build.dependent_launch_triton`).
 """
 
 import torch

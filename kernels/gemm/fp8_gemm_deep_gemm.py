@@ -12,7 +12,7 @@ import torch
 # What computes; `kernels.ahead.deep_gemm_ahead` puts another in its place while it notes products.
 library: Any = deep_gemm
 
-# Its kernels are launched while what is in front of them ends, and wait for that themselves.
+# Its kernels are launched while what is before them ends, and wait for that themselves.
 if hasattr(deep_gemm, "set_pdl"):
     deep_gemm.set_pdl(True)
 

@@ -112,7 +112,7 @@ def _product(
             total += tl.dot(x_tile, tl.trans(w_tile)) * factor[:, None]
         if halves == 2:
             if pinned:
-                # Else the compiler moves these sums behind the next product, and both products'
+                # Else the compiler moves these sums after the next product, and both products'
                 # parts do not fit into the registers together.
                 total = tl.inline_asm_elementwise(
                     "", "=f,0", [total], dtype=tl.float32, is_pure=False, pack=1

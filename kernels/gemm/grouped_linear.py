@@ -18,7 +18,7 @@ wait for the host on a GPU. There the Triton path is within TOLERANCE of the ref
 norm.
 
 On a CPU the bits of a row do not depend on the other rows, as in `linear`. An expert with
-fewer than MIN_ROWS rows is given some of the rows behind it as well; what it makes of them is
+fewer than MIN_ROWS rows is given some of the rows after it as well; what it makes of them is
 overwritten by the experts that they belong to.
 """
 

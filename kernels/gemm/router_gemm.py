@@ -11,8 +11,8 @@ a CUDA kernel, whose thread blocks share sums in clusters, or Triton's, where th
 that ends last adds up its parts. Both add in the same order each time. Many tokens go through
 torch's library. Within TOLERANCE of the float64 result, relative by norm.
 
-NOTE: weights are read before the kernels in front have ended. They must not be written by a kernel
-that lets the next one begin earlier (`kernels.build.dependent_launch_triton`).
+NOTE: weights are read while earlier kernels still run. They must not be written by a kernel that
+lets the next one begin early (`kernels.build.dependent_launch_triton`).
 """
 
 import torch

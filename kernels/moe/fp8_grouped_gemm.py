@@ -7,7 +7,7 @@ with e the expert of row i, summed in float32.
     x          [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn, contiguous
     x_scale    [E, C, K / 128] or [M, K / 128] float32; fastest with rows contiguous
     weight     [E, N, K]  float8_e4m3fn, contiguous;  w_scale [E, N / 128, K / 128] float32
-    counts     [E] int32, masked: rows of each expert; those behind are neither read nor written
+    counts     [E] int32, masked: rows of each expert; further ones are neither read nor written
     expert_of  [M] int32, contiguous: each expert's rows begin at a multiple of ALIGNMENT, as
                `permute` leaves them; -1: padding, of whose results nothing is said. On a
                device neither is read by the host

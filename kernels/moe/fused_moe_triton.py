@@ -47,7 +47,7 @@ def _align(
     entry = tl.program_id(0) * chunk + tl.arange(0, chunk)
     is_entry = entry < num_tokens * num_choices
     expert = tl.load(topk_idx + entry, mask=is_entry, other=-1)
-    here = (expert >= 0) & (expert < num_experts)  # nobody ranks, nor has room for, others
+    here = (expert >= 0) & (expert < num_experts)  # others have neither rank nor room
     index = tl.arange(0, experts)
     count = tl.load(counts + index, mask=index < num_experts, other=0)
     padded = (count + block_m - 1) // block_m * block_m

@@ -12,7 +12,7 @@ with e the expert of row i.
     out                [E, C, N] or [M, N]  bfloat16
 
 Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
-then those of expert 1, without gaps. Rows behind those that counts names are not read and their
+then those of expert 1, without gaps. Rows after those that counts names are not read and their
 outputs not written. N and K are multiples of 128. One scale a row, or for all, multiplies the sum
 over k, which takes half as many float instructions as one for each 128 columns. The product of gate
 and up goes on, gated, as FP8 where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16
@@ -56,7 +56,7 @@ def w4a8_grouped_gemm_masked(
 ) -> torch.Tensor:
     """Masked layout. `expected_rows`, the rows that an expert is likely to have (default: C),
     picks among tiles, whose results differ by rounding. `early`: weights and counts were there
-    before the kernel in front of this call began, so that this one may begin while that ends.
+    before the kernel launched last began, so that this one may begin while that ends.
     Raises ValueError for arguments that do not fit."""
     _check_masked(activations, activation_scales, weights, counts)
     return _product(
@@ -78,7 +78,7 @@ def w4a8_grouped_gemm_gated(
     """Masked layout of gate_up, gate half first: what `silu_mul.silu_mul_quantise_masked`
     makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]); or, with an
     `out_scale` [] float32 that the caller has, (values quantised with it, `out_scale`).
-    `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the kernel behind, if it is one that
+    `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the next kernel, if it is one that
     begins early, may take multiprocessors as soon as this one leaves them. Raises ValueError for
     arguments that do not fit, and unless N is a multiple of 256."""
     _check_masked(activations, activation_scales, weights, counts)

@@ -58,7 +58,7 @@ class Attention:
             interleave_keys(q_kv_a.weight, config)
             interleave_queries((q_b or q_kv_a).weight, config)
             if bias is not None:
-                interleave_keys(bias, config)  # a query's bias is in front of its norm, or zero
+                interleave_keys(bias, config)  # a query's bias is before its norm, or zero
         return cls(
             config=config,
             q_kv_a=q_kv_a,
@@ -86,10 +86,10 @@ class Attention:
         norm = {"latent_norm": self.kv_a_norm, "eps": LATENT_NORM_EPS}
         rotation, slots = plan.rotation, plan.slots
         if rows is not None:
-            nobody = query.new_empty(len(query), 0, self.config.qk_head_dim)
-            rope_write(nobody, latent, key_rope, rotation, slots, cache, **norm)
+            no_query = query.new_empty(len(query), 0, self.config.qk_head_dim)
+            rope_write(no_query, latent, key_rope, rotation, slots, cache, **norm)
             if not len(rows):
-                return nobody[:0]
+                return no_query[:0]
             # Theirs are written once more, the same.
             query, latent, key_rope, rotation, slots = (
                 each.index_select(0, rows) for each in (query, latent, key_rope, rotation, slots)
@@ -99,13 +99,13 @@ class Attention:
         return query
 
     def project(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """query [T, heads, D + R], latent [T, C] in front of its norm, key [T, R]; the last two
+        """query [T, heads, D + R], latent [T, C] before its norm, key [T, R]; the last two
         are slices, nothing is rotated."""
         query, latent, key_rope = self.split(self.q_kv_a.forward(x))
         return self.project_query(query), latent, key_rope
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Slices of what `q_kv_a` gives: for `project_query`, latent [T, C] in front of its norm,
+        """Slices of what `q_kv_a` gives: for `project_query`, latent [T, C] before its norm,
         key [T, R]."""
         rank, rotated = self.config.kv_lora_rank, self.config.qk_rope_head_dim
         width = projected.shape[1] - rank - rotated
@@ -246,7 +246,7 @@ def interleave_keys(q_kv_a: torch.Tensor, config: ModelConfig) -> None:
 
 
 def interleave_queries(query: torch.Tensor, config: ModelConfig) -> None:
-    """Reorders, in place, the last R of each head's D + R rows; rows behind the heads stay."""
+    """Reorders, in place, the last R of each head's D + R rows; rows after the heads stay."""
     heads = query[: config.num_heads * config.qk_head_dim].unflatten(0, (config.num_heads, -1))
     rotated = heads[:, config.qk_nope_head_dim :]
     rotated.copy_(rotated[:, interleaved_order(config, query.device)])

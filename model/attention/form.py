@@ -1,10 +1,10 @@
-"""Which form of attention is cheaper for a row's new tokens behind its cached prefix.
+"""Which form of attention is cheaper for a row's new tokens after its cached prefix.
 
 Plain form expands every latent that the row sees to keys and values of all heads, 2 C (D + V) FLOP
 each, and looks at D + R + V elements for each query and key. Absorbed form folds kv_b into each
 query and result, as many FLOP for a new token, and looks at 2 C + R. So a prefix costs the plain
 form once, and each of its keys costs the absorbed one more for each new token: with DeepSeek-V3's
-sizes, Q new tokens behind P cached ones take fewer FLOP in plain form when
+sizes, Q new tokens after P cached ones take fewer FLOP in plain form when
 
     P * C (D + V)  <  Q * (P + Q / 2) * (2 C - D - V)
 
@@ -23,6 +23,6 @@ PLAIN_FROM = ((0, 1), (128, 5), (256, 9), (512, 17), (1024, 65))
 def attention_form(prefix_tokens: int, new_tokens: int) -> AttentionForm:
     """For one row. ValueError for less than one new token or a prefix below none."""
     if prefix_tokens < 0 or new_tokens < 1:
-        raise ValueError(f"no such row: {new_tokens} new tokens behind {prefix_tokens}")
+        raise ValueError(f"no such row: {new_tokens} new tokens after {prefix_tokens}")
     least = next(new for prefix, new in reversed(PLAIN_FROM) if prefix <= prefix_tokens)
     return AttentionForm.PLAIN if new_tokens >= least else AttentionForm.ABSORBED

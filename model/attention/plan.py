@@ -24,7 +24,7 @@ WANTED_SHARE = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedRows:
     """What `mla_decode.mla_decode_paged` needs of b rows with Q queries each, a power of
-    two: a row's new tokens, behind as many others as it takes to fill up.
+    two: a row's new tokens, after as many others as it takes to fill up.
 
     block_table  [b, P] int32
     kv_lengths   [b] int32
@@ -131,7 +131,7 @@ def paged_rows(batch: ForwardBatch, rows: Sequence[Row], num_heads: int) -> tupl
 
 
 def wanted_rows(batch: ForwardBatch, num_heads: int) -> PagedRows | None:
-    """The logit rows of a batch, each with the keys in front of it; nothing waits for the device.
+    """The logit rows of a batch, each with the keys before it; nothing waits for the device.
     None when they are none, or more than a WANTED_SHARE of the tokens, and where all tokens go
     on."""
     if batch.wanted_per_rank is None:

@@ -46,7 +46,7 @@ def load_experts(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """gate_up [S, 2 I, H] and down [S, H, I] of S slots; what an empty slot holds is not used.
-    Behind the placement's `num_slots` there may be one more, of the shared expert."""
+    After the placement's `num_slots` there may be one more, of the shared expert."""
 
     num_slots: int
     gate_up: torch.Tensor

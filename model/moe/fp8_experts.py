@@ -27,7 +27,7 @@ from model.weights.weights import Weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Experts:
     """gate_up [S, 2 I, H], gate half first, and down [S, H, I] float8_e4m3fn; their scales
-    [S, rows / 128, columns / 128] float32. What an empty slot holds is not used. Behind the
+    [S, rows / 128, columns / 128] float32. What an empty slot holds is not used. After the
     placement's `num_slots` there may be one more, of the shared expert. The model computes in
     `dtype`.
     """

@@ -38,7 +38,7 @@ class Int4Experts:
     not used. The model computes in `dtype`.
 
     Activations have a scale for each 128 values; or, where `input_scales` says so, all of them one
-    in front of gate_up and one in front of down ([] float32 each), the same on all ranks, with
+    before gate_up and one before down ([] float32 each), the same on all ranks, with
     which they are quantised at once. What DeepEP sends in decode steps is rounded to that once
     more.
     """
@@ -155,7 +155,7 @@ def _packed(weights: Weights, name: str) -> torch.Tensor:
 def _input_scales(
     weights: Weights, config: ModelConfig, prefix: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of all experts of the layer, in front of gate_up and of down."""
+    """The largest of all experts of the layer, before gate_up and of down."""
 
     def largest(*projections: str) -> torch.Tensor:
         names = [

@@ -32,7 +32,7 @@ class NormedRows(NamedTuple):
     sent: Rows | None
 
 
-# Of a decode step, up to which the shared expert begins in front of the gate, on a stream of its
+# Of a decode step, up to which the shared expert begins before the gate, on a stream of its
 # own; of more its products take all multiprocessors, for which the gate would wait. As it was
 # fastest on an H200 with DeepSeek-V3's sizes; the results are the same.
 SHARED_FIRST_TOKENS = 32
@@ -96,7 +96,7 @@ class Moe:
         )
 
     @property
-    def waits_for_nobody(self) -> bool:
+    def waits_for_no_rank(self) -> bool:
         """Whether `forward` needs no other rank and no look of the host at what the gate chose."""
         return self.fused or isinstance(self.aligned, LocalAlignedDispatcher)
 
@@ -107,7 +107,7 @@ class Moe:
         is_row: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, H] -> [T, H]; also with T = 0, for the tokens of other ranks. Of tokens that are none
-        by `is_row` [T] bool, which only a rank that `waits_for_nobody` may have, the result means
+        by `is_row` [T] bool, which only a rank that `waits_for_no_rank` may have, the result means
         nothing."""
         return combined(self.forward_parts(x, tokens_per_rank, is_row))
 
@@ -120,7 +120,7 @@ class Moe:
     ) -> Update:
         """The same, where it can be still to be combined. `rows`: what `add_normed` made beside
         x."""
-        assert is_row is None or self.waits_for_nobody, "other dispatchers take no padding"
+        assert is_row is None or self.waits_for_no_rank, "other dispatchers take no padding"
         if is_row is not None or rows is not None:
             return self._forward(x, tokens_per_rank, is_row, rows)
 

@@ -3,7 +3,7 @@
     python -m model.quantize --model FOLDER --output FOLDER --format w4afp8 [--resume]
 
 Works file by file and can be carried on after any interruption. The new folder gets its
-config.json last, so that until then nobody takes it for a model. Progress goes to stdout, one JSON
+config.json last, so that until then it is not taken for a model. Progress goes to stdout, one JSON
 object a line; `ctl quantize` shows it to people. Exit status 2 is wrong usage, 1 everything else.
 """
 

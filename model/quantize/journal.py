@@ -1,7 +1,7 @@
 """What a quantisation has finished, kept beside its files so that it can be carried on.
 
 A text file of JSON lines: first what is made from what, then one line a finished file. Its lock
-is held while somebody works in the folder.
+is held while a process works in the folder.
 """
 
 import fcntl

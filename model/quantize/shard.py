@@ -16,7 +16,7 @@ from model.weights.int4 import quantise_int4
 
 PARTIAL_SUFFIX = ".partial"
 _HASH_CHUNK_BYTES = 1 << 22
-# What stands for an activation scale that nobody has measured; readers without one take it too.
+# What stands for an activation scale that was not measured; readers without one take it too.
 INPUT_SCALE = 1.0
 
 # Called with the bytes of the source that have been dealt with since the last call.
@@ -80,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _layout(shard: Shard) -> tuple[bytes, dict[str, int]]:
-    """The file's beginning, and where behind it each tensor begins."""
+    """The file's beginning, and where after it each tensor begins."""
     fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offsets: dict[str, int] = {}
     end = 0

@@ -24,7 +24,7 @@ SINGLE = "model.safetensors"
 NUM_NAMED = 5  # tensors named in an error message; the rest are counted
 FLOAT_TYPES = ("F32", "BF16", "F16")
 FP8_TYPE = "F8_E4M3"
-# Buffers that older writers stored and that nobody reads.
+# Buffers that older writers stored and that are not read.
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 
 
@@ -35,7 +35,7 @@ class Stored:
     file: Path
     dtype: str  # as safetensors names it
     shape: tuple[int, ...]
-    offsets: tuple[int, int]  # in the file, counted from behind its header
+    offsets: tuple[int, int]  # in the file, counted from the end of its header
 
 
 class Checkpoint:

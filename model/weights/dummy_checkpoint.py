@@ -12,8 +12,8 @@ with a variance of one over their inputs, so that hidden states neither vanish n
 and int4 values are spread as those of a quantised normal matrix, since the power that products
 take, and with it their speed, depends on the bits that change: the largest of a block or group is
 the largest of its type, most are near zero. So are their inputs by static scales: of 512 normal
-tokens through three experts of DeepSeek-V3's sizes none is clipped, in front of gate_up 1.1e-5 of
-the values become zero, in front of down 4.1e-4 (less than half of e4m3's smallest), and both are
+tokens through three experts of DeepSeek-V3's sizes none is clipped, before gate_up 1.1e-5 of
+the values become zero, before down 4.1e-4 (less than half of e4m3's smallest), and both are
 2.65% off by norm, as with scales of their own. Gates are random too and their bias is zero, so that
 tokens spread over all experts.
 """

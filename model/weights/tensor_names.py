@@ -29,7 +29,7 @@ def main_tensors(config: ModelConfig) -> Shapes:
 
 
 def mtp_tensors(config: ModelConfig, depth: int) -> tuple[Shapes, Shapes]:
-    """(needed, optional) tensors of MTP layer `depth`. It is stored behind the last layer; its
+    """(needed, optional) tensors of MTP layer `depth`. It is stored after the last layer; its
     copies of the embedding and the head may be left out, the main model's serve then."""
     prefix = layer_prefix(config.num_layers + depth)
     hidden = config.hidden_size
