@@ -11,12 +11,10 @@ from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import Update, combined
 from kernels.elementwise.rms_norm import rms_norm
 from kernels.gemm.linear import favoured_layout
-from model.attention.decode_plan import DecodePlan
-from model.attention.plan import AttentionPlan
+from model.attention.plan import AttentionPlan, DecodePlan
 from model.attention.rotation import rotation_table
-from model.batch import AttentionForm, ForwardBatch
+from model.batch import AttentionForm, DecodeBatch, ForwardBatch
 from model.config import ModelConfig
-from model.decode_batch import DecodeBatch
 from model.layer import Layer
 from model.moe.moe import Moe
 from model.projection import Projection

@@ -8,8 +8,7 @@ import torch
 from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import Update
 from model.attention.attention import Attention
-from model.attention.decode_plan import DecodePlan
-from model.attention.plan import AttentionPlan
+from model.attention.plan import AttentionPlan, DecodePlan
 from model.config import ModelConfig
 from model.mlp import Mlp
 from model.moe.moe import Moe

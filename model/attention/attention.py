@@ -12,8 +12,7 @@ from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_
 from kernels.attention.paged_rows import RowGroup
 from kernels.attention.rope_write import rope_write
 from kernels.gemm.head_linear import head_linear
-from model.attention.decode_plan import DecodePlan
-from model.attention.plan import AttentionPlan, PagedRows
+from model.attention.plan import AttentionPlan, DecodePlan, PagedRows
 from model.config import ModelConfig
 from model.projection import Activations, Projection
 from model.weights.weights import Weights

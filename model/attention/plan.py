@@ -14,7 +14,7 @@ from kernels.attention.paged_rows import Row, RowGroup, group_rows, split_rows
 from kernels.build.paths import best_path
 from kernels.build.upload import upload_all
 from model.attention.form import attention_form
-from model.batch import AttentionForm, ForwardBatch
+from model.batch import AttentionForm, DecodeBatch, ForwardBatch
 from model.config import ModelConfig
 
 # One in so many tokens at most: each is attended to by itself.
@@ -96,6 +96,37 @@ class AttentionPlan:
             key_groups=plan_groups(plain, page_tokens, most, device),
             paged=paged_rows(batch, absorbed, config.num_heads),
             wanted=wanted_rows(batch, config.num_heads) if has_paged else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePlan:
+    """What all layers share in one decode step; made on the device, without waiting for it.
+
+    rotation     [B, R / 2] complex64, of each row's position
+    slots, kv_lengths, block_table  of the batch
+    is_row       [B] bool, false for padding
+    schedule     of `kernels.attention.mla_decode`
+    """
+
+    rotation: torch.Tensor
+    slots: torch.Tensor
+    kv_lengths: torch.Tensor
+    block_table: torch.Tensor
+    is_row: torch.Tensor
+    schedule: object | None
+
+    @classmethod
+    def build(
+        cls, batch: DecodeBatch, rotation_table: torch.Tensor, num_heads: int
+    ) -> "DecodePlan":
+        return cls(
+            rotation=rotation_table.index_select(0, batch.positions),
+            slots=batch.slots,
+            kv_lengths=batch.kv_lengths,
+            block_table=batch.block_table,
+            is_row=batch.kv_lengths > 0,
+            schedule=mla_decode_schedule(batch.kv_lengths, num_queries=1, num_heads=num_heads),
         )
 
 

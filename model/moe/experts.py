@@ -20,7 +20,7 @@ from kernels.moe.fused_moe import fused_moe
 from model.config import ModelConfig
 from model.moe.fp8_experts import Fp8Experts, stay_fp8
 from model.moe.int4_experts import Int4Experts, are_int4
-from model.weights.slot_loading import fill_slots, num_slots
+from model.weights.slot_loading import Parts, load_slots
 from model.weights.weights import Weights
 
 
@@ -65,20 +65,15 @@ class ExpertWeights:
         *,
         fold_shared: bool = False,
     ) -> "ExpertWeights":
-        """`experts` by slot, EMPTY ones left out, replicas read once. ValueError when there is to
-        be a shared expert and the model has not just one."""
-        count = num_slots(config, experts, fold_shared=fold_shared)
-        hidden, width = config.hidden_size, config.moe_intermediate_size
-        options = {"dtype": weights.dtype, "device": weights.device}
-        gate_up = torch.zeros(count, 2 * width, hidden, **options)
-        down = torch.zeros(count, hidden, width, **options)
+        """`experts` by slot, as `load_slots` has them."""
 
-        def read(slot: int, stem: str) -> None:
-            gate_up[slot, :width] = weights.get(f"{stem}.gate_proj.weight")
-            gate_up[slot, width:] = weights.get(f"{stem}.up_proj.weight")
-            down[slot] = weights.get(f"{stem}.down_proj.weight")
+        def empty(*shape: int) -> Parts:
+            return (torch.zeros(shape, dtype=weights.dtype, device=weights.device),)
 
-        fill_slots(read, (gate_up, down), prefix, experts, fold_shared=fold_shared)
+        (gate_up,), (down,) = load_slots(
+            lambda name: (weights.get(name),), empty, config, prefix, experts,
+            fold_shared=fold_shared,
+        )  # fmt: skip
         return cls(
             num_slots=len(experts), gate_up=favoured_layout(gate_up), down=favoured_layout(down)
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ from kernels.moe.fused_experts import FusedExperts
 from kernels.moe.fused_moe import fused_moe
 from kernels.moe.permute import permute
 from model.config import ModelConfig
-from model.weights.slot_loading import fill_slots, num_slots
+from model.weights.slot_loading import Parts, load_slots
 from model.weights.weights import Weights
 
 
@@ -52,24 +53,16 @@ class Fp8Experts:
         *,
         fold_shared: bool = False,
     ) -> "Fp8Experts":
-        """`experts` by slot, EMPTY ones left out, replicas read once. CheckpointError when not
-        all of them are FP8; ValueError when there is to be a shared expert and the model has not
-        just one."""
-        count = num_slots(config, experts, fold_shared=fold_shared)
-        hidden, width = config.hidden_size, config.moe_intermediate_size
-        gate_up, gate_up_scale = _empty(count, 2 * width, hidden, weights.device)
-        down, down_scale = _empty(count, hidden, width, weights.device)
-        stacks = (gate_up, gate_up_scale, down, down_scale)
+        """`experts` by slot, as `load_slots` has them. CheckpointError when not all are FP8."""
 
-        def read(slot: int, stem: str) -> None:
-            half = width // BLOCK
-            values, scale = _stored(weights, f"{stem}.gate_proj.weight")
-            gate_up[slot, :width], gate_up_scale[slot, :half] = values, scale
-            values, scale = _stored(weights, f"{stem}.up_proj.weight")
-            gate_up[slot, width:], gate_up_scale[slot, half:] = values, scale
-            down[slot], down_scale[slot] = _stored(weights, f"{stem}.down_proj.weight")
+        def empty(num_slots: int, rows: int, columns: int) -> Parts:
+            values = torch.zeros(num_slots, rows, columns, dtype=torch.uint8, device=weights.device)
+            scales = torch.zeros(num_slots, rows // BLOCK, columns // BLOCK, device=values.device)
+            return values.view(torch.float8_e4m3fn), scales
 
-        fill_slots(read, stacks, prefix, experts, fold_shared=fold_shared)
+        (gate_up, gate_up_scale), (down, down_scale) = load_slots(
+            partial(_stored, weights), empty, config, prefix, experts, fold_shared=fold_shared
+        )
         return cls(
             num_slots=len(experts), gate_up=gate_up, gate_up_scale=gate_up_scale, down=down,
             down_scale=down_scale, dtype=weights.dtype,
@@ -161,12 +154,3 @@ def _stored(weights: Weights, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         raise CheckpointError(f"{checkpoint.folder}: {name} is not FP8, unlike others of its layer")
     values, scale = checkpoint.read_fp8(name)
     return values.to(weights.device), scale.to(weights.device)
-
-
-def _empty(
-    num_slots: int, rows: int, columns: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros for values and scales."""
-    values = torch.zeros(num_slots, rows, columns, dtype=torch.uint8, device=device)
-    scales = torch.zeros(num_slots, rows // BLOCK, columns // BLOCK, device=device)
-    return values.view(torch.float8_e4m3fn), scales

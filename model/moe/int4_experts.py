@@ -24,7 +24,7 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
 )
 from model.config import ModelConfig
 from model.w4afp8 import input_scale_name
-from model.weights.slot_loading import fill_slots
+from model.weights.slot_loading import Parts, load_slots
 from model.weights.weights import Weights
 
 # Of an expert, up to which down takes each multiprocessor as soon as gate_up leaves it. The shared
@@ -54,19 +54,17 @@ class Int4Experts:
     def load(
         cls, weights: Weights, config: ModelConfig, prefix: str, experts: Sequence[int]
     ) -> "Int4Experts":
-        """`experts` by slot, EMPTY ones left out, replicas read once. CheckpointError when not
-        all of them are int4."""
-        hidden, width = config.hidden_size, config.moe_intermediate_size
-        gate_up = _no_weights(len(experts), 2 * width, hidden, weights.device)
-        down = _no_weights(len(experts), hidden, width, weights.device)
+        """`experts` by slot, as `load_slots` has them. CheckpointError when not all are int4."""
 
-        def read(slot: int, stem: str) -> None:
-            half = width // BLOCK_ROWS
-            gate_up[slot, :half] = _packed(weights, f"{stem}.gate_proj.weight")
-            gate_up[slot, half:] = _packed(weights, f"{stem}.up_proj.weight")
-            down[slot] = _packed(weights, f"{stem}.down_proj.weight")
+        def read(name: str) -> Parts:
+            values, scales = weights.checkpoint.read_int4(name)
+            return (pack_weights([values], [scales.float()], weights.device).blocks[0],)
 
-        fill_slots(read, (gate_up, down), prefix, experts)
+        def empty(num_slots: int, rows: int, columns: int) -> Parts:
+            shape = (num_slots, rows // BLOCK_ROWS, columns // GROUP, BLOCK_BYTES)
+            return (torch.zeros(shape, dtype=torch.uint8, device=weights.device),)
+
+        (gate_up,), (down,) = load_slots(read, empty, config, prefix, experts)
         return cls(
             gate_up=PackedWeights(gate_up),
             down=PackedWeights(down),
@@ -139,17 +137,6 @@ class Int4Experts:
 def are_int4(weights: Weights, prefix: str) -> bool:
     """Whether the experts of a layer are; one stands for all."""
     return weights.checkpoint.is_int4(f"{prefix}.experts.0.gate_proj.weight")
-
-
-def _no_weights(num_slots: int, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    shape = (num_slots, rows // BLOCK_ROWS, columns // GROUP, BLOCK_BYTES)
-    return torch.zeros(shape, dtype=torch.uint8, device=device)
-
-
-def _packed(weights: Weights, name: str) -> torch.Tensor:
-    """[N / 128, K / 128, BLOCK_BYTES]."""
-    values, scales = weights.checkpoint.read_int4(name)
-    return pack_weights([values], [scales.float()], weights.device).blocks[0]
 
 
 def _input_scales(
