@@ -229,7 +229,7 @@ def _around_rows() -> dict[str, Call]:
         "absorb_query": _absorb_query(128),
         "gate": _gate(128),
         "sample": _sample(64),
-        "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
+        "silu_mul masked": partial(silu_mul_triton.launch, masked, integers(LOCAL)),
     }  # fmt: skip
 
 

@@ -70,36 +70,28 @@ def table_path(device_name: str) -> Path:
     return FOLDER / f"{device_name.replace(' ', '_')}.json"
 
 
+@cache
 def moe_table(device: torch.device) -> dict[str, dict[int, Blocks]]:
     """What was measured for grouped products on `device`, by shape and rows."""
-    return _moe_table(device.type, device.index or 0)
-
-
-def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
-    """What was measured for FP8 products on `device`, by shape and rows."""
-    return _fp8_table(device.type, device.index or 0)
-
-
-@cache
-def _moe_table(device_type: str, index: int) -> dict[str, dict[int, Blocks]]:
     return {
         shape: {int(rows): Blocks(**blocks) for rows, blocks in by_rows.items()}
-        for shape, by_rows in _section("fused_moe", device_type, index).items()
+        for shape, by_rows in _section("fused_moe", device).items()
     }
 
 
 @cache
-def _fp8_table(device_type: str, index: int) -> dict[str, dict[int, Fp8Choice]]:
+def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
+    """What was measured for FP8 products on `device`, by shape and rows."""
     return {
         shape: {int(rows): Fp8Choice.of_record(record) for rows, record in by_rows.items()}
-        for shape, by_rows in _section("fp8_gemm", device_type, index).items()
+        for shape, by_rows in _section("fp8_gemm", device).items()
     }
 
 
-def _section(name: str, device_type: str, index: int) -> dict[str, dict[str, Any]]:
-    if device_type != "cuda":
+def _section(name: str, device: torch.device) -> dict[str, dict[str, Any]]:
+    if device.type != "cuda":
         return {}
-    path = table_path(torch.cuda.get_device_name(index))
+    path = table_path(torch.cuda.get_device_name(device))
     section = read_table(path).get(name, {})
     if not section:
         _log.info("no %s block sizes were tuned for this device (%s): defaults", name, path.name)

@@ -36,8 +36,16 @@ def quantise(
 
 
 def quantise_reference(
-    x: torch.Tensor, *, scale: torch.Tensor | None = None
+    x: torch.Tensor, counts: torch.Tensor | None = None, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if counts is not None:
+        out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        scales = empty_scales(x) if scale is None else scale
+        for expert, count in enumerate(counts.tolist()):
+            out[expert, :count], own = quantise_reference(x[expert, :count], scale=scale)
+            if scale is None:
+                scales[expert, :count] = own
+        return out, scales
     if scale is not None:
         values = x.float() * (1 / scale)
         return values.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
@@ -51,25 +59,13 @@ def quantise_reference(
     return out.flatten(-2), scale
 
 
-def quantise_masked_reference(
-    x: torch.Tensor, counts: torch.Tensor, *, scale: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    scales = empty_scales(x) if scale is None else scale
-    for expert, count in enumerate(counts.tolist()):
-        out[expert, :count], own = quantise_reference(x[expert, :count], scale=scale)
-        if scale is None:
-            scales[expert, :count] = own
-    return out, scales
-
-
-def check(x: torch.Tensor, *, num_dims: int) -> None:
-    """Raises ValueError when `x` is not what this file's docstring says."""
+def check(x: torch.Tensor, *, num_dims: int, multiple: int = GROUP) -> None:
+    """Raises ValueError when `x` is not what this file's docstring says, K of such a multiple."""
     has_rows = x.is_contiguous() or (num_dims == 2 and x.stride(-1) == 1)
     if x.dim() != num_dims or not has_rows:
         raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
-    if x.shape[-1] % GROUP:
-        raise ValueError(f"K = {x.shape[-1]} is not a multiple of {GROUP}")
+    if x.shape[-1] % multiple:
+        raise ValueError(f"K = {x.shape[-1]} is not a multiple of {multiple}")
     check_operand("x", x, x.device, *FLOATS)
 
 

@@ -168,29 +168,15 @@ def _fp8_products(
     num_experts = len(experts.down)
     values, scales = gather(*quantise(hidden), rows)
     where = (rows.expert_of, rows.num_used)
-    middle = fp8_aligned(
-        values,
-        scales,
-        experts.gate_up.contiguous(),
-        experts.gate_up_scale,
-        *where,
-        cuts[0],
-        hidden.dtype,
-    )
+    up = experts.gate_up.contiguous(), experts.gate_up_scale
+    middle = fp8_aligned(values, scales, *up, *where, cuts[0], hidden.dtype)
     values, scales = silu_mul_quantise(
         middle,
         rows.num_used,
         expected_rows=num_experts * max(expected_rows, cuts[0].block_m),
     )
-    return fp8_aligned(
-        values,
-        scales,
-        experts.down.contiguous(),
-        experts.down_scale,
-        *where,
-        cuts[1],
-        hidden.dtype,
-    )
+    down = experts.down.contiguous(), experts.down_scale
+    return fp8_aligned(values, scales, *down, *where, cuts[1], hidden.dtype)
 
 
 def gather(

@@ -34,7 +34,7 @@ from kernels.build.fp8_scales import empty_scales
 from kernels.build.operands import check_contiguous, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.quantise import check_scale
-from kernels.elementwise.silu_mul import silu_mul_quantise_masked
+from kernels.elementwise.silu_mul import silu_mul_quantise
 from kernels.gemm.linear import linear
 from kernels.moe import w4a8_grouped_gemm_cuda
 from kernels.moe.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
@@ -75,7 +75,7 @@ def w4a8_grouped_gemm_gated(
     expected_rows: int | None = None,
     leads: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masked layout of gate_up, gate half first: what `silu_mul.silu_mul_quantise_masked`
+    """Masked layout of gate_up, gate half first: what `silu_mul.silu_mul_quantise`
     makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]); or, with an
     `out_scale` [] float32 that the caller has, (values quantised with it, `out_scale`).
     `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the next kernel, if it is one that
@@ -91,9 +91,7 @@ def w4a8_grouped_gemm_gated(
     if not is_cuda or likely > _MOST_GATED:
         given = (activations, activation_scales, weights, counts)
         inner = w4a8_grouped_gemm_masked(*given, expected_rows=expected_rows)
-        return silu_mul_quantise_masked(
-            inner, counts, scale=out_scale, expected_rows=expected_rows or 0
-        )
+        return silu_mul_quantise(inner, counts, scale=out_scale, expected_rows=expected_rows or 0)
     shape = (*activations.shape[:-1], weights.num_outputs // 2)
     out = activations.new_empty(shape)
     out_scales = empty_scales(out) if out_scale is None else out_scale.view(())

@@ -122,27 +122,17 @@ class Attention:
         """[B, H] -> [B, H], one new token a row, in absorbed form; zeros in place of attention
         for padding."""
         config, nope_dim = self.config, self.config.qk_nope_head_dim
-        query, latent, key_rope = self.project(x)
         is_ours = plan.schedule is None  # attention, not FlashMLA's
-        absorbed = absorb_query(
-            query,
-            latent,
-            key_rope,
-            plan.rotation,
-            plan.slots,
-            cache,
-            self.kv_b,
-            latent_norm=self.kv_a_norm,
-            eps=LATENT_NORM_EPS,
-            leads=is_ours,
-        )
-        given = absorbed, cache, plan.block_table, plan.kv_lengths
+        given = *self.project(x), plan.rotation, plan.slots, cache, self.kv_b
+        norm = {"latent_norm": self.kv_a_norm, "eps": LATENT_NORM_EPS}
+        absorbed = absorb_query(*given, **norm, leads=is_ours)
+        rows = absorbed, cache, plan.block_table, plan.kv_lengths
         options: dict[str, Any] = {"scale": config.softmax_scale, "schedule": plan.schedule}
         if self.out.is_fp8:
-            latents = mla_decode_splits(*given, value_dim=config.kv_lora_rank, **options)
+            latents = mla_decode_splits(*rows, value_dim=config.kv_lora_rank, **options)
             return self.out.forward(absorb_values(latents, self.kv_b, nope_dim, follows=is_ours))
-        latents = mla_decode_paged(*given, value_dim=config.kv_lora_rank, **options)
-        values = query.new_empty(*query.shape[:2], config.v_head_dim)
+        latents = mla_decode_paged(*rows, value_dim=config.kv_lora_rank, **options)
+        values = latents.new_empty(*latents.shape[:2], config.v_head_dim)
         head_linear(latents, self.kv_b[:, nope_dim:], out=values)
         return self.out.forward(values.flatten(1))
 

@@ -8,7 +8,7 @@ import torch
 
 from ep.dispatch.dispatcher import DispatchedAligned, DispatchedMasked, Payload
 from kernels.build.aligned_rows import ALIGNMENT
-from kernels.elementwise.silu_mul import silu_mul, silu_mul_masked
+from kernels.elementwise.silu_mul import silu_mul
 from kernels.gemm.grouped_linear import (
     grouped_linear,
     grouped_linear_aligned,
@@ -103,7 +103,7 @@ class ExpertWeights:
         up, down = self.slot_tensors
         rows = sent.expected_rows
         both = grouped_linear_masked(sent.hidden, sent.counts, up, expected_rows=rows)
-        inner = silu_mul_masked(both, sent.counts, expected_rows=rows)
+        inner = silu_mul(both, sent.counts, expected_rows=rows)
         return grouped_linear_masked(inner, sent.counts, down, expected_rows=rows)
 
     def forward_fused(

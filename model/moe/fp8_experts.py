@@ -10,7 +10,7 @@ from core.errors import CheckpointError
 from ep.dispatch.dispatcher import DispatchedAligned, DispatchedMasked, Payload
 from kernels.build.aligned_rows import ALIGNMENT
 from kernels.elementwise.quantise import quantise
-from kernels.elementwise.silu_mul import silu_mul_quantise, silu_mul_quantise_masked
+from kernels.elementwise.silu_mul import silu_mul_quantise
 from kernels.gemm.block_dequantise import BLOCK
 from kernels.gemm.fp8_gemm import fp8_gemm
 from kernels.moe.fp8_grouped_gemm import (
@@ -107,7 +107,7 @@ class Fp8Experts:
         both = fp8_grouped_gemm_masked(
             sent.hidden, sent.scales, up, up_scale, counts, expected_rows=rows
         )
-        inner = silu_mul_quantise_masked(both, counts, expected_rows=sent.expected_rows)
+        inner = silu_mul_quantise(both, counts, expected_rows=sent.expected_rows)
         out = fp8_grouped_gemm_masked(*inner, down, down_scale, counts, expected_rows=rows)
         return out.to(self.dtype)
 
@@ -137,7 +137,7 @@ class Fp8Experts:
         of each slot's rows [S]."""
         up, up_scale, down, down_scale = stacks
         both = fp8_grouped_gemm_contiguous(values, scales, up, up_scale, *where)
-        inner = silu_mul_quantise(both, where[0])
+        inner = silu_mul_quantise(both, owner=where[0])
         return fp8_grouped_gemm_contiguous(*inner, down, down_scale, *where)
 
 

@@ -1,6 +1,5 @@
 """Mixture of experts: gate, dispatch to the ranks that hold them, combine, shared experts."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -145,25 +144,29 @@ class Moe:
             elif self.experts.folds_shared and len(x) and (self.aligned or self.fused):
                 beside.append(self.experts.forward_shared(x))
 
+        told = x, physical, topk_weights, tokens_per_rank
         if self.fused:
             compute_shared()
             routed = self._fused(x, physical, topk_weights)
-            return routed + beside[0] if beside else routed
-        if self.aligned is not None:
-            return self._aligned(
-                x, rows, physical, topk_weights, tokens_per_rank, compute_shared, beside
-            )
-        sent = self.dispatcher.dispatch(
-            x, physical, topk_weights, tokens_per_rank, meanwhile=compute_shared
-        )
-        arrived, counts = sent.hidden, sent.expert_counts.tolist()
-        if self.experts.folds_shared:
-            computed = self.experts.forward(torch.cat((arrived, x)), [*counts, len(x)])
-            beside.append(computed[len(arrived) :])
-            computed = computed[: len(arrived)]
+        elif self.aligned is not None:
+            ready = None if rows is None else rows.sent
+            wanted = self.experts.payload, self.experts.alignment
+            arrived = self.aligned.dispatch_aligned(*told, *wanted, compute_shared, ready)
+            computed = self.experts.forward_aligned(arrived)
+            if isinstance(self.aligned, LocalAlignedDispatcher):
+                base = beside[0] if beside else None
+                return self.aligned.combination_of(computed, arrived.handle, base=base)
+            routed = self.aligned.combine_aligned(computed, arrived.handle)
         else:
-            computed = self.experts.forward(arrived, counts)
-        routed = self.dispatcher.combine(computed, sent.handle)
+            sent = self.dispatcher.dispatch(*told, meanwhile=compute_shared)
+            counts = sent.expert_counts.tolist()
+            if self.experts.folds_shared:
+                both = self.experts.forward(torch.cat((sent.hidden, x)), [*counts, len(x)])
+                computed, own = both.split((len(sent.hidden), len(x)))
+                beside.append(own)
+            else:
+                computed = self.experts.forward(sent.hidden, counts)
+            routed = self.dispatcher.combine(computed, sent.handle)
         return routed + beside[0] if beside else routed
 
     def add_normed(
@@ -250,36 +253,6 @@ class Moe:
     @property
     def _shared_is_fp8(self) -> bool:
         return self.shared is not None and self.shared.gate_up.is_fp8
-
-    def _aligned(
-        self,
-        x: torch.Tensor,
-        rows: NormedRows | None,
-        physical: torch.Tensor,
-        topk_weights: torch.Tensor,
-        tokens_per_rank: tuple[int, ...],
-        meanwhile: Callable[[], None],
-        beside: Sequence[torch.Tensor],
-    ) -> Update:
-        """[T, H] of the routed experts and of what `meanwhile` leaves in `beside`."""
-        assert self.aligned is not None
-        told = (
-            x,
-            physical,
-            topk_weights,
-            tokens_per_rank,
-            self.experts.payload,
-            self.experts.alignment,
-            meanwhile,
-            None if rows is None else rows.sent,
-        )
-        sent = self.aligned.dispatch_aligned(*told)
-        computed = self.experts.forward_aligned(sent)
-        if isinstance(self.aligned, LocalAlignedDispatcher):
-            base = beside[0] if beside else None
-            return self.aligned.combination_of(computed, sent.handle, base=base)
-        routed = self.aligned.combine_aligned(computed, sent.handle)
-        return routed + beside[0] if beside else routed
 
     def _route(
         self, x: torch.Tensor, is_row: torch.Tensor | None = None
