@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from bench.fp8_cuts import triton_cuts
 from bench.gpu_timing import Call
 from bench.kernel_case import EXPERTS, HEADS, HIDDEN, LATENT, NOPE, ROPE, WIDTH, Tensors
 from bench.kernel_cases_products import DENSE
@@ -14,7 +15,6 @@ from kernels.attention import mla_decode_triton, mla_prefill_triton
 from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_gemm_blocks import DENSE as DENSE_LAYOUT
-from kernels.build.fp8_gemm_blocks import candidates
 from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise import quantise_triton, silu_mul_triton
 from kernels.gemm import fp8_gemm_triton, router_gemm_triton
@@ -119,7 +119,7 @@ def _fp8_gemm(make: Tensors) -> Iterator[Variants]:
                     " ".join(f"{key}{value:d}" for key, value in blocks.record().items()): partial(
                         fp8_gemm_triton.dense, x, x_scale, weight, w_scale, blocks=blocks
                     )
-                    for blocks in list(candidates(DENSE_LAYOUT, tokens, n, k))[:24:2]
+                    for blocks in list(triton_cuts(DENSE_LAYOUT, tokens, n, k))[:24:2]
                 },
             )  # fmt: skip
 

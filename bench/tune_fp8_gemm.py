@@ -18,11 +18,12 @@ from types import ModuleType
 import torch
 
 from bench.compile_offline import compile_into_cache
+from bench.fp8_cuts import triton_cuts
 from bench.gpu_timing import Call, microseconds
-from bench.tuning import Tuner, fp8, precompile
-from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
+from bench.tuning import Tuner, fp8, precompile, write_section
+from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, shape_key
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.tuned import table_path, write_section
+from kernels.build.tuned import table_path
 from kernels.gemm import fp8_gemm_triton
 
 NUM_EXPERTS = 32
@@ -113,7 +114,7 @@ def tune_shape(
     calls = max(3, len(weights))
     for rows in all_rows:
         sets = [operands_of(layout, rows, *each) for each in weights]
-        cuts = list(candidates(layout, rows, n, k))
+        cuts = list(triton_cuts(layout, rows, n, k))
 
         def call_of(blocks: Fp8Blocks, rows: int = rows, sets: Sequence[Operands] = sets) -> Call:
             return taking_turns(product_of(layout, rows, blocks, "cuda"), sets)
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs: dict[tuple[int, Fp8Blocks], Job] = {}
     for layout, n, k in SHAPES:
         for rows in all_rows:
-            for blocks in candidates(layout, rows, n, k):
+            for blocks in triton_cuts(layout, rows, n, k):
                 # Nor does the number of splits, if there are several.
                 kernel = replace(blocks, splits=min(2, blocks.splits))
                 jobs.setdefault((layout, kernel), (layout, n, k, rows, kernel))

@@ -16,12 +16,13 @@ from typing import TypeAlias
 import torch
 
 from bench.compile_offline import MAX_SHARED_BYTES, compile_into_cache
+from bench.fp8_cuts import triton_cuts
 from bench.gpu_timing import Call
-from bench.tuning import Tuner, fp8, precompile
+from bench.tuning import Tuner, fp8, precompile, write_section
 from kernels.build import fp8_gemm_blocks
 from kernels.build.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.tuned import Blocks, default_blocks, shape_key, table_path, write_section
+from kernels.build.tuned import Blocks, default_blocks, shape_key, table_path
 from kernels.gemm import fp8_gemm_triton
 from kernels.moe import fused_moe_triton
 
@@ -65,7 +66,7 @@ def default_cut(dtype: torch.dtype, rows: int) -> Cut:
 def candidates(dtype: torch.dtype, rows: int, *, quick: bool) -> Iterator[Cut]:
     """What fits into shared memory and registers and suits the rows; the default comes first."""
     if dtype == torch.float8_e4m3fn:
-        yield from fp8_gemm_blocks.candidates(ALIGNED, rows, 2 * WIDTH, HIDDEN)
+        yield from triton_cuts(ALIGNED, rows, 2 * WIDTH, HIDDEN)
         return
     default = default_blocks(dtype, rows)
     yield default

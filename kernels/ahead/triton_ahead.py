@@ -1,8 +1,8 @@
 """Triton's kernels, compiled ahead by several threads.
 
 Triton compiles a kernel when it is first launched: a second each, one after the other. So passes
-are run without computing first, where all that would be written is zero, and threads compile what
-would be launched. Most of that does not hold Python's lock.
+are run without computing, where all that would be written is zero, and threads compile what would
+be launched, most of the time without Python's lock.
 
     with compiled_ahead(device, num_threads=16, launched=("kernels.moe.gate_triton",)) as compilers:
         ...passes...

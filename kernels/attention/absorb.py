@@ -1,4 +1,4 @@
-"""The end of absorbed attention: a product per head, quantised for the projection after it.
+"""The end of absorbed attention: a product per head, quantised for the next projection.
 
     values[t, h]  = latents[t, h] @ kv_b[h, D:]^T
     out, scale    = the values of all heads side by side, as `quantise` gives them
@@ -10,8 +10,8 @@
     scale    [T, heads * V / 128] float32
 
 The faster paths are for bfloat16 and V = 128, where a head's values are one group: Triton, and CUDA
-C++ for splits of many rows. They sum in float32 and do not round to bfloat16 in between: the error
-is that of e4m3, below 4e-2 relative by norm.
+C++ for splits of many rows. They sum in float32, without rounding in between: the error is that of
+e4m3, below 4e-2 relative by norm.
 """
 
 import torch

@@ -12,10 +12,8 @@ All heads share one key (the whole latent) and one value (its first C elements):
 
 `mla_decode_paged` takes rows as they are in a batch, all with the same number of new tokens:
 
-    block_table  [B, P] int32, page ids in token order
-    kv_lengths   [B] int32, new tokens included, for which there are pages; 0: a row without any,
-                 whose out is zeros. On a device neither is checked
-    lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
+    block_table  [B, P] int32, page ids in token order; on a device not checked
+    kv_lengths   [B] int32, new tokens included; 0: a row without any, whose out is zeros
 
 In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
 leaves splits, which `absorb` joins as it multiplies them, or `mla_decode_paged` before.

@@ -6,20 +6,19 @@ A row's latents, cached prefix and new tokens alike, are expanded to keys and va
     key[s, h]     = (key_nope[s, h], cache[s, C:])
     out[t, h, :]  = sum over s <= t of softmax_s(scale * query[t, h] . key[s, h]) * value[s, h]
 
-    query  [T, heads, D + R]  rotated part last
-    cache  [pages, page_tokens, C + R]  one layer
-    kv_b   [heads, D + V, C]  dtype of query; or float8_e4m3fn with `kv_b_scale`
-           [heads * (D + V) / 128, C / 128] float32, rounded up, by which 128 x 128 values are
-           multiplied: the latents are quantised, too, and the error of that is below 4% in either
-    rows   of `kernels.attention.paged_rows.split_rows`
+    query   [T, heads, D + R]  rotated part last
+    cache   [pages, page_tokens, C + R]  one layer
+    kv_b    [heads, D + V, C]  dtype of query; or float8_e4m3fn with `kv_b_scale`
+            [heads * (D + V) / 128, C / 128] float32, rounded up, of 128 x 128 values: latents are
+            quantised then, too, and the error of that is below 4% in either
+    rows    of `kernels.attention.paged_rows.split_rows`
     groups  of `kernels.attention.mla_prefill_plan.plan_groups` for the same rows
-    out    [T, heads, V]      dtype of query; softmax in float32
+    out     [T, heads, V]      dtype of query; softmax in float32
 
-A row at a time, `mla_prefill` is the reference. In groups of keys, `mla_prefill_grouped` expands a
-bounded number of latents at once and merges what their values give; the other paths do that where
-they attend: Triton's, and one in CUDA for heads of DeepSeek-V3's sizes. In bfloat16 they are within
-1e-2 of the reference in float32, relative by norm, for each hundred groups that a row has: what is
-merged is rounded in between.
+`mla_prefill`, a row at a time, is the reference. `mla_prefill_grouped` expands a bounded number of
+latents at once and merges what their values give; Triton and CUDA (DeepSeek-V3's heads) do that
+where they attend. In bfloat16 they are within 1e-2 of the reference in float32, relative by norm,
+for each hundred groups of a row: what is merged is rounded in between.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,8 +5,7 @@
      "fp8_gemm": {"dense n7168 k16384": {"64": {"block_m": 64, ...}, ...}, ...}}
 
 Keys of the innermost level are rows (of an expert, where there are experts); the nearest one
-counts. Shapes and devices without tuning get what is right more often than not, which is
-said once in the log.
+counts. What is not tuned gets defaults, which is said once in the log.
 """
 
 import json
@@ -106,11 +105,3 @@ def read_table(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(table, dict):
         raise ValueError(f"{path} is no table of block sizes")
     return table
-
-
-def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Puts the shapes into a section of a file, beside those that were there."""
-    table = read_table(path)
-    table[name] = table.get(name, {}) | shapes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

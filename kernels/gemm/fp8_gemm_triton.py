@@ -1,11 +1,10 @@
-"""Triton path of `fp8_gemm` and `fp8_grouped_gemm`: one kernel for the dense, the
-masked and the contiguous layout, cut as `kernels.gemm.fp8_gemm_choice` says, and for the one of
-`kernels.moe.fused_moe_triton`: contiguous, each expert's rows aligned to a block, of which only the
-device knows how many there are.
+"""Triton path of `fp8_gemm` and `fp8_grouped_gemm`: one kernel for the dense, the masked and the
+contiguous layout, cut as `kernels.gemm.fp8_gemm_choice` says, and for that of
+`kernels.moe.fused_moe_triton`: contiguous, aligned to a block, as many rows as the device knows.
 
 Few tokens: time goes with the bytes of the weights. They are the first operand of the matrix
-instruction, whose 64 rows they always fill, and the tokens its second; several programs share a
-long sum when there would be too few of them, and a second kernel adds their parts in order.
+instruction, whose 64 rows they always fill, and the tokens its second; where there would be too few
+programs, several share a long sum, and a second kernel adds their parts in order.
 
 Many tokens: time goes with what the second-level cache delivers. A program has 128 tokens and 256
 rows of weights in two halves, whose partial products follow each other through the same registers.

@@ -14,12 +14,9 @@ Three layouts of the rows:
     masked      expert e has x[e, : counts[e]], counts [E] int32 on the device
 
 What padding holds does not matter, and what is written there means nothing. The latter two never
-wait for the host on a GPU. There the Triton path is within TOLERANCE of the reference, relative by
-norm.
-
-On a CPU the bits of a row do not depend on the other rows, as in `linear`. An expert with
-fewer than MIN_ROWS rows is given some of the rows after it as well; what it makes of them is
-overwritten by the experts that they belong to.
+wait for the host on a GPU, where Triton is within TOLERANCE of the reference, relative by norm. On
+a CPU the bits of a row do not depend on the other rows, as in `linear`: an expert of less than
+MIN_ROWS rows is given some of the next ones as well, which are then overwritten.
 """
 
 from collections.abc import Sequence

@@ -8,10 +8,9 @@
     out     [T, heads, N]  dtype of x; written to where it is given, which may be a slice too,
             else a view with heads outermost in memory
 
-Weights in FP8 are half the bytes; x is not quantised, so that their rounding is all there is. On a
-GPU, FP8 weights with N and K multiples of 128 are multiplied by a Triton kernel, within TOLERANCE
-of the reference, relative by norm; all others by a batched product. On a CPU the bits of a token do
-not depend on the other tokens, as in `kernels.gemm.linear`.
+With FP8 weights x is not quantised. Where N and K are multiples of 128 a GPU multiplies these by
+Triton, within TOLERANCE of the reference, relative by norm; all others by a batched product. On a
+CPU the bits of a token do not depend on the other tokens, as in `kernels.gemm.linear`.
 """
 
 import torch

@@ -7,10 +7,9 @@
     bias    [N]     or None
     out     [T, N]  same dtype, accumulated in float32
 
-On a CPU the bits of a row do not depend on the other rows (with MKL, as measured; what Intel's
-processors need for that is in `kernels.build.mkl_rows`): products of fewer than MIN_ROWS rows take
-another path there, which sums in another order, so short inputs are padded. With the favoured
-layout that costs next to nothing.
+On a CPU the bits of a row do not depend on the other rows (with MKL, as measured; for Intel's
+processors see `kernels.build.mkl_rows`): products of fewer than MIN_ROWS rows would sum in another
+order, so short inputs are padded. With the favoured layout that costs next to nothing.
 """
 
 import torch

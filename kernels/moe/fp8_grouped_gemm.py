@@ -8,10 +8,9 @@ with e the expert of row i, summed in float32.
     x_scale    [E, C, K / 128] or [M, K / 128] float32; fastest with rows contiguous
     weight     [E, N, K]  float8_e4m3fn, contiguous;  w_scale [E, N / 128, K / 128] float32
     counts     [E] int32, masked: rows of each expert; further ones are neither read nor written
-    expert_of  [M] int32, contiguous: each expert's rows begin at a multiple of ALIGNMENT, as
-               `permute` leaves them; -1: padding, of whose results nothing is said. On a
-               device neither is read by the host
-    ends       [E] int32, contiguous: where each expert's rows end, as `kernels.moe.permute` says it
+    expert_of  [M] int32, contiguous, and
+    ends       [E] int32, where each expert's rows end: as `permute` leaves them with ALIGNMENT; on
+               a device the host reads neither. Results of padding mean nothing
     out        [E, C, N] or [M, N]  bfloat16
 
 K is a multiple of 128. DeepGEMM or Triton, whichever was measured to be faster for the shape;

@@ -6,13 +6,11 @@ contiguous grouped GEMM.
                      e = topk_idx[t, k]; -1 where that is -1
     rows[row_of[k, t]] = hidden[t]
 
-    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] or [T, 1] float32 travels
-                            along
+    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] float32 travels along
     topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here; on a device the host
                             does not read them, and others count as -1
-    rows       [M, H]       M = N + E (alignment - 1), rounded up, where N is T K, or `most` if it
-                            is known that no more choices are here; those that are, all the same,
-                            are left out on a device
+    rows       [M, H]       M = N + E (alignment - 1), rounded up; N is T K, or `most`: there are
+                            no more choices here; any more are left out on a device
     row_of     [K, T]       int32
     counts     [E]          int32
     ends       [E]          int32, start[e] + counts[e]

@@ -4,26 +4,22 @@
 
 with e the expert of row i.
 
-    activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn
+    activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn, contiguous
     activation_scales  [E, C, K / 128] or [M, K / 128] float32, any strides; or one of a whole row,
                        [E, C, 1] or [M, 1]; or one float32 for all
     weights            PackedWeights of E experts, N x K: int4, float32 scales per 128 along K
     counts             [E] int32, on the device of the activations: rows of each expert
     out                [E, C, N] or [M, N]  bfloat16
 
-Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
-then those of expert 1, without gaps. Rows after those that counts names are not read and their
-outputs not written. N and K are multiples of 128. One scale a row, or for all, multiplies the sum
-over k, which takes half as many float instructions as one for each 128 columns. The product of gate
-and up goes on, gated, as FP8 where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16
-between, it gives what two launches would, to the last bit of e4m3 or the one beside it (exp).
+Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0, then of
+expert 1, ... without gaps. Further rows are neither read nor written. N and K are multiples of 128.
+One scale a row, or for all, takes half as many float instructions.
 
-On Hopper a CUDA kernel runs, else the reference, which also EPSERVE_KERNELS=reference asks for. The
-kernel never waits for the host and can be captured in a CUDA graph after one call outside of it.
-It sums in float16: products of 128 columns in the matrix unit, and these, scaled, eight at a time.
-Scales are shares of their row's, or token's, largest, so that neither their size nor that of the
-outputs matters. It agrees with the reference, which sums in float32, within TOLERANCE, relative by
-norm; bfloat16 rounding is 1.7e-3 of that.
+On Hopper a CUDA kernel runs, else the reference. The kernel never waits for the host and can be
+captured in a CUDA graph after one call outside of it. It sums in float16: products of 128 columns
+in the matrix unit, and these, scaled, eight at a time. Scales are shares of their row's largest, or
+token's, so that their size does not matter. It is within TOLERANCE of the reference, which sums in
+float32, relative by norm; rounding to bfloat16 is 1.7e-3 of that.
 """
 
 from typing import Any

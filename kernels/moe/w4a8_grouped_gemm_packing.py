@@ -124,17 +124,6 @@ def pack_weights(
     return PackedWeights(blocks)
 
 
-def unpack_weights(packed: PackedWeights) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [E, N, K] int8 and their scales [E, N, K / 128] float32, none negative."""
-    num_experts, tall, wide, _ = packed.blocks.shape
-    table, order = _tables(packed.blocks.device)
-    values = F.embedding(_table_rows(packed.blocks), table).view(-1, 2 * DATA_BYTES)
-    values = values.index_select(-1, order).to(torch.int8)
-    values = values.view(num_experts, tall, wide, BLOCK_ROWS, GROUP).transpose(2, 3)
-    shape = (num_experts, tall * BLOCK_ROWS, -1)
-    return values.reshape(shape), _scales(packed.blocks).transpose(2, 3).reshape(shape)
-
-
 def dequantise_weights(packed: PackedWeights) -> torch.Tensor:
     """[E, N, K] float32: values times scales."""
     num_experts, tall, wide, _ = packed.blocks.shape

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from bench.fp8_cuts import cluster_cuts
 from kernels.build.fp8_gemm_blocks import Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_gemm_clusters import (
     HEIGHTS,
     MAX_ROWS,
     MULTIPROCESSOR_BYTES,
     ClusterBlocks,
-    candidates,
 )
 from kernels.gemm import fp8_gemm_cuda
 from kernels.gemm.fp8_gemm import TOLERANCE, fp8_gemm_reference
@@ -38,7 +38,7 @@ def blocks(
 def test_cuts_fit_and_are_bounded() -> None:
     for n, k in ((7168, 16384), (2112, 7168), (24576, 1536), (7168, 2048)):
         for rows in (1, 9, 64, 65, MAX_ROWS):
-            found = list(candidates(rows, n, k))
+            found = list(cluster_cuts(rows, n, k))
             assert 5 < len(found) == len(set(found)) <= 150
             assert any(each.tokens_first for each in found) == (rows > 64)
             for each in found:
@@ -49,7 +49,7 @@ def test_cuts_fit_and_are_bounded() -> None:
                 num_bytes += each.token_stages(rows, k) * 128 * height
                 assert each.per_multiprocessor * num_bytes < MULTIPROCESSOR_BYTES
                 assert ClusterBlocks(**each.record()) == each
-    assert not list(candidates(MAX_ROWS + 1, 7168, 16384))
+    assert not list(cluster_cuts(MAX_ROWS + 1, 7168, 16384))
 
 
 def test_cuts_that_no_kernel_has_are_refused() -> None:

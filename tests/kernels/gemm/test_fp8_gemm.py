@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from bench.fp8_cuts import triton_cuts
 from kernels.build.fp8_gemm_blocks import (
     DENSE,
     LAYOUTS,
     Fp8Blocks,
     Fp8Choice,
-    candidates,
     default_fp8_blocks,
 )
 from kernels.elementwise.quantise import quantise_reference
@@ -99,7 +99,7 @@ def test_each_way_to_cut(rng: torch.Generator, device: str, blocks: Fp8Blocks) -
 def test_cuts_are_possible_and_bounded() -> None:
     for layout in range(len(LAYOUTS)):
         for rows in (1, 17, 64, 65, 4096):
-            found = list(candidates(layout, rows, 7168, 16384))
+            found = list(triton_cuts(layout, rows, 7168, 16384))
             assert found[0] == default_fp8_blocks(layout, rows, 7168, 16384)
             assert len(found) == len(set(found)) <= 150
             for each in found:

@@ -7,9 +7,9 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     PackedWeights,
     dequantise_weights,
     pack_weights,
-    unpack_weights,
 )
 from model.weights.int4 import dequantise_int4, quantise_int4
+from tests.kernels.w4a8_cases import unpack_weights
 
 
 def plain_rounding(weight: torch.Tensor) -> torch.Tensor:
