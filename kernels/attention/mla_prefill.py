@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from kernels.attention import mla_prefill_cuda
 from kernels.attention.mla_prefill_plan import KeyGroup
@@ -37,7 +36,7 @@ from kernels.elementwise.quantise import quantise
 from kernels.gemm.fp8_gemm import fp8_gemm
 from kernels.gemm.linear import linear
 
-QUERY_BLOCK = 128  # CPU: small enough that a block's scores stay near the cache
+QUERY_BLOCK = 128  # small enough that a block's scores stay near the cache
 
 
 def mla_prefill(
@@ -58,11 +57,10 @@ def mla_prefill(
     note("mla_prefill", "reference")
     out = empty_values(query, cache, kv_b)
     value_dim = out.shape[2]
-    attend = attend_in_blocks if query.device.type == "cpu" else attend_at_once
     for row in rows:
         key, value = row_keys(cache, kv_b, kv_b_scale, row, value_dim)
         new = query[row.start : row.stop].transpose(0, 1)
-        out[row.start : row.stop] = attend(new, key, value, scale).transpose(0, 1)
+        out[row.start : row.stop] = attend_in_blocks(new, key, value, scale).transpose(0, 1)
     return out
 
 
@@ -277,19 +275,3 @@ def attend_in_blocks(
         scores[:, :, seen - count :].add_(future[:count, :count])
         torch.bmm(scores.softmax(dim=-1), value[:, :seen], out=out[:, start:stop])
     return out
-
-
-def attend_at_once(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """[heads, Q, V], by torch's fused kernel; values are padded to the width that it wants."""
-    num_queries, num_keys, value_dim = query.shape[1], key.shape[1], value.shape[-1]
-    mask = None
-    if num_queries < num_keys:
-        mask = query.new_ones(num_queries, num_keys, dtype=torch.bool)
-        mask.tril_(num_keys - num_queries)
-    padded = F.pad(value, (0, key.shape[-1] - value_dim)) if key.shape[-1] > value_dim else value
-    out = F.scaled_dot_product_attention(
-        query[None], key[None], padded[None], mask, is_causal=mask is None, scale=scale
-    )
-    return out[0, :, :, :value_dim]

@@ -19,7 +19,6 @@ latents without a norm are copies.
 
 import torch
 
-from kernels.attention.rope import rope
 from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.rms_norm import norm_reference
@@ -74,6 +73,20 @@ def rope_write_reference(
     if not is_kept.all():
         slots, latent, key_rope = slots[is_kept], latent[is_kept], key_rope[is_kept]
     cache.view(-1, cache.shape[-1]).index_copy_(0, slots, torch.cat((latent, key_rope), dim=-1))
+
+
+def rope(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, R] float32 or bfloat16, of pairs (x[2i], x[2i + 1]) that lie side by side as in
+    DeepSeek's checkpoints, each times rotation [T, R / 2] complex64: exp(j * position * frequency),
+    times a common factor. Computed in float32. Raises ValueError for what does not fit."""
+    if x.dim() != 3 or x.shape[2] % 2:
+        raise ValueError(f"x must be [T, heads, R] with R even, is {list(x.shape)}")
+    check_operand("x", x, x.device, *FLOATS)
+    shape = (len(x), x.shape[2] // 2)
+    check_operand("rotation", rotation, x.device, torch.complex64, shape=shape)
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], x.shape[-1] // 2, 2))
+    rotated = torch.view_as_real(pairs * rotation.unsqueeze(1)).flatten(-2)
+    return rotated.to(x.dtype)
 
 
 def check_tokens(

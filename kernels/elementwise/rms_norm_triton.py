@@ -101,7 +101,7 @@ def launch(
     scale: torch.Tensor | None = None,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor | None, ...]:
-    """As `kernels.elementwise.rms_norm.norm_reference`; a combination needs a residual."""
+    """As `kernels.elementwise.rms_norm.rms_norms`; a combination needs a residual."""
     shaped = residual if isinstance(x, Combination) else x
     assert shaped is not None
     num_rows, width = shaped.shape

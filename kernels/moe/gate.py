@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from kernels.build.operands import FLOATS, check_contiguous, check_operand
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import path_of
 from kernels.gemm.linear import linear
 from kernels.gemm.router_gemm import router_gemm
 from kernels.moe.choose_replica import check_replicas, choose_replica
-from kernels.moe.count_experts import count_experts
 
 
 def gate(
@@ -92,6 +91,17 @@ def route(
     count_experts(topk_idx[is_row], counts)
     padding = ~is_row.unsqueeze(1)
     return placed.masked_fill(padding, -1), topk_weights.masked_fill(padding, 0.0)
+
+
+def count_experts(topk_idx: torch.Tensor, counts: torch.Tensor) -> None:
+    """counts [E] int64 of logical experts += how often each is in topk_idx [T, K] int64. Raises
+    ValueError for arguments that do not fit, and on a CPU for ids that are no experts."""
+    check_operand("topk_idx", topk_idx, counts.device, torch.int64)
+    check_operand("counts", counts, counts.device, torch.int64, shape=(counts.numel(),))
+    check_ids("topk_idx", topk_idx, 0, len(counts))
+    chosen = topk_idx.reshape(-1)
+    # Not bincount: on a GPU that reads its input's maximum back.
+    counts.scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 def drop_groups(choice: torch.Tensor, groups_per_token: int) -> None:

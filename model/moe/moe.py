@@ -12,7 +12,7 @@ from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.dispatch.split_dispatch import in_sub_steps
 from ep.placement.placement_maps import LayerMaps
 from kernels.elementwise.combine import Update, combined
-from kernels.elementwise.rms_norm import add_rms_norm, add_rms_norm_all, add_rms_norm_both
+from kernels.elementwise.rms_norm import rms_norms
 from kernels.moe.gate import route
 from model.config import ModelConfig
 from model.mlp import Mlp
@@ -180,16 +180,15 @@ class Moe:
             quantises = payload.quantises or self._shared_is_fp8
         else:
             payload, quantises = self.experts.payload, self.shares_rows
+        scale = payload.scale if quantises else None
+        out, values, scales, sent, total = rms_norms(
+            x, residual, weight, eps, quantises=quantises, scale=scale
+        )
         if not quantises:
-            out, total = add_rms_norm(x, residual, weight, eps)
             return out, None, total
-        if payload.scale is not None:
-            out, values, scales, sent, total = add_rms_norm_all(
-                x, residual, weight, eps, payload.scale
-            )
-            return out, NormedRows((values, scales), (sent, None)), total
-        out, values, scales, total = add_rms_norm_both(x, residual, weight, eps)
         small = values, scales
+        if scale is not None:
+            return out, NormedRows(small, (sent, None)), total
         return out, NormedRows(small, small if payload.quantises else None), total
 
     def decode(self, x: torch.Tensor, is_row: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,7 @@ from kernels.gemm.grouped_linear import (
 from kernels.gemm.grouped_linear_triton import aligned, masked
 from kernels.gemm.linear import favoured_layout
 from kernels.moe import gate_triton, permute_masked_triton
-from kernels.moe.count_experts import count_experts
-from kernels.moe.gate import gate, route
+from kernels.moe.gate import count_experts, gate, route
 from kernels.moe.masked_rows import MaskedRows
 from kernels.moe.permute_masked import permute_masked, permute_masked_reference
 from tests.kernels.tensors import generator, randn

@@ -11,7 +11,7 @@ from ep.dispatch.local_aligned import LocalAlignedDispatcher
 from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import Placement
 from kernels.elementwise.combine import combined
-from kernels.elementwise.rms_norm import add_rms_norm
+from kernels.elementwise.rms_norm import rms_norms
 from model.batch import AttentionForm
 from model.moe.moe import Moe
 from tests.model.driver import PagedRunner, load_all
@@ -56,5 +56,5 @@ def without_rows(
     decodes: bool,
 ) -> tuple[torch.Tensor, None, torch.Tensor]:  # fmt: skip
     del moe, decodes
-    out, total = add_rms_norm(x, residual, weight, eps)
+    out, *_, total = rms_norms(x, residual, weight, eps)
     return out, None, total
