@@ -91,12 +91,11 @@ def _check(
     if weights.dim() != 2 or weights.shape != row_of.shape[::-1] or rows.dim() != 2:
         shapes = [tuple(each.shape) for each in (rows, row_of, weights)]
         raise ValueError(f"rows, row_of and weights do not fit together: {shapes}")
-    if base is not None and base.shape != (row_of.shape[1], rows.shape[1]):
-        raise ValueError(f"base {tuple(base.shape)} does not fit")
     device = rows.device
     check_operand("rows", rows, device, *FLOATS)
     check_operand("row_of", row_of, device, *INTEGERS)
     check_operand("weights", weights, device, torch.float32)
     if base is not None:
-        check_operand("base", base, device, rows.dtype)
+        shape = (row_of.shape[1], rows.shape[1])
+        check_operand("base", base, device, rows.dtype, shape=shape)
     check_ids("row_of", row_of, -1, len(rows))

@@ -37,6 +37,8 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from kernels.build.operands import check_operand
+
 # To be raised whenever bytes of a block come to mean something else: ranks exchange them.
 LAYOUT_VERSION = 2
 GROUP = 128
@@ -119,7 +121,13 @@ def pack_weights(
         device=device,
     )
     for expert, (weight, scale) in enumerate(zip(weights, weight_scale_inv, strict=True)):
-        _check(expert, weight, scale, rows, columns)
+        name, floats = f"of expert {expert}", (torch.float32, torch.bfloat16)
+        shape = (rows, columns // 2)
+        check_operand(
+            f"int4 weight {name}", weight, weight.device, torch.int8, torch.uint8, shape=shape
+        )
+        shape = (rows, columns // GROUP)
+        check_operand(f"weight_scale_inv {name}", scale, scale.device, *floats, shape=shape)
         _pack_expert(blocks[expert], weight.to(device), scale.to(device))
     return PackedWeights(blocks)
 
@@ -179,22 +187,6 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     places = torch.arange(2 * DATA_BYTES).view([shape[axis] for axis in _ORDER])
     values = torch.cat((zigzag, signed)).float()
     return values.to(device), places.permute(_INVERSE).reshape(-1).to(device)
-
-
-def _check(expert: int, weight: torch.Tensor, scale: torch.Tensor, rows: int, columns: int) -> None:
-    if weight.dtype not in (torch.int8, torch.uint8) or weight.shape != (rows, columns // 2):
-        raise ValueError(
-            f"int4 weight of expert {expert}: {tuple(weight.shape)} {weight.dtype}, "
-            f"not {(rows, columns // 2)} int8"
-        )
-    if scale.dtype not in (torch.float32, torch.bfloat16) or scale.shape != (
-        rows,
-        columns // GROUP,
-    ):
-        raise ValueError(
-            f"weight_scale_inv of expert {expert}: {tuple(scale.shape)} {scale.dtype}, "
-            f"not {(rows, columns // GROUP)} float32 or bfloat16"
-        )
 
 
 def _pack_expert(blocks: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> None:

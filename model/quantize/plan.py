@@ -1,5 +1,6 @@
 """What each file of a quantised checkpoint will hold, known before a weight is read."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,7 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        count = ITEM_BYTES[self.dtype]
-        for size in self.shape:
-            count *= size
-        return count
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,11 @@ def plan_shards(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Shard, ...
         quantised = tuple(sorted(name for name in names if name in routed))
         shard = Shard(
             name=file,
-            copied=tuple(_as_it_is(n, stored[n]) for n in sorted(names) if n not in replaced),
+            copied=tuple(
+                Tensor(name, stored[name].dtype, stored[name].shape)
+                for name in sorted(names)
+                if name not in replaced
+            ),
             quantised=quantised,
             made=tuple(tensor for name in quantised for tensor in made_of(name, stored[name])),
         )
@@ -125,10 +127,6 @@ def unquantised_modules(checkpoint: Checkpoint) -> list[str]:
         and name + SCALE_SUFFIX not in checkpoint.stored
         and not one.dtype.startswith("F8")
     )
-
-
-def _as_it_is(name: str, stored: Stored) -> Tensor:
-    return Tensor(name, stored.dtype, stored.shape)
 
 
 def _check_sizes(folder: Path, config: ModelConfig) -> None:
