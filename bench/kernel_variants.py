@@ -117,7 +117,7 @@ def _fp8_gemm(make: Tensors) -> Iterator[Variants]:
                 bench="fp8_gemm", name=f"dense m{tokens} n{n} k{k}",
                 ways={
                     " ".join(f"{key}{value:d}" for key, value in blocks.record().items()): partial(
-                        fp8_gemm_triton.dense, x, x_scale, weight, w_scale, blocks=blocks
+                        fp8_gemm_triton.dense, (x, x_scale, weight, w_scale), blocks=blocks
                     )
                     for blocks in list(triton_cuts(DENSE_LAYOUT, tokens, n, k))[:24:2]
                 },

@@ -62,7 +62,7 @@ def tune_shape(
         sets = [operands_of(DENSE, rows, *each) for each in weights]
 
         def call_of(blocks: ClusterBlocks, sets: Sequence[Operands] = sets) -> Call:
-            return taking_turns(lambda given: fp8_gemm_cuda.dense(*given, blocks=blocks), sets)
+            return taking_turns(lambda given: fp8_gemm_cuda.dense(given, blocks=blocks), sets)
 
         times = tuner.times(cluster_cuts(rows, n, k), call_of, calls)
         clusters = min(times, key=lambda blocks: times[blocks])

@@ -67,9 +67,9 @@ def weights_of(layout: int, n: int, k: int, device: str) -> tuple[torch.Tensor, 
 
 def product_of(layout: int, rows: int, blocks: Fp8Blocks, device: str) -> Product:
     if layout == DENSE:
-        return lambda operands: fp8_gemm_triton.dense(*operands, blocks=blocks)
+        return lambda operands: fp8_gemm_triton.dense(operands, blocks=blocks)
     counts = torch.full((NUM_EXPERTS,), rows, dtype=torch.int32, device=device)
-    return lambda operands: fp8_gemm_triton.masked(*operands, counts, rows, blocks=blocks)
+    return lambda operands: fp8_gemm_triton.masked(operands, counts, rows, blocks=blocks)
 
 
 def deep_gemm_product(deep_gemm: ModuleType, layout: int, sample: Operands) -> Product:

@@ -115,8 +115,8 @@ def call_of(
     if isinstance(cut, Fp8Blocks):
         num_rows = len(rows.token_of)
         return lambda: fp8_gemm_triton.aligned(
-            x[:num_rows], x_scale[:num_rows], weight, w_scale, rows.expert_of, rows.num_used, cut,
-            torch.bfloat16,
+            (x[:num_rows], x_scale[:num_rows], weight, w_scale), rows.expert_of, rows.num_used,
+            cut, torch.bfloat16,
         )  # fmt: skip
     return lambda: fused_moe_triton._run(x, weight, rows, cut, gathers=product.gathers)
 

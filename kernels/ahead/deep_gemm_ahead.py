@@ -180,12 +180,12 @@ def compute(product: Product, device: torch.device) -> torch.Tensor:
     w_scale = torch.zeros(*lead, -(-product.n // GROUP), product.k // GROUP, device=device)
     operands = (x.view(torch.float8_e4m3fn), scale, values.view(torch.float8_e4m3fn), w_scale)
     if product.layout == DENSE:
-        return fp8_gemm_deep_gemm.dense(*operands)
+        return fp8_gemm_deep_gemm.dense(operands)
     if product.layout == CONTIGUOUS:
         ends = torch.zeros(product.experts, dtype=torch.int32, device=device)
-        return fp8_gemm_deep_gemm.contiguous(*operands, ends)
+        return fp8_gemm_deep_gemm.contiguous(operands, ends)
     counts = torch.zeros(product.experts, dtype=torch.int32, device=device)
-    return fp8_gemm_deep_gemm.masked(*operands, counts, product.expected_rows)
+    return fp8_gemm_deep_gemm.masked(operands, counts, product.expected_rows)
 
 
 def _marker(products: Collection[Product]) -> Path:

@@ -45,7 +45,7 @@ def fp8_gemm(
         return fp8_gemm_reference(x, x_scale, weight, w_scale)
     from kernels.gemm.fp8_gemm_deep_gemm import dense
 
-    return dense(x, x_scale, weight, w_scale)
+    return dense((x, x_scale, weight, w_scale))
 
 
 def fp8_gemm_own(
@@ -55,11 +55,11 @@ def fp8_gemm_own(
     clusters = cluster_blocks(x.device, len(x), *weight.shape)
     if clusters and len(x) and fp8_gemm_cuda.is_possible(x, x_scale, weight):
         note("fp8_gemm", "cuda")
-        return fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=clusters)
+        return fp8_gemm_cuda.dense((x, x_scale, weight, w_scale), blocks=clusters)
     from kernels.gemm.fp8_gemm_triton import dense
 
     note("fp8_gemm", "triton")
-    return dense(x, x_scale, weight, w_scale)
+    return dense((x, x_scale, weight, w_scale))
 
 
 def fp8_gemm_reference(

@@ -31,6 +31,7 @@ from kernels.build.fp8_gemm_blocks import (
     MULTIPROCESSORS,
     Fp8Blocks,
 )
+from kernels.build.fp8_scales import Fp8Operands
 from kernels.gemm.fp8_gemm_choice import fp8_blocks
 
 GROUP = tl.constexpr(128)  # one scale of the weights for as many rows and columns
@@ -221,55 +222,39 @@ def _add_splits(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=place < num)
 
 
-def dense(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    blocks: Fp8Blocks | None = None,
-) -> torch.Tensor:
+def dense(operands: Fp8Operands, *, blocks: Fp8Blocks | None = None) -> torch.Tensor:
     """`blocks`: other than those of the table, to measure them."""
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
-    _run(x[None], x_scale[None], weight[None], w_scale, out, None, DENSE, x.shape[0], blocks)
+    _run((x[None], x_scale[None], weight[None], w_scale), out, None, DENSE, x.shape[0], blocks)
     return out
 
 
 def masked(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
+    operands: Fp8Operands,
     counts: torch.Tensor,
     expected_rows: int,
     *,
     blocks: Fp8Blocks | None = None,
 ) -> torch.Tensor:
+    x, _, weight, _ = operands
     out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
-    _run(x, x_scale, weight, w_scale, out, counts, MASKED, expected_rows, blocks)
+    _run(operands, out, counts, MASKED, expected_rows, blocks)
     return out
 
 
 def contiguous(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    expert_of: torch.Tensor,
-    *,
-    blocks: Fp8Blocks | None = None,
+    operands: Fp8Operands, expert_of: torch.Tensor, *, blocks: Fp8Blocks | None = None
 ) -> torch.Tensor:
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
     rows = min(ALIGNMENT, x.shape[0])
-    _run(x[None], x_scale[None], weight, w_scale, out, expert_of, CONTIGUOUS, rows, blocks)
+    _run((x[None], x_scale[None], weight, w_scale), out, expert_of, CONTIGUOUS, rows, blocks)
     return out
 
 
 def aligned(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
+    operands: Fp8Operands,
     expert_of: torch.Tensor,
     num_used: torch.Tensor,
     blocks: Fp8Blocks,
@@ -277,10 +262,11 @@ def aligned(
 ) -> torch.Tensor:
     """x [M, K], of which the first `num_used` [1] int32 rows, a multiple of block_m, are in use;
     expert_of [M / block_m] int32 of each block -> [M, N] `dtype`."""
+    x, x_scale, weight, w_scale = operands
     assert len(expert_of) * blocks.block_m == x.shape[0]
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=dtype)
-    operands = (x[None], x_scale[None], weight, w_scale, out, expert_of)
-    _run(*operands, ALIGNED, x.shape[0], blocks, num_used)
+    given = x[None], x_scale[None], weight, w_scale
+    _run(given, out, expert_of, ALIGNED, x.shape[0], blocks, num_used)
     return out
 
 
@@ -292,10 +278,7 @@ def has_descriptors(*tensors: torch.Tensor) -> bool:
 
 
 def _run(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
+    operands: Fp8Operands,
     out: torch.Tensor,
     counts: torch.Tensor | None,
     layout: int,
@@ -304,6 +287,7 @@ def _run(
     num_used: torch.Tensor | None = None,
 ) -> None:
     """x [batches, rows, K]: one batch unless masked."""
+    x, x_scale, weight, w_scale = operands
     num_batches, num_rows, k = x.shape
     num_experts, n, _ = weight.shape
     if not out.numel():

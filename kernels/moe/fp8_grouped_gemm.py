@@ -51,11 +51,11 @@ def fp8_grouped_gemm_masked(
     if path == "deep_gemm" and x.numel():
         from kernels.gemm.fp8_gemm_deep_gemm import masked
 
-        return masked(x, x_scale, weight, w_scale, counts, expected_rows)
+        return masked((x, x_scale, weight, w_scale), counts, expected_rows)
     if path != "reference":
         from kernels.gemm.fp8_gemm_triton import masked
 
-        return masked(x, x_scale, weight, w_scale, counts, expected_rows)
+        return masked((x, x_scale, weight, w_scale), counts, expected_rows)
     return fp8_grouped_gemm_masked_reference(x, x_scale, weight, w_scale, counts)
 
 
@@ -91,11 +91,11 @@ def fp8_grouped_gemm_contiguous(
     if path == "deep_gemm" and x.numel():
         from kernels.gemm import fp8_gemm_deep_gemm
 
-        return fp8_gemm_deep_gemm.contiguous(x, x_scale, weight, w_scale, ends)
+        return fp8_gemm_deep_gemm.contiguous((x, x_scale, weight, w_scale), ends)
     if path == "triton":
         from kernels.gemm.fp8_gemm_triton import contiguous
 
-        return contiguous(x, x_scale, weight, w_scale, expert_of)
+        return contiguous((x, x_scale, weight, w_scale), expert_of)
     return fp8_grouped_gemm_contiguous_reference(x, x_scale, weight, w_scale, expert_of, ends)
 
 

@@ -169,14 +169,14 @@ def _fp8_products(
     values, scales = gather(*quantise(hidden), rows)
     where = (rows.expert_of, rows.num_used)
     up = experts.gate_up.contiguous(), experts.gate_up_scale
-    middle = fp8_aligned(values, scales, *up, *where, cuts[0], hidden.dtype)
+    middle = fp8_aligned((values, scales, *up), *where, cuts[0], hidden.dtype)
     values, scales = silu_mul_quantise(
         middle,
         rows.num_used,
         expected_rows=num_experts * max(expected_rows, cuts[0].block_m),
     )
     down = experts.down.contiguous(), experts.down_scale
-    return fp8_aligned(values, scales, *down, *where, cuts[1], hidden.dtype)
+    return fp8_aligned((values, scales, *down), *where, cuts[1], hidden.dtype)
 
 
 def gather(

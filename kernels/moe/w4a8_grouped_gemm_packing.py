@@ -121,13 +121,10 @@ def pack_weights(
         device=device,
     )
     for expert, (weight, scale) in enumerate(zip(weights, weight_scale_inv, strict=True)):
-        name, floats = f"of expert {expert}", (torch.float32, torch.bfloat16)
-        shape = (rows, columns // 2)
-        check_operand(
-            f"int4 weight {name}", weight, weight.device, torch.int8, torch.uint8, shape=shape
-        )
-        shape = (rows, columns // GROUP)
-        check_operand(f"weight_scale_inv {name}", scale, scale.device, *floats, shape=shape)
+        name, both = f"int4 weight of expert {expert}", (torch.int8, torch.uint8)
+        check_operand(name, weight, weight.device, *both, shape=(rows, columns // 2))
+        name, both = f"weight_scale_inv of expert {expert}", (torch.float32, torch.bfloat16)
+        check_operand(name, scale, scale.device, *both, shape=(rows, columns // GROUP))
         _pack_expert(blocks[expert], weight.to(device), scale.to(device))
     return PackedWeights(blocks)
 

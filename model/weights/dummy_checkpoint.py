@@ -7,13 +7,13 @@ The folder needs config.json only. Tensors have the names, shapes and types that
 this `quantization_config` has, and are made on the device when they are read, each from a
 generator that its name seeds: the same on every rank of one kind of device.
 
-What is computed with them takes as long as a trained model's. Matrices are normal with a variance of
-one over their inputs, so that hidden states neither vanish nor grow. FP8 and int4 values are spread
-as those of a quantised normal matrix, since power, and with it speed, depends on the bits that
-change. So are the inputs of products with static scales: of 512 normal tokens through three experts
-of DeepSeek-V3's sizes none is clipped, 1.1e-5 of the values become zero before gate_up, 4.1e-4
-before down, and both are 2.65% off by norm, as with scales of their own. Gates are random and their
-bias is zero: tokens spread over all experts.
+What is computed with them takes as long as a trained model's. Matrices are normal with a variance
+of one over their inputs, so that hidden states neither vanish nor grow. FP8 and int4 values are
+spread as those of a quantised normal matrix, since power, and with it speed, depends on the bits
+that change. So are the inputs of products with static scales: of 512 normal tokens through three
+experts of DeepSeek-V3's sizes none is clipped, 1.1e-5 of the values become zero before gate_up,
+4.1e-4 before down, and both are 2.65% off by norm, as with scales of their own. Gates are random
+and their bias is zero: tokens spread over all experts.
 """
 
 import math

@@ -88,9 +88,9 @@ def test_against_the_reference(
         chosen = blocks(1, 1, chosen.splits)
     operands = (*activations(rng, rows, k, device="cuda"), *weights(rng, n, k, device="cuda"))
     assert fp8_gemm_cuda.is_possible(*operands[:3])
-    out = fp8_gemm_cuda.dense(*operands, blocks=chosen)
+    out = fp8_gemm_cuda.dense(operands, blocks=chosen)
     assert relative_error(out, fp8_gemm_reference(*operands)) < TOLERANCE
-    assert torch.equal(out, fp8_gemm_cuda.dense(*operands, blocks=chosen))
+    assert torch.equal(out, fp8_gemm_cuda.dense(operands, blocks=chosen))
 
 
 @pytest.mark.gpu
@@ -102,13 +102,13 @@ def test_follows_what_is_in_front(rng: torch.Generator) -> None:
     other = activations(rng, rows, k, device="cuda")[0]
     weight, w_scale = weights(rng, n, k, device="cuda")
     chosen = blocks(2, 1, 2)
-    fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=chosen)
+    fp8_gemm_cuda.dense((x, x_scale, weight, w_scale), blocks=chosen)
     given, results = x.clone(), torch.empty(2, rows, n, dtype=torch.bfloat16, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for source, result in zip((x, other), results, strict=True):
             given.copy_(source)
-            result.copy_(fp8_gemm_cuda.dense(given, x_scale, weight, w_scale, blocks=chosen))
+            result.copy_(fp8_gemm_cuda.dense((given, x_scale, weight, w_scale), blocks=chosen))
     for _ in range(3):
         results.fill_(float("nan"))
         graph.replay()

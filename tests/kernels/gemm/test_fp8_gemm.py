@@ -69,7 +69,7 @@ def test_reference_against_float64(rng: torch.Generator) -> None:
 def test_dense(rng: torch.Generator, device: str, rows: int, n: int, k: int) -> None:
     operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
     want = fp8_gemm_reference(*operands)
-    assert relative_error(fp8_gemm_triton.dense(*operands), want) < BOUND
+    assert relative_error(fp8_gemm_triton.dense(operands), want) < BOUND
     assert relative_error(fp8_gemm(*operands), want) < TOLERANCE
 
 
@@ -91,9 +91,9 @@ CUTS = [
 def test_each_way_to_cut(rng: torch.Generator, device: str, blocks: Fp8Blocks) -> None:
     rows, n, k = (20, 328, 384) if INTERPRETED else (200, 4040, 2048)
     operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
-    out = fp8_gemm_triton.dense(*operands, blocks=blocks)
+    out = fp8_gemm_triton.dense(operands, blocks=blocks)
     assert relative_error(out, fp8_gemm_reference(*operands)) < BOUND
-    assert torch.equal(out, fp8_gemm_triton.dense(*operands, blocks=blocks))
+    assert torch.equal(out, fp8_gemm_triton.dense(operands, blocks=blocks))
 
 
 def test_cuts_are_possible_and_bounded() -> None:
@@ -138,7 +138,7 @@ def test_masked(rng: torch.Generator, device: str, expected_rows: int, capacity:
     operands = (x, x_scale, *weights(rng, 4, n, k, device=device), counts)
     want = fp8_grouped_gemm_masked_reference(*operands)
     for out in (
-        fp8_gemm_triton.masked(*operands, expected_rows),
+        fp8_gemm_triton.masked(operands[:4], counts, expected_rows),
         fp8_grouped_gemm_masked(*operands, expected_rows=expected_rows),
     ):
         for expert, count in enumerate(counts.tolist()):
@@ -162,7 +162,7 @@ def test_contiguous(rng: torch.Generator, device: str) -> None:
     want = fp8_grouped_gemm_contiguous_reference(*operands, ends)
     live = expert_of >= 0
     for out in (
-        fp8_gemm_triton.contiguous(*operands),
+        fp8_gemm_triton.contiguous(operands[:4], expert_of),
         fp8_grouped_gemm_contiguous(*operands, ends),
     ):
         assert relative_error(out[live], want[live]) < BOUND
