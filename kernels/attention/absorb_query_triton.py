@@ -61,7 +61,7 @@ def _absorb_query(
         column = block * columns + tl.arange(0, columns)
         place = weight + head.to(tl.int64) * weight_head_stride
         w = tl.load(place + index[:, None] * latent_dim + column[None, :])
-        # Weights are there before the kernel in front ends; queries are not.
+        # Weights are there already; the queries of the kernel before may not be.
         if dependent:
             tl.extra.cuda.gdc_wait()
         start = line[:, None] * (nope_dim + 2 * half)
