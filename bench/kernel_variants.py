@@ -2,7 +2,7 @@
 best only a GPU says. `python -m bench.kernels --variants`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
@@ -116,7 +116,7 @@ def _fp8_gemm(make: Tensors) -> Iterator[Variants]:
             yield Variants(
                 bench="fp8_gemm", name=f"dense m{tokens} n{n} k{k}",
                 ways={
-                    " ".join(f"{key}{value:d}" for key, value in blocks.record().items()): partial(
+                    " ".join(f"{key}{value:d}" for key, value in asdict(blocks).items()): partial(
                         fp8_gemm_triton.dense, (x, x_scale, weight, w_scale), blocks=blocks
                     )
                     for blocks in list(triton_cuts(DENSE_LAYOUT, tokens, n, k))[:24:2]
