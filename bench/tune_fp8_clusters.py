@@ -18,6 +18,11 @@ import math
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+<<<<<<< HEAD
+=======
+from dataclasses import asdict
+from types import ModuleType
+>>>>>>> kernels
 
 import torch
 
@@ -74,7 +79,7 @@ def tune_shape(
         found[rows] = choice_of(paths, blocks, clusters)
         line = f"{shape_key(DENSE, n, k):26} rows {rows:4}:"
         line += "".join(f" {path} {time:8.1f} us" for path, time in paths.items())
-        values = " ".join(str(value) for value in clusters.record().values())
+        values = " ".join(str(value) for value in asdict(clusters).values())
         sys.stdout.write(f"{line}  {found[rows].path:9} {values}\n")
         sys.stdout.flush()
     return found

@@ -11,7 +11,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import ModuleType
 
 import torch
@@ -120,7 +120,7 @@ def tune_shape(
             )
             path = "triton" if times[chosen] < MARGIN * peer else path
             line += f", DeepGEMM {peer:8.1f} us ({peer / times[chosen]:.2f})"
-        values = " ".join(str(int(value)) for value in chosen.record().values())
+        values = " ".join(str(int(value)) for value in asdict(chosen).values())
         sys.stdout.write(f"{line}  {path:9} {values}\n")
         sys.stdout.flush()
         best[str(rows)] = Fp8Choice(path=path, blocks=chosen).record()

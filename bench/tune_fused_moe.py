@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import torch
@@ -161,7 +161,7 @@ def entry(product: Product, cut: Cut) -> tuple[str, dict[str, int | str]]:
     if isinstance(cut, Fp8Blocks):
         key = fp8_gemm_blocks.shape_key(ALIGNED, product.n, product.k)
         return key, Fp8Choice(path="triton", blocks=cut).record()
-    return shape_key(product.dtype, product.num_experts, product.n, product.k), {**cut.record()}
+    return shape_key(product.dtype, product.num_experts, product.n, product.k), asdict(cut)
 
 
 def best_pair(up: dict[Cut, float], down: dict[Cut, float]) -> tuple[float, tuple[Cut, Cut]]:

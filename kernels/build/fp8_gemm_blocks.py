@@ -32,9 +32,6 @@ class Fp8Blocks:
         if self.block_n not in (64, 128) or self.halves not in (1, 2) or self.splits < 1:
             raise ValueError(f"blocks that no kernel has: {self}")
 
-    def record(self) -> dict[str, int]:
-        return asdict(self)
-
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of the pipeline."""
@@ -58,8 +55,8 @@ class Fp8Choice:
             raise ValueError("the CUDA kernel won without a cut")
 
     def record(self) -> dict[str, Any]:
-        record = {"path": self.path} | self.blocks.record()
-        return record | ({"clusters": self.clusters.record()} if self.clusters else {})
+        record = {"path": self.path} | asdict(self.blocks)
+        return record | ({"clusters": asdict(self.clusters)} if self.clusters else {})
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Fp8Choice":

@@ -1,7 +1,7 @@
 """How the CUDA path of `kernels.gemm.fp8_gemm` cuts a product of few tokens: pure functions of its
 shape."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 MAX_ROWS = 128
 HEIGHTS = (8, 16, 32, 64, 96, 128)  # tokens that the kernel is compiled for
@@ -35,9 +35,6 @@ class ClusterBlocks:
             raise ValueError(f"blocks that no kernel has: {self}")
         if self.splits < 1 or self.across * self.splits > MAX_CLUSTER:
             raise ValueError(f"a cluster is of 1 to {MAX_CLUSTER} blocks: {self}")
-
-    def record(self) -> dict[str, int]:
-        return asdict(self)
 
     def height(self, rows: int) -> int:
         """Tokens of the kernel that has room for `rows`."""

@@ -10,7 +10,7 @@ counts. What is not tuned gets defaults, which is said once in the log.
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,6 @@ class Blocks:
     block_k: int
     num_warps: int
     num_stages: int
-
-    def record(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def blocks_for(

@@ -59,7 +59,8 @@ def path_for(weight: torch.Tensor, scale: torch.Tensor | None) -> str:
         return path
     if scale is None:
         return "cublas"
-    return path if is_whole(weight) else "reference"
+    is_whole = all(size % BLOCK == 0 for size in weight.shape[1:])
+    return path if is_whole else "reference"
 
 
 def head_linear_reference(
@@ -76,12 +77,6 @@ def head_linear_reference(
         wide = torch.stack([block_dequantise(*pair, torch.float32) for pair in pairs])
     product = head_linear(x.float(), wide).to(x.dtype)
     return product if out is None else out.copy_(product)
-
-
-def is_whole(weight: torch.Tensor) -> bool:
-    """Whether no block of the scale is cut off."""
-    _, rows, columns = weight.shape
-    return bool(rows % BLOCK == 0 and columns % BLOCK == 0)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> None:

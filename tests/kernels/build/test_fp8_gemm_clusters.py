@@ -1,5 +1,7 @@
 """The CUDA path of FP8 products of few tokens: its cuts, and on a GPU against the reference."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -48,7 +50,7 @@ def test_cuts_fit_and_are_bounded() -> None:
                 num_bytes = stages * 128 * 64 * each.warpgroups
                 num_bytes += each.token_stages(rows, k) * 128 * height
                 assert each.per_multiprocessor * num_bytes < MULTIPROCESSOR_BYTES
-                assert ClusterBlocks(**each.record()) == each
+                assert ClusterBlocks(**asdict(each)) == each
     assert not list(cluster_cuts(MAX_ROWS + 1, 7168, 16384))
 
 

@@ -1,5 +1,7 @@
 """FP8 products: references against float64, the paths against the references."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -105,7 +107,7 @@ def test_cuts_are_possible_and_bounded() -> None:
             for each in found:
                 assert each.stage_bytes * each.num_stages <= 227 * 1024
                 assert each.splits == 1 or layout == DENSE
-                assert Fp8Blocks(**each.record()) == each
+                assert Fp8Blocks(**asdict(each)) == each
     cpu = torch.device("cpu")
     assert fp8_blocks(cpu, DENSE, 64, 7168, 16384) == default_fp8_blocks(DENSE, 64, 7168, 16384)
     # Too few programs for the device share their sums; those of enough do not.
@@ -123,9 +125,9 @@ def test_untuned_products_are_left_to_deep_gemm() -> None:
 
 def test_cuts_that_no_kernel_has_are_refused() -> None:
     with pytest.raises(ValueError, match="two halves"):
-        Fp8Blocks(**(CUTS[0].record() | {"halves": 2}))
+        Fp8Blocks(**(asdict(CUTS[0]) | {"halves": 2}))
     with pytest.raises(ValueError, match="no kernel"):
-        Fp8Blocks(**(CUTS[0].record() | {"block_n": 256}))
+        Fp8Blocks(**(asdict(CUTS[0]) | {"block_n": 256}))
 
 
 @pytest.mark.parametrize("device", DEVICES)
