@@ -39,7 +39,7 @@ def use_huge_pages() -> int:
 
 
 def _whole_huge_pages() -> Iterator[tuple[int, int]]:
-    """Begin and end of memory that no file is behind and that is written to."""
+    """Begin and end of memory that no file backs and that is written to."""
     try:
         lines = MAPS.read_text().splitlines()
     except OSError:
@@ -48,8 +48,8 @@ def _whole_huge_pages() -> Iterator[tuple[int, int]]:
         area, permissions, _, _, _, *name = line.split(maxsplit=5)
         if permissions != "rw-p" or name not in ([], ["[heap]"]):
             continue
-        first, behind = (int(address, 16) for address in area.split("-"))
+        first, after = (int(address, 16) for address in area.split("-"))
         begin = -(-first // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        end = behind // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        end = after // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         if begin < end:
             yield begin, end

@@ -44,7 +44,7 @@ def system_lookup(host: str, port: int) -> list[str]:
 async def resolve(
     address: str, *, timeout_seconds: float, lookup: Lookup = system_lookup
 ) -> list[str]:
-    """All `ip:port` behind `host:port`, sorted; [] when there are none.
+    """All `ip:port` after `host:port`, sorted; [] when there are none.
 
     Raises OSError when the resolver could not tell, or not within `timeout_seconds`.
     """

@@ -2,7 +2,7 @@
 
 import sys
 
-import core.first_process  # noqa: F401 - in front of all that takes its time
+import core.first_process  # noqa: F401 - before all that takes its time
 from decode_worker.service import DecodeService
 from engine.process.settings import WorkerSettings
 from engine.server.worker_server import RoleService, run_worker

@@ -19,7 +19,7 @@ class Call:
 
     The prompt stays here, for as many prefills as it takes; the rank need not have it.
 
-    `left` is set when nobody listens any more. The record outlives that until the rank has
+    `left` is set when no one listens any more. The record outlives that until the rank has
     said its last word, since pages and a prefill attempt hang on it.
     """
 

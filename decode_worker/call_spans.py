@@ -39,7 +39,7 @@ class CallSpans:
             self._stage, self._since_ns = stage, time.time_ns()
 
     def end(self, prefill_call: LegRecord) -> None:
-        """Nobody listens any more."""
+        """No one listens any more."""
         if self._is_on:
             attributes: tracing.Attributes = {}
             if self._stage is Stage.DECODE:

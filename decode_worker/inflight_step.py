@@ -28,7 +28,7 @@ class InflightStep:
 def next_chunk(
     request: Request, before: InflightStep | None, eos_token_ids: tuple[int, ...]
 ) -> SequenceChunk:
-    """The last token, whose KV is missing yet, and how to sample the one behind it. When that
+    """The last token, whose KV is missing yet, and how to sample the one after it. When that
     token is in flight, `before` is the step that samples it."""
     position = request.num_known_soon
     follows = None

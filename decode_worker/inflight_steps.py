@@ -23,7 +23,7 @@ class InflightSteps:
         return len(self._inflight_steps)
 
     def launch(self, attempts: Sequence[Attempt | None]) -> None:
-        """A step begins; None for a row that is nobody's."""
+        """A step begins; None for a row of no request."""
         for attempt in attempts:
             if attempt is not None:
                 attempt.num_in_flight += 1

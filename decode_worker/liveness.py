@@ -1,7 +1,7 @@
 """Whether there is still a process at an address, also one that is frozen and answers nothing.
 
 Its kernel takes connections in its place for as long as it exists, and resets them when it ends;
-of a host that is gone nobody answers. One connection, on which nothing is said, tells which.
+a host that is gone does not answer. One connection, on which nothing is said, tells which.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ from engine.start.rank import RankContext
 
 log = get_logger("decode_worker.loop")
 
-# KV lands without waking anybody, and lands only while somebody looks: often, when nothing else
+# KV lands without waking the loop, and lands only while it looks: often, when nothing else
 # keeps a request from starting, and now and then while its prefill is still computing. A peer
 # that is to stop writing cannot finish either before we have looked.
 KV_POLL_SECONDS = 0.0002
@@ -102,7 +102,7 @@ class DecodeLoop(RankLoop[list[Request]]):
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
         if decided.preempt and self._inflight is not None:
-            # What is in flight may end somebody, and bring the pages that are wanted.
+            # What is in flight may end a request, and bring the pages that are wanted.
             self._land()
             decided = plan(self._state.snapshot())
         return decided

@@ -2,15 +2,15 @@
 
     1. Running requests are served by rank: higher priorities first, equal ones oldest first. One
        that needs a page and finds none free takes those of the running request that ranks last,
-       which is preempted. One that finds nobody behind it stalls: it sits this step out and
+       which is preempted. One that finds none after it stalls: it sits this step out and
        keeps its pages.
     2. Waiting requests are let in by rank, the first one first and no later one before it, while
        there are pages for all their tokens and a headroom for those that grow. Not in a step
-       in which somebody was preempted or stalled.
+       in which a request was preempted or stalled.
 
 The request that ranks first thus always progresses, or waits only for pages that come back within a
-bound (of prefills and last steps under way, or in quarantine): nobody is stuck, and nobody starves
-but for requests of higher priority.
+bound (of prefills and last steps under way, or in quarantine): no request is stuck, and none
+starves but for requests of higher priority.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def plan(snapshot: Snapshot) -> Plan:
                 preempt.append(victim.request_id)
                 free += victim.num_pages
             if free == 0:
-                break  # stalled, and nobody is left behind it
+                break  # stalled, and no request is left after it
             free -= 1
             grow.append(request.request_id)
         step.append(request.request_id)
@@ -92,7 +92,7 @@ def _admitted(snapshot: Snapshot, free: int) -> list[str]:
     admit: list[str] = []
     for request in snapshot.waiting:
         need = pages_for(request.num_tokens, snapshot.page_tokens)
-        # The first one in needs none: nobody else grows, and alone it fits (checked on entry).
+        # The first one in needs none: no other one grows, and alone it fits (checked on entry).
         headroom = min(num_in, most_headroom)
         if num_in >= snapshot.max_running or need + headroom > free:
             break

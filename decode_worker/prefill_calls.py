@@ -101,7 +101,7 @@ class PrefillCalls:
         prefill_call.task = asyncio.create_task(self._drive(prefill_call, reserved), name=name)
 
     def end(self, call: Call) -> None:
-        """Cancels the call's leg: nobody waits for it. The prefill worker takes a cancelled
+        """Cancels the call's leg: no one waits for it. The prefill worker takes a cancelled
         call for an abort."""
         prefill_call = self._prefill_calls.get(call.attempt_id)
         if prefill_call is not None and prefill_call.task is not None:
@@ -119,7 +119,7 @@ class PrefillCalls:
         """The rank holds pages back until the attempt has stopped."""
         prefill_call = self._prefill_calls.get(attempt_id)
         if prefill_call is None:
-            # Its Reserved came too late to be acted on: nobody was ever asked to write.
+            # Its Reserved came too late to be acted on: no worker was ever asked to write.
             self._stopped(rank, attempt_id)
             return
         if prefill_call.has_stopped:
@@ -178,7 +178,7 @@ class PrefillCalls:
         try:
             await self._run(prefill_call, reserved)
         except Exception:
-            # A defect, ours or the peer's: nobody else would ever end the request.
+            # A defect, ours or the peer's: nothing else would ever end the request.
             log.exception(
                 "prefill failed unexpectedly",
                 request_id=prefill_call.call.traced_id,

@@ -18,7 +18,7 @@ OnLost = Callable[["PrefillPeer"], None]
 
 class PrefillPeer:
     """One address. `num_losses` grows each time an established connection breaks: the process
-    behind it is gone, or is about to be taken for gone. `gone_epochs` are those it may have
+    there is gone, or is about to be taken for gone. `gone_epochs` are those it may have
     been; they are forgotten when the address answers again, whoever it is then."""
 
     def __init__(self, address: str, on_lost: OnLost) -> None:

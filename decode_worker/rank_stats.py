@@ -9,7 +9,7 @@ from engine.link.messages import RankStats
 
 
 class StepRecord(NamedTuple):
-    """A step that is over. `seconds` from its begin, or from the end of the one in front of it
+    """A step that is over. `seconds` from its begin, or from the end of the one before it
     if that came later, to its tokens."""
 
     seconds: float

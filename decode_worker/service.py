@@ -193,7 +193,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         call.record.num_output_tokens = call.num_sent_tokens
 
     def _leave(self, call: Call, outcome: str, finish: Finish) -> None:
-        """Nobody listens any more: whatever is still under way for the call is stopped."""
+        """No one listens any more: whatever is still under way for the call is stopped."""
         call.left = True
         if call.key in self._calls:
             self._prefill_calls.end(call)
@@ -220,7 +220,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     # ---- what ranks say
 
     def on_message(self, rank: int, message: RankMessage) -> None:
-        """Messages of calls that nobody knows any more are late and mean nothing."""
+        """Messages of calls that are not known any more are late and mean nothing."""
         if isinstance(message, Quarantined):
             self._prefill_calls.quarantined(rank, message.attempt_id)
             return

@@ -23,7 +23,7 @@ come late, twice or for an unknown request change nothing.
     (*) when it names no attempt: the prefill worker is gone before the attempt began
     (+) over, if there is no such grammar, or the output has come to its end
 
-A step may be launched before the one in front of it has landed. Its tokens for requests that are
+A step may be launched before the one before it has landed. Its tokens for requests that are
 not in it any more (over, or preempted) are thrown away, see `decode_worker.inflight_steps`.
 """
 
@@ -74,7 +74,7 @@ class RankState:
         self.facts = facts
         self.pool = pool
         self.totals = Totals()
-        # How long KV came behind the first token, of requests that have joined; the loop clears it.
+        # How long KV came after the first token, of requests that have joined; the loop clears it.
         self.kv_waits: list[float] = []
         self.requests: dict[str, Request] = {}
         self._by_attempt: dict[str, Request] = {}  # attempts in PREFILLING and RUNNING
@@ -328,7 +328,7 @@ class RankState:
                 continue
             seconds = self.facts.kv_arrival_seconds
             if now - max(attempt.prefilled_at, attempt.kv_arrived_at) > seconds:
-                text = f"KV of the prompt has not arrived: none for {seconds:g} s behind prefill"
+                text = f"KV of the prompt has not arrived: none for {seconds:g} s after prefill"
                 self.totals.kv_failures += 1
                 messages += self._give_up(request, "UNAVAILABLE", text)
         return messages

@@ -123,7 +123,7 @@ class RankLoop(ABC, Generic[Work]):
         tokens_per_rank = tuple(told[0] for told in facts)
         if any(tokens_per_rank):
             self._compute(work, began, tokens_per_rank, tuple(told[1] for told in facts))
-        elif not self._land():  # what comes of it is planned before anybody sleeps
+        elif not self._land():  # what comes of it is planned before any rank sleeps
             self._idle()
         self._report_news()
         return True

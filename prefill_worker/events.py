@@ -19,7 +19,7 @@ class AbortAsked:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There can be no token behind this prompt; `code` is a gRPC status name."""
+    """There can be no token after this prompt; `code` is a gRPC status name."""
 
     attempt_id: str
     code: str
@@ -76,7 +76,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The whole prompt is computed and submitted; this is the token behind it (None: none is
+    """The whole prompt is computed and submitted; this is the token after it (None: none is
     wanted) and, where asked for, what the prompt's own tokens had for log-probabilities."""
 
     attempt_id: str

@@ -1,4 +1,4 @@
-"""What the tokens behind prompts, and the prompts' own log-probabilities, need beside the KV.
+"""What the tokens after prompts, and the prompts' own log-probabilities, need beside the KV.
 
 open -> (grammar compiled) -> row, scores of each chunk -> close
 """
@@ -88,7 +88,7 @@ class FirstTokens:
         return self._open[attempt_id].is_ready
 
     def row(self, chunk: Chunk) -> SampleRow | None:
-        """How to sample behind a chunk, if anything is."""
+        """How to sample after a chunk, if anything is."""
         first = self._open[chunk.attempt_id]
         if not chunk.is_last or not first.sampling.max_tokens:
             return None
@@ -109,7 +109,7 @@ class FirstTokens:
         return self._open[attempt_id].scores
 
     def prompt_logprobs(self, attempt_id: str) -> tuple[TokenOut, ...]:
-        """Of the whole prompt, once it is computed; empty where nobody asked."""
+        """Of the whole prompt, once it is computed; empty where not asked for."""
         scores = self._open[attempt_id].scores
         return () if scores is None else tuple(scores.tokens)
 

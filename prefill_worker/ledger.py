@@ -33,7 +33,7 @@ class Ledger:
 
     @property
     def num_available(self) -> int:
-        """Pages that `reserve` can hand out: free ones, and known ones that nobody holds."""
+        """Pages that `reserve` can hand out: free ones, and known ones that no attempt holds."""
         return self._pool.num_free + self._tree.num_evictable
 
     def num_pages(self, num_tokens: int) -> int:
@@ -86,7 +86,7 @@ class Ledger:
             self._pool.free(attempt_id)
 
     def page_stats(self) -> RankStats:
-        """The page counts of a `RankStats`: what is known but held by nobody counts as free as
+        """The page counts of a `RankStats`: what is known but not held counts as free as
         well as cached; what attempts hold, known or not, as owned."""
         counts = self._pool.counts()
         return RankStats(

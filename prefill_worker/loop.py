@@ -41,7 +41,7 @@ from prefill_worker.state import PrefillState, failed
 
 log = get_logger("prefill_worker.loop")
 
-# Ends of transfers wake nobody; who waits for nothing else looks this often.
+# Ends of transfers wake no loop; one that waits for nothing else looks this often.
 TRANSFER_POLL_SECONDS = 0.0003
 # So many of the first requests that wait are looked at in a step. Those that hold pages all are:
 # they may be the ones that the first in line waits for.

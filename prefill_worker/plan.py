@@ -3,8 +3,8 @@
 Requests are admitted by priority, equal ones in order of arrival, as long as their pages fit. The
 first gets half of the budget, so that it always progresses; the rest goes by priority, and among
 equal ones to those with least left to compute, so that a short prompt does not wait for a long
-one in front of it. Chunks end at page borders,
-but for a prompt's last one: each page is complete in exactly one step.
+one before it. Chunks end at page borders, but for a prompt's last one: each page is complete in
+exactly one step.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def plan_chunks(
 
 
 def _admit(candidates: Sequence[Candidate], num_available_pages: int) -> list[Candidate]:
-    """In their order, up to the first one whose pages do not fit: nobody overtakes it for
+    """In their order, up to the first one whose pages do not fit: no other overtakes it for
     pages, or a large request might wait for ever."""
     admitted: list[Candidate] = []
     blocked = False

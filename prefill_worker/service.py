@@ -1,7 +1,7 @@
 """The `Prefill` gRPC service on the worker's front. Torch-free; decides nothing but the rank.
 
 A call that ends early, because its client went away, cancelled or ran out of time, aborts its
-attempt: nobody is left who could want the KV.
+attempt: no one is left who could want the KV.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         self._open: dict[str, _Open] = {}
         self._stops: dict[str, _Stop] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
-        # Attempts that their rank has yet to say the last word on; what is still pushed behind
+        # Attempts that their rank has yet to say the last word on; what is still pushed after
         # a good one, the rank's pages tell.
         self._unsettled: set[str] = set()
 
@@ -182,7 +182,7 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
         for stop in self._stops.values():
             if not stop.confirmed.done():
                 stop.confirmed.set_exception(error)
-                stop.confirmed.exception()  # nobody may be waiting any more
+                stop.confirmed.exception()  # no one may be waiting any more
         self._stops.clear()
 
     async def close(self) -> None:

@@ -42,7 +42,7 @@ from prefill_worker.events import (
 # The target's owner keeps its pages in quarantine for longer than both bounds together.
 TRANSFER_STALL_SECONDS = 4.0
 RELEASE_STALL_SECONDS = 2.0
-# Transfers move only while somebody looks after them: a long step counts as one short look.
+# Transfers move only while the loop looks after them: a long step counts as one short look.
 LONGEST_LOOK_SECONDS = 0.5
 
 
@@ -55,7 +55,7 @@ class PrefillState:
         self._peers: WeakValueDictionary[bytes, Peer] = WeakValueDictionary()
         self._num_waiting = 0
         self._ticked_at: float | None = None
-        self._looked_seconds = 0.0  # in which somebody looked after transfers, since the start
+        self._looked_seconds = 0.0  # in which the loop looked after transfers, since the start
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts.values())

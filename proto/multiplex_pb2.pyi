@@ -36,7 +36,7 @@ class ClientFrame(_message.Message):
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenCall]: ...
     @_builtins.property
     def cancel(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """calls whose responses nobody wants any more"""
+        """calls whose responses are not wanted any more"""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class CallPiece(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     call: _builtins.int
     responses: _builtins.bytes
-    """Serialised responses, one behind the other: several that waited together read as one
+    """Serialised responses, one after the other: several that waited together read as one
     message, merged as protobuf merges (repeated fields joined, of others the last one).
     """
     @_builtins.property
     def end(self) -> Global___CallEnd:
-        """nothing comes behind it"""
+        """nothing comes after it"""
 
     def __init__(
         self,

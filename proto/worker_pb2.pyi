@@ -129,7 +129,7 @@ class WorkerStatus(_message.Message):
     """Requests accepted since start; lets a router cancel out what it assigned itself."""
     drained: _builtins.bool
     """Draining, no request open, no page that anyone still writes, reads or waits for: the
-    process can go and nobody will notice.
+    process can go unnoticed.
     """
     num_open: _builtins.int
     """requests accepted and not over"""

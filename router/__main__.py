@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-import core.first_process  # noqa: F401 - in front of all that takes its time
+import core.first_process  # noqa: F401 - before all that takes its time
 from core import tracing
 from core.log import configure
 from router.process import run_router

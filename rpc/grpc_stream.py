@@ -160,8 +160,8 @@ class GrpcStream(asyncio.Protocol):
         self._num_silent_ticks = 0
         try:
             received = self._http.receive(data)
-            # The library has seen all of it already: of a stream that ends behind what is
-            # looked at now, it takes nothing more.
+            # The library has seen all of it already: of a stream whose end comes after what
+            # is looked at now, it takes nothing more.
             self._is_ending = any(isinstance(one, _ENDS) for one in received)
             for one in received:
                 if self._is_over:
@@ -235,7 +235,7 @@ class GrpcStream(asyncio.Protocol):
         elif isinstance(event, RemoteSettingsChanged | WindowUpdated):
             if not self._greeted.done():
                 self._greeted.set_result(None)
-            self._write_out()  # larger frames are taken behind the answer to what allows them
+            self._write_out()  # larger frames are taken after the answer to what allows them
             self._push()
             self._tell_room()
         elif isinstance(event, ResponseReceived):

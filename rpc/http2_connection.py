@@ -108,7 +108,7 @@ class Http2Connection(H2Connection):
         self._prepare_for_sending(updates)
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
-        # The library takes nothing more behind one, but a gRPC server that drains says so first
+        # The library takes nothing more after one, but a gRPC server that drains says so first
         # and then lets the streams that it has go on.
         gone = ConnectionTerminated()
         gone.last_stream_id = frame.last_stream_id

@@ -6,7 +6,7 @@
             response = GenerateResponse.FromString(content)
 
 gRPC costs about as much CPU a message as everything else that a token needs. Here a frame holds
-what all calls were sent since the last one, and a call that is behind gets everything at once.
+what all calls were sent since the last one, and a call that is late gets everything at once.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ FRAME_BYTES = 4 * 2**20
 READ_FRAMES = 2
 READ_PIECES = 32
 READ_SMALL_FRAMES = 32
-# Responses that one call may have waiting; a reader that is further behind loses the call.
+# Responses that one call may have waiting; a reader that is slower loses the call.
 MAX_WAITING_BYTES = 512 * 2**10
 
 

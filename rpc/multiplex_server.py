@@ -174,7 +174,7 @@ class _Session:
                     running.cancel()
 
     def take(self) -> ServerFrame | None:
-        """Everything that waits; None while the peer is behind with reading."""
+        """Everything that waits; None while the peer is slow to read."""
         self.changed.clear()
         if self._is_peer_behind():
             return None

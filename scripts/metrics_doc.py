@@ -34,8 +34,8 @@ are any.
 
 For the endpoint picker of the Gateway API inference extension: queued requests are
 `epserve_gateway_num_waiting_requests`, running ones `epserve_gateway_num_running_requests`, KV
-utilisation `epserve_gateway_kv_usage_ratio`, all without labels; behind a gateway is a whole
-cluster.
+utilisation `epserve_gateway_kv_usage_ratio`, all without labels; a gateway is one
+for a whole cluster.
 
 The dashboards of the Helm chart draw these metrics, its alerts ([runbook](runbook.md)) watch them.
 """

@@ -50,7 +50,7 @@ class Trainer:
     def step(self, batch: Batch, progress: float) -> torch.Tensor:
         """Train on one batch.
 
-        `progress` is the share of the run behind us. Returns [2] losses on the device.
+        `progress` is the share of the run that is over. Returns [2] losses on the device.
         """
         training = self.settings.training
         for group in self._optimiser.param_groups:

@@ -18,7 +18,7 @@ class ExpertMetrics:
         )
         self.rebalances = Counter(
             "epserve_expert_rebalances",
-            "Attempts to move experts, by outcome; behind `restored` the old placement is in force",
+            "Attempts to move experts, by outcome; after `restored` the old placement is in force",
             ["outcome"],
             registry=registry,
         )

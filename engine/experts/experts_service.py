@@ -143,7 +143,7 @@ class ExpertsService(experts_pb2_grpc.ExpertsServicer):
 async def _follow(
     rebalance: Rebalance,
 ) -> AsyncIterator[experts_pb2.RebalanceProgress]:
-    """Ends with DONE or raises; it goes on when nobody follows any more."""
+    """Ends with DONE or raises; it goes on when no one follows any more."""
     async for _ in rebalance.watch():
         if rebalance.error is not None:
             raise rebalance.error

@@ -1,11 +1,11 @@
 """Orders about experts on a rank: load reports and moves, agreed with the other ranks.
 
 The front of node 0 gives them to rank 0. They reach all ranks as part of a step: rank 0 tells in
-the facts of an exchange how long the order is that it is about to send, and behind that exchange
+the facts of an exchange how long the order is that it is about to send, and after that exchange
 all ranks take part in the sending and in what follows from it.
 
     facts = group.exchange((..., *experts.facts()))
-    answers = experts.at_boundary([rank's part of facts])     # in front of the forward pass
+    answers = experts.at_boundary([rank's part of facts])     # before the forward pass
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class RankExperts:
         return self._migration.is_moving or facts[0][0] > 0
 
     def at_boundary(self, facts: Sequence[tuple[int, ...]]) -> list[ExpertAnswer]:
-        """Behind the exchange of all ranks' facts; what there is to tell the front."""
+        """After the exchange of all ranks' facts; what there is to tell the front."""
         answers: list[ExpertAnswer] = []
         if self._migration.is_moving:
             answers += self._go_on(facts)

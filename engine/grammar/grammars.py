@@ -28,7 +28,7 @@ MAX_REMEMBERED_BYTES = 256 * 2**20
 # no thread has come to it, that others' are.
 COMPILE_SECONDS = 20.0
 NUM_THREADS = 2
-# Compiled grammars wake nobody: who waits for one looks this often.
+# Compiled grammars wake no loop: one that waits looks this often.
 GRAMMAR_POLL_SECONDS = 0.002
 
 
@@ -68,7 +68,7 @@ class Grammars:
         self._forget_old()
 
     def drop(self, name: str) -> None:
-        """Nobody waits for it any more; unknown names are not an error."""
+        """It is not waited for any more; unknown names are not an error."""
         self._waiting.pop(name, None)
 
     def poll(self) -> list[tuple[str, Match | EpserveError]]:
@@ -115,7 +115,7 @@ class Grammars:
         return InternalError(f"this worker cannot compile grammars: {error}")
 
     def _forget_old(self) -> None:
-        """The least recently used ones; those under way, or that somebody waits for, stay."""
+        """The least recently used ones; those under way, or that a request waits for, stay."""
         num_bytes = sum(map(_num_bytes, self._remembered.values()))
         awaited = {waiting.compiled for waiting in self._waiting.values()}
         for key, compiled in list(self._remembered.items()):

@@ -12,7 +12,7 @@ class FreeRuns:
 
     def __init__(self, num_pages: int) -> None:
         self._length: dict[int, int] = {}  # first page -> length
-        self._first: dict[int, int] = {}  # page behind the run -> first page
+        self._first: dict[int, int] = {}  # page after the run -> first page
         self._by_size: list[tuple[int, int]] = []  # (length, first), sorted
         self.num_pages = 0
         if num_pages:
@@ -25,9 +25,9 @@ class FreeRuns:
         if before is not None:
             count += self._remove(before)
             first = before
-        behind = first + count
-        if behind in self._length:
-            count += self._remove(behind)
+        after = first + count
+        if after in self._length:
+            count += self._remove(after)
         self._insert(first, count)
 
     def take(self, count: int) -> list[PageRun]:

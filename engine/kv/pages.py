@@ -5,7 +5,7 @@
                             owned(owner) --quarantine--> quarantined(attempt) --release--> free
 
 `cached` pages belong to the prefix tree. `quarantined` ones may still be written to by a peer
-and are nobody's until `release`. Every page is in exactly one state at any time.
+and belong to no request until `release`. Every page is in exactly one state at any time.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -89,7 +89,7 @@ class PagePool:
         return runs
 
     def grow(self, owner: Hashable) -> int:
-        """Gives `owner` one more page, the one behind its last if that is free."""
+        """Gives `owner` one more page, the one after its last if that is free."""
         owned = self._owned.get(owner)
         page = owned[-1] + 1 if owned else -1
         if not self._free.take_page(page):

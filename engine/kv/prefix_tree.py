@@ -8,7 +8,7 @@ its caller moves pages between the pool's states (`cached` while they are in the
     ... compute the rest ...
     taken = tree.extend(lease, token_ids, pages, num_pages)      # now known too, and held
     tree.unlock(lease)
-    freed = tree.evict(n)                 # never a page that somebody holds
+    freed = tree.evict(n)                 # never a page that is held
 
 `token_ids` are packed (`core.token_ids`): the key of a page is its slice of them. Torch-free.
 """
@@ -83,12 +83,12 @@ class PrefixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that nobody holds: what `evict` could give at most."""
+        """Pages that no lease holds: what `evict` could give at most."""
         return self._num_pages - self._num_locked
 
     def match(self, token_ids: bytes) -> Lease:
         """Holds the pages of the longest known prefix, at least one token short of the whole:
-        somebody has to compute the last token's logits."""
+        the last token's logits have to be computed."""
         nodes: list[_Node] = []
         node: _Node | None = self._root
         for index in range((len(token_ids) - 1) // self._page_bytes):
@@ -164,7 +164,7 @@ class PrefixTree:
                 self._offer(node)
 
     def evict(self, num_pages: int) -> list[int]:
-        """Forgets up to `num_pages` pages that nobody holds, least recently used leaves first.
+        """Forgets up to `num_pages` pages that no lease holds, least recently used leaves first.
 
         Returns them; fewer when there are no more.
         """

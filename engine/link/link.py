@@ -43,7 +43,7 @@ class FrontLink:
 
     NOTE: messages are held back until the rank's first batch, since a PAIR socket takes none
     before its peer has connected. A zmq descriptor is edge-triggered and any call on the
-    socket may consume the edge, hence the drain behind every send.
+    socket may consume the edge, hence the drain after every send.
     """
 
     def __init__(

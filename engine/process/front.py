@@ -48,7 +48,7 @@ class WorkerFront:
     """All calls from the event loop's thread.
 
     `on_message` is called for every message of a rank but Ready, in order per rank, and must
-    not block; `on_stats` behind each batch; `on_change` when what a router wants to know may
+    not block; `on_stats` after each batch; `on_change` when what a router wants to know may
     have changed. All three are to be set before `start`. `died` resolves to a reason when a
     rank ends unasked; the others are killed by then.
     """
@@ -104,7 +104,7 @@ class WorkerFront:
                 await rank.start(self._context, self._start_of(index, rendezvous), self._command)
             except (OSError, zmq.ZMQError) as error:
                 raise StartError(f"rank {index} cannot be started: {error}") from error
-            # The rank itself has no log yet; the phases behind this one it tells by itself.
+            # The rank itself has no log yet; the phases after this one it tells by itself.
             log.info("start phase begins", phase="python", rank=index, pid=rank.pid)
             rank.died.add_done_callback(self._rank_died)
         ready = await self._all_ready()
@@ -133,7 +133,7 @@ class WorkerFront:
             await _all_done(living, timeout_seconds, hurry or asyncio.Event())
         for rank in self._ranks:
             rank.kill()
-        # NOTE: one by one: a gather that is cancelled on the way reports what nobody asked for.
+        # NOTE: one by one: a gather that is cancelled on the way reports what was not asked for.
         for rank in self._ranks:
             await rank.close()
         self._reservation.close()
@@ -141,7 +141,7 @@ class WorkerFront:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reserved_address(self) -> str:
-        """A loopback address that nobody is given before rank 0 listens there: a socket that is
+        """A loopback address that no other process is given before rank 0 listens there: a socket
         bound with SO_REUSEADDR keeps it from everyone who does not ask for this very one."""
         self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reservation.bind(("127.0.0.1", 0))
@@ -167,7 +167,7 @@ class WorkerFront:
 
     async def _look_for_silence(self) -> None:
         """A rank that hangs is killed. What a front that was held up itself has not heard is
-        nobody's silence."""
+        no process's silence."""
         loop = asyncio.get_running_loop()
         most = self.settings.step_timeout_seconds + SILENCE_GRACE_SECONDS
         before = loop.time()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Behind the closing parenthesis of the name: places of utime, stime and rss in `proc(5)`.
+# After the closing parenthesis of the name: places of utime, stime and rss in `proc(5)`.
 _UTIME, _STIME, _RSS = 11, 12, 21
 
 

@@ -68,7 +68,7 @@ class RankProcess:
 
     def note_silence(self, seconds: float, most: float) -> None:
         """So long has nothing been heard, since the last call; all in all at most `most` seconds,
-        then it is killed: whatever it hangs in, nobody else would end the requests on it."""
+        then it is killed: whatever it hangs in, nothing else would end the requests on it."""
         self._silent_seconds += seconds
         if self._silent_seconds > most:
             self._reason = self._reason or f"it has said nothing for {most:g} s"

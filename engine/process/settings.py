@@ -186,7 +186,7 @@ class WorkerSettings(ProcessSettings):
     # ---- load
     overlap_schedule: bool | None = Field(
         None,
-        description="Decode: a step is planned while the one in front of it is computed; default: "
+        description="Decode: a step is planned while the one before it is computed; default: "
         "where that one is a recorded step",
     )
     max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")
@@ -248,7 +248,7 @@ class WorkerSettings(ProcessSettings):
         return self.nodes * self.ranks
 
     def device_of(self, local_rank: int) -> str:
-        """Device of a rank: cpu, or the cuda device `local_rank` behind the first one."""
+        """Device of a rank: cpu, or the cuda device `local_rank` after the first one."""
         if self.device == "cpu":
             return "cpu"
         _, _, first = self.device.partition(":")

@@ -53,7 +53,7 @@ class History:
 
     @property
     def follows_tokens(self) -> bool:
-        """Whether the next token depends on which tokens are in front of it: a bias does not."""
+        """Whether the next token depends on which tokens are before it: a bias does not."""
         return self.counts is not None or self.sampling.grammar is not None
 
     @property

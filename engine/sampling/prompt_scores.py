@@ -12,7 +12,7 @@ SLICE_TOKENS = 64
 
 
 class PromptScores:
-    """`tokens` holds what is known so far: prompt token i, its log-probability behind the
+    """`tokens` holds what is known so far: prompt token i, its log-probability after the
     tokens before it, and alternatives. The first one has none: its `logprob` means nothing."""
 
     def __init__(self, prompt: Sequence[int], num_top: int) -> None:
@@ -27,7 +27,7 @@ class PromptScores:
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """`hidden` [T, H] of the tokens from position `start` on, chunks in order; `logits_of`
-        makes logits [S, V] of hidden states [S, H]. What lies behind the prompt's last token
+        makes logits [S, V] of hidden states [S, H]. What lies after the prompt's last token
         is not part of the prompt."""
         assert start == len(self.tokens) - 1, (start, len(self.tokens))
         targets = self._prompt[start + 1 : start + 1 + hidden.shape[0]]

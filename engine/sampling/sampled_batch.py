@@ -16,7 +16,7 @@ class SampledBatch:
     token_ids   [S] int64, on the device
     host_ids    the same on the host, once `copied` has passed
     scores      of the rows `scored`, with `nums_top` alternatives of each, as `host_ids`
-    copied      behind all copies; None where there is nothing to wait for
+    copied      after all copies; None where there is nothing to wait for
     """
 
     token_ids: torch.Tensor

@@ -166,7 +166,7 @@ def _invert(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Filters and inverts: [S, 1] index of the token drawn, [S, 1] bool whether that is certain.
 
-    It is not when the filters keep more than the C tokens, when the number points behind them,
+    It is not when the filters keep more than the C tokens, when the number points after them,
     or when the token drawn is as likely as the last of them, which may be any of its equals.
     """
     count = ordered.shape[1]

@@ -35,7 +35,7 @@ class Drain:
 
     def begin(self, grace_seconds: float, *, final: bool = False) -> None:
         """Takes nothing new, and hands over what is open `grace_seconds` from now; a later call
-        replaces the grace of an earlier one. Behind a `final` one there is no undoing, and no
+        replaces the grace of an earlier one. After a `final` one there is no undoing, and no
         longer grace: the process ends with it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_seconds

@@ -2,7 +2,7 @@
 
     leg = records.begin(LegRecord(leg_id=..., ...))     # accepted
     leg.queue_seconds = ...                             # as things become known
-    records.end(leg, "stop", total_seconds)             # nobody listens any more
+    records.end(leg, "stop", total_seconds)             # no one listens any more
 
 A leg is one call for one choice of a request.
 """
@@ -48,7 +48,7 @@ class LegRecord:
     finish: str = ""
 
     def note_prefill(self, prefilled: Prefilled) -> None:
-        """Prefill is through with an attempt. What it found and computed counts once: behind a
+        """Prefill is through with an attempt. What it found and computed counts once: after a
         preemption the prompt is prefilled again."""
         if not self.num_prefilled:
             self.num_cached_tokens = prefilled.num_cached_tokens

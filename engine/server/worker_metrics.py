@@ -1,6 +1,6 @@
 """Prometheus metrics of a worker, prefill or decode; each role has those that it can move.
 
-Totals and gauges of ranks are read from their last statistics when somebody scrapes; only
+Totals and gauges of ranks are read from their last statistics when they are scraped; only
 histograms cost anything on the way.
 """
 
@@ -37,7 +37,7 @@ RANK_GAUGES = (
     ),
     (
         "epserve_num_waiting_tokens",
-        "Prompt tokens of a rank's requests that nobody has computed yet",
+        "Prompt tokens of a rank's requests that are not computed yet",
         "num_waiting_tokens",
     ),
 )
@@ -127,12 +127,12 @@ class WorkerMetrics:
             return self._histogram(
                 "epserve_kv_transfer_seconds",
                 "From the first page of a request that is sent to the last that has landed; "
-                "most of it while layers and chunks behind are still computed",
+                "most of it while later layers and chunks are still computed",
                 TRANSFER_BUCKETS,
             )
         return self._histogram(
             "epserve_kv_wait_seconds",
-            "How long a request's last KV page came behind its first token: what transfer costs",
+            "How long a request's last KV page came after its first token: what transfer costs",
             TRANSFER_BUCKETS,
         )
 
@@ -177,7 +177,7 @@ def _gauges(ranks: Sequence[RankStats]) -> Iterator[Family]:
 def _pages(ranks: Sequence[RankStats]) -> Iterator[Family]:
     pages = GaugeMetricFamily(
         "epserve_kv_pages",
-        "KV pages: free, owned by requests, cached (prefixes that nobody uses now), quarantined "
+        "KV pages: free, owned by requests, cached (prefixes that no request uses), quarantined "
         "(a peer may still write into them)",
         labels=["rank", "state"],
     )

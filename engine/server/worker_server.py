@@ -41,7 +41,7 @@ log = logging.get_logger("engine.worker_server")
 # How long calls that have just been failed may take to tell their clients.
 FLUSH_SECONDS = 0.5
 RANK_STOP_SECONDS = 1.0
-# What was handed over behind the grace lets go of its pages within this, or is left behind.
+# What was handed over after the grace lets go of its pages within this, or is given up.
 RELEASE_SECONDS = 5.0
 
 Register = Callable[[Any, grpc.aio.Server], None]
@@ -162,7 +162,7 @@ class WorkerServer:
 
     async def _leave(self) -> int:
         """Takes nothing new, lets open requests finish within the grace, hands over the rest, and
-        waits until nobody waits for a page any more. The process's exit status."""
+        waits until no page is waited for any more. The process's exit status."""
         await self.server.set_serving(False)
         grace = self.settings.stop_grace_seconds
         self.drain.begin(grace, final=True)

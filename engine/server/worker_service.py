@@ -1,4 +1,4 @@
-"""What a role adds to a worker's front: the books behind its gRPC service."""
+"""What a role adds to a worker's front: the books of its gRPC service."""
 
 from typing import NamedTuple, Protocol
 

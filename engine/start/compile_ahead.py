@@ -1,5 +1,5 @@
 """Compiles what a rank needs by many processes and threads: CUDA libraries while weights are
-loaded, Triton's and DeepGEMM's kernels behind that, while most of the memory is free. What a start
+loaded, Triton's and DeepGEMM's kernels after that, while most of the memory is free. What a start
 before has compiled is there.
 
     libraries = LibraryBuilds(settings, rank, device)
@@ -105,7 +105,7 @@ def compile_kernels(
         )
     seconds = round(time.monotonic() - began, 1)
     log.info("kernels compiled ahead", threads=at_once, seconds=seconds)
-    group.exchange([0])  # nobody needs what another still compiles
+    group.exchange([0])  # no rank needs what another still compiles
 
 
 @torch.inference_mode()

@@ -39,7 +39,7 @@ class RankMemory:
     def of_gpu(
         cls, share: float, total_bytes: int, free_bytes: int, reserved_bytes: int
     ) -> "RankMemory":
-        """`reserved_bytes` are torch's. What a process's own libraries hold nobody tells: up to
+        """`reserved_bytes` are torch's. What a process's own libraries hold is not told: up to
         what is planned for them is not put down to others."""
         held_bytes = total_bytes - free_bytes - reserved_bytes
         others_bytes = max(0, held_bytes - LIBRARY_BYTES)

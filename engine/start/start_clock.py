@@ -16,7 +16,7 @@ from core.log import get_logger
 
 log = get_logger("engine.start_clock")
 
-# Behind the closing parenthesis of the name: what `proc(5)` calls starttime, in clock ticks.
+# After the closing parenthesis of the name: what `proc(5)` calls starttime, in clock ticks.
 _STARTTIME = 19
 
 

@@ -8,7 +8,7 @@ the last of which goes on with the rows that are sampled only. Passes of 1, 2, 4
 for all lengths, of 1, 2, 4, ... prompts for all batches, since kernels are chosen by powers of two;
 those that are not were compiled before (`compile_ahead`). What is compiled stays on disk
 (Triton's cache, DeepGEMM's), so that the next start finds it. A CPU compiles nothing: one token
-through the whole model there. The passes write to pages that nobody owns yet.
+through the whole model there. The passes write to pages that no request owns yet.
 """
 
 import time
@@ -96,7 +96,7 @@ def short_model(model: DeepseekV3) -> DeepseekV3:
 
 
 def representatives(model: DeepseekV3) -> list[int]:
-    """The last dense layer and the first two with experts behind it, or as many of these as there
+    """The last dense layer and the first two with experts after it, or as many of these as there
     are."""
     num_dense = min(model.config.num_dense_layers, model.config.num_layers)
     layers = range(num_dense - 1, num_dense + 2)

@@ -69,7 +69,7 @@ def build_batch(
     )
 
 
-NUM_INT64_PARTS = 4  # in front; the parts behind them are int32
+NUM_INT64_PARTS = 4  # the first ones; those after them are int32
 
 
 def _num_longs(sizes: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ FLOPS_A_THREAD = 1e9
 
 
 class CpuThreads:
-    """Sets torch's thread count in front of each pass, `most` at most."""
+    """Sets torch's thread count before each pass, `most` at most."""
 
     def __init__(self, config: ModelConfig, most: int) -> None:
         self._flops_a_token = 2.0 * active_weights(config)

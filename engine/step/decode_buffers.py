@@ -37,7 +37,7 @@ class DecodeRow(Protocol):
 
 @dataclass(slots=True)
 class HostBuffer:
-    """`longs` is pinned where the device is a GPU; `copied` is recorded behind each copy. Written
+    """`longs` is pinned where the device is a GPU; `copied` is recorded after each copy. Written
     last for `size` rows (0: never), of whose block tables the first `width` columns are used."""
 
     longs: torch.Tensor

@@ -84,7 +84,7 @@ class DecodeGraphs:
         patch: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """One step; logits [len(pieces), V] float32, overwritten by the next run. Pieces have one
-        token each. `patch` gets token_ids [size] int64 on the device, in front of the step, to
+        token each. `patch` gets token_ids [size] int64 on the device, before the step, to
         put in tokens that the host does not know yet."""
         batch = self._buffers.fill(pieces, size)
         if patch is not None:

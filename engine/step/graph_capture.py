@@ -17,7 +17,7 @@ log = get_logger("engine.graph_capture")
 
 Step = Callable[[], None]
 
-# The first call compiles and allocates; the second finds what the first has left behind.
+# The first call compiles and allocates; the second finds what the first has left.
 NUM_WARM_UPS = 2
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ class Capture(Protocol):
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory without holding it: for what one capture leaves to others, which take
-        what was nobody's when they were made."""
+        what was free when they were made."""
 
     def num_bytes(self) -> int:
         """Memory of the device that all captures hold together."""
@@ -102,7 +102,7 @@ class CudaCapture:
 def capture_sizes(
     what: str, sizes: Sequence[int], record: Callable[[int], None], capture: Capture
 ) -> None:
-    """`record` of each size, the largest first: the others fit into its memory. A line behind each
+    """`record` of each size, the largest first: the others fit into its memory. A line after each
     says what of `what` is recorded, how long all took so far, and what `capture` holds."""
     began = time.monotonic()
     for done, size in enumerate(reversed(sizes), start=1):

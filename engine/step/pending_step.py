@@ -15,7 +15,7 @@ Perform = Callable[[Callable[[], None]], None]
 
 class PendingStep:
     """`is_sampled` says of each piece whether a token was wanted. `perform` does a job at once, or
-    has it done behind all those that it was given before. One thread uses a step."""
+    has it done after all those that it was given before. One thread uses a step."""
 
     def __init__(self, is_sampled: Sequence[bool], perform: Perform, on_gpu: bool = False) -> None:
         self._is_sampled = tuple(is_sampled)
@@ -41,7 +41,7 @@ class PendingStep:
         self._perform(lambda: self._guarded(job))
 
     def sample(self) -> None:
-        """Once all that is to be known of the tokens in front of its own is known; in front of the
+        """Once all that is to be known of the tokens before its own is known; before the
         next step's begin. Does nothing when it has sampled already."""
         choose, self._choose = self._choose, None
         if choose is None:
@@ -58,7 +58,7 @@ class PendingStep:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[S] int64 on the device, of the sampled pieces in order; for work enqueued behind this
+        """[S] int64 on the device, of the sampled pieces in order; for work enqueued after this
         step, which need not be over."""
         assert self._sampled is not None, "work overtakes the step that it depends on"
         return self._sampled.token_ids
@@ -83,7 +83,7 @@ class PendingStep:
         return max(0.0, before._ended.seconds_until(self._began))
 
     def _drawn_there(self) -> SampledBatch:
-        assert self._choose is None, "nobody has it sampled"
+        assert self._choose is None, "never sampled"
         self._is_settled.wait()
         if self._error is not None:
             raise self._error

@@ -7,7 +7,7 @@ more time than the device computes it.
         hidden = graphs.hidden_rows(batch, on_layer)     # as DeepseekV3.hidden_rows
 
 Everything of a layer is recorded but attention itself, whose launches depend on the lengths of
-rows and prefixes: each recording goes from behind the attention of one layer to in front of that of
+rows and prefixes: each recording goes from after the attention of one layer to before that of
 the next. The last layer is computed as ever, of the rows that are wanted. A pass is padded to the
 next size with tokens that are neither written, nor attended, nor sent to an expert.
 """
@@ -50,7 +50,7 @@ class PrefillGraphs:
         config, options = model.config, {"device": kv_cache.device}
         self._inputs = torch.zeros(3, sizes[-1], dtype=torch.int64, **options)
         width = config.num_heads * config.v_head_dim
-        # What attention gives; finite, also behind a shorter pass.
+        # What attention gives; finite, also after a shorter pass.
         self._values = torch.zeros(sizes[-1], width, dtype=kv_cache.dtype, **options)
         self._passes: dict[int, RecordedPass] = {}
 
@@ -121,7 +121,7 @@ class RecordedPass:
         self._plan: AttentionPlan | None = None
         self._is_row = inputs[SLOTS] >= 0
         count = len(model.layers)
-        self._hidden: list[torch.Tensor] = []  # the residual stream in front of layer l
+        self._hidden: list[torch.Tensor] = []  # the residual stream before layer l
         self._queries: list[torch.Tensor] = []
         self._steps: list[Step] = []
         for layer in range(count):
@@ -158,7 +158,7 @@ class RecordedPass:
         return hidden + combined(update)
 
     def _step(self, index: int) -> None:
-        """From behind the attention of the layer before to in front of that of layer `index`."""
+        """From after the attention of the layer before to before that of layer `index`."""
         model = self._model
         if index == 0:
             positions, slots = self._inputs[POSITIONS], self._inputs[SLOTS]

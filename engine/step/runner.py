@@ -44,7 +44,7 @@ class Graphs(Protocol):
         patch: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """[len(pieces), V] float32, overwritten by the next run. `patch` may change the token ids
-        [size] int64 on the device in front of the step."""
+        [size] int64 on the device before the step."""
 
 
 class RecordedPasses(Protocol):
@@ -109,7 +109,7 @@ class Runner:
         `tokens_per_rank` are the token counts of all ranks of the EP group in this step, and
         `rows_per_rank` those of their pieces' `num_rows`, which several ranks may leave out all
         together; a rank without pieces takes part. `on_layer(l)` as in `DeepseekV3.forward`;
-        `meanwhile` is called once all is enqueued, in front of waiting for the device.
+        `meanwhile` is called once all is enqueued, before waiting for the device.
         """
         logits = self._run(chunks, tokens_per_rank, on_layer, rows_per_rank=rows_per_rank)
         sampled = _draw(logits, chunks)
@@ -144,7 +144,7 @@ class Runner:
         *,
         rows_per_rank: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        """[S, V] float32 logits behind the last token of each piece that is to be sampled;
+        """[S, V] float32 logits after the last token of each piece that is to be sampled;
         arguments as for `step`."""
         batch = self._batch(chunks, tokens_per_rank, rows_per_rank)
         return self._logits(chunks, batch, on_layer)

@@ -18,7 +18,7 @@ class SequenceChunk:
     start      position of the first of them; the KV of all before it is in the pages already
     pages      page ids in token order, at least up to the last of these tokens; read during
                the call only, so that a live list may be passed
-    sample     how to sample the token behind the last one; None: not wanted
+    sample     how to sample the token after the last one; None: not wanted
     scores     where log-probabilities of the prompt that this is a piece of are gathered; None:
                not wanted
     follows    the step under way that samples its only token; None: `token_ids` says them

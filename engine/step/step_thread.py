@@ -1,4 +1,4 @@
-"""A thread that computes steps, one behind the other, for a CPU rank that goes on meanwhile."""
+"""A thread that computes steps, one after the other, for a CPU rank that goes on meanwhile."""
 
 import queue
 import threading

@@ -136,7 +136,7 @@ struct Producer {
     query_parity ^= 1;
   }
 
-  // To the L2 cache, by all lanes: the copy engine would do it in front of the next copies.
+  // To the L2 cache, by all lanes: the copy engine would do it before the next copies.
   __device__ __forceinline__ void fetch_ahead(int page) const {
     constexpr int kBytes = kTokens * kWidth * sizeof(__nv_bfloat16), kLine = 128;
     const uint8_t* const from = reinterpret_cast<const uint8_t*>(p.cache) +
@@ -159,7 +159,7 @@ struct Producer {
     return max((total + p.num_parts - 1) / p.num_parts, p.min_tiles);
   }
 
-  // The row that a tile belongs to, and the tiles in front of that row.
+  // The row that a tile belongs to, and the tiles before that row.
   __device__ __forceinline__ void find_row(int tile, int& row, int& begin) const {
     for (row = 0, begin = 0;; row += 32) {
       const int count = tiles_of(row + lane);
@@ -169,9 +169,9 @@ struct Producer {
         const int below = __shfl_up_sync(~0u, end, distance);
         if (lane >= distance) end += below;
       }
-      const uint32_t behind = __ballot_sync(~0u, begin + end > tile);
-      if (behind) {
-        const int found = __ffs(behind) - 1;
+      const uint32_t after = __ballot_sync(~0u, begin + end > tile);
+      if (after) {
+        const int found = __ffs(after) - 1;
         begin += __shfl_sync(~0u, end - count, found);
         row += found;
         return;
@@ -435,7 +435,7 @@ struct Consumer {
 
   template <bool kIsPair>
   __device__ __forceinline__ void step_second(int i, int count, int most) {
-    // Behind those of the first tile, whose weights are then computed under these.
+    // After those of the first tile, whose weights are then computed under these.
     if (kIsPair) {
       ptx::barrier_sync<256>(kScoresIssued);
       start_scores();

@@ -523,7 +523,7 @@ struct Consumer {
     round(scores, weights);
   }
 
-  // The values of keys from `start` of a tile, beside the scores of the keys behind them; or,
+  // The values of keys from `start` of a tile, beside the scores of the keys after them; or,
   // where there are none, beside the first ones of tile `next`.
   template <bool kIsLast>
   __device__ __forceinline__ void step(const Tile& tile, int start, const Tile& next) {

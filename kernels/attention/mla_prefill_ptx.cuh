@@ -53,7 +53,7 @@ __device__ __forceinline__ float exp2(float x) {
 }
 
 // Descriptor of an operand whose rows of 128 bytes are its K: columns beyond 64 are in a further
-// box, `box_bytes` behind the first; 128-byte swizzle.
+// box, `box_bytes` after the first; 128-byte swizzle.
 __device__ __forceinline__ uint64_t transposed_operand(uint32_t address, uint32_t box_bytes) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{box_bytes >> 4} << 16) |
          ((address & 0x3FFFF) >> 4);

@@ -74,7 +74,7 @@ struct Kernel {
     return bytes < kSumBytes ? kSumBytes : bytes;
   }
 
-  // With parts of shared sums [octets, splits, threads]: behind the operands, or of many tokens,
+  // With parts of shared sums [octets, splits, threads]: after the operands, or of many tokens,
   // which leave no room for both, in their place.
   static __host__ __device__ constexpr int operand_bytes(
       int num_stages, int token_stages, int splits) {
@@ -283,7 +283,7 @@ struct Kernel {
     }
     int step = 0;
     begin(even);
-    // NOTE: no products in flight behind a condition, else the compiler waits for each instruction.
+    // NOTE: no products in flight after a condition, else the compiler waits for each instruction.
     for (; step + 2 < part.num_steps; step += 2) {
       begin(odd);
       ptx::wgmma_wait<1>();

@@ -37,7 +37,7 @@ struct Kernel {
   // Of eight tokens, which are the columns that a lane has four sums of, in each of two rows.
   static constexpr int kOctets = kTokens / 8;
   static constexpr int kOctetBytes = kThreads * 16;
-  // Parts of sums are received where the operands were, if there is no room behind them.
+  // Parts of sums are received where the operands were, if there is no room after them.
   static constexpr bool kReuses = kTokens >= 64;
 
   static __host__ __device__ int num_steps(const Problem& p) {

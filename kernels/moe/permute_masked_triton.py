@@ -107,7 +107,7 @@ def _copy(
                 idx_stride, num_choices, chunk,
             )  # fmt: skip
         return
-    # In front of the search for its place, which is long enough to wait for it.
+    # Before the search for its place, which is long enough to wait for it.
     line = hidden + token.to(tl.int64) * hidden_stride
     if quantises:  # a block of columns is a block of groups
         group = part * groups + tl.arange(0, groups)

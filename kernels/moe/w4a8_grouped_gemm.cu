@@ -325,7 +325,7 @@ struct Kernel {
           walk(s, p, tiles_across, [&](const Tile& t, Ring&) { copy_scales(s, p, t, spans); });
         }
       }
-      // Without a tile, too: what follows takes this kernel's end for that of all in front of it.
+      // Without a tile, too: what follows takes this kernel's end for that of all before it.
       if (waits) ptx::wait_for_predecessors();
     } else {
       ptx::registers_take<kComputeRegisters>();

@@ -50,7 +50,7 @@ struct Loop {
     uint32_t choice[4];
     uint32_t spread[kColumns / 4] = {};
 
-    // Behind what is in flight and in front of the next products: it is there with the former.
+    // After what is in flight and before the next products: it is there with the former.
     __device__ __forceinline__ void begin(int group, uint32_t shares, const Place& at) {
       // 1 in float16, in its half of the word that has the group; shifted out of the other words.
       const uint32_t one = ptx::shift_left(0x3C00, 16 * (group - at.lane % 4 * 2));
@@ -188,7 +188,7 @@ struct Loop {
 
   // Adds kPass groups of columns of a span, from `first` on, to its `sum`; their weight halves in
   // turn. At entry `a[0]` holds the operands of the first half and `rows` what its products are
-  // scaled by; where `more`, those of the group behind are left there. The last group's stage, which
+  // scaled by; where `more`, those of the next group are left there. The last group's stage, which
   // is returned, is not released.
   //
   // NOTE: matrix instructions in flight from one pass of a loop to the next would be waited for one
@@ -208,7 +208,7 @@ struct Loop {
       ptx::wgmma_fence();
       issue<kWidth>(s, part[step % 2], a[step % 2], stage[step / kBlocks]);
     };
-    // The codes of a step's half, the first behind this call included.
+    // The codes of a step's half, the first after this call included.
     const auto fetch = [&](int step) __attribute__((always_inline)) {
       const int group = step / kBlocks;
       if (step % kBlocks == 0) {
@@ -216,7 +216,7 @@ struct Loop {
         stage[group] = ring.stage;
         if (step < kSteps || more) wait_full(s, ring);
       }
-      return load_half(stage[group], at, step % kBlocks);  // of no use behind the last group
+      return load_half(stage[group], at, step % kBlocks);  // of no use after the last group
     };
     begin(0);
     decode<kSigned>(fetch(1), a[1]);
@@ -266,7 +266,7 @@ struct Loop {
         ring.advance();
         if (group + 1 < kSpan || more) wait_full(s, ring);
       }
-      codes = load_half(ring.stage, at, (half + 1) % kBlocks);  // of no use behind the last group
+      codes = load_half(ring.stage, at, (half + 1) % kBlocks);  // of no use after the last group
       ptx::wgmma_wait<0>();
     };
     // The product of a group's first half being there, the rest of it.

@@ -42,7 +42,7 @@ __device__ __forceinline__ void decode(const Codes& codes, uint32_t (&a)[16]) {
   decode<kSigned>(codes.second.z, a[12], a[13]);
   decode<kSigned>(codes.second.w, a[14], a[15]);
 #pragma unroll
-  for (uint32_t& operand : a) ptx::keep(operand);  // in front of the fence that wgmma needs
+  for (uint32_t& operand : a) ptx::keep(operand);  // before the fence that wgmma needs
 }
 
 }  // namespace w4a8

@@ -43,7 +43,7 @@ __device__ __forceinline__ void fence_for_matrix_unit() {
 }
 
 // Descriptor of a K-major operand of two pieces of eight columns of 16 bits, `piece` bytes apart,
-// each piece's rows one behind the other, without swizzle.
+// each piece's rows one after the other, without swizzle.
 __device__ __forceinline__ uint64_t operand_of_pieces(uint32_t address, uint32_t piece) {
   return (uint64_t{128 >> 4} << 32) | (uint64_t{piece >> 4} << 16) | ((address & 0x3FFFF) >> 4);
 }

@@ -35,8 +35,8 @@ struct Store {
   template <int kWidth>
   using Sums = typename F::template Sums<kWidth>;
 
-  // Scales of a tile's tokens, one a row, to this warpgroup's place: in front of the tile, so that
-  // nobody waits for them behind it.
+  // Scales of a tile's tokens, one a row, to this warpgroup's place: before the tile, so that
+  // no warp waits for them after it.
   template <int kWidth>
   static __device__ __forceinline__ void copy_row_scales(
       S& s, const Problem& p, const Tile& t, const Place& at) {
@@ -120,7 +120,7 @@ struct Store {
     const int left = t.num_tokens - first;
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
-      // Without a branch the compiler puts all writes behind what all of them need. Where registers
+      // Without a branch the compiler puts all writes after what all of them need. Where registers
       // are short they then wait for each other; elsewhere that is faster.
       if (kWidth > 64 && !F::kHasRowScales && 8 * j >= t.num_tokens) break;
       uint32_t words[2][kBlocks];

@@ -12,7 +12,7 @@ namespace w4a8 {
 constexpr int kGroup = 128;         // columns that share a scale
 constexpr int kHalfBytes = 4096;    // 64 rows x 128 columns of weights
 constexpr int kCodeBytes = 8192;    // 128 rows x 128 columns of weights
-constexpr int kShareBytes = 256;    // their scales, as shares of the rows' units, behind them
+constexpr int kShareBytes = 256;    // their scales, as shares of the rows' units, after them
 constexpr int kUnitBytes = 256;     // and these, of which only a tile's last block is asked
 constexpr int kBlockBytes = kCodeBytes + kShareBytes + kUnitBytes;
 constexpr int kThreads = 3 * 128;   // two warpgroups compute, one copies
@@ -46,7 +46,7 @@ struct Problem {
   int n;
   int num_groups;  // K / 128
   bool early;      // weights and counts are there before the kernel in front ends
-  bool leads;      // the kernel behind may begin
+  bool leads;      // the next kernel may begin
   int slot;        // of the number of tiles that thread blocks have asked for
 };
 
@@ -83,7 +83,7 @@ struct Shared {
   uint64_t empty[kStages];
   uint64_t scales_full[kSpans], scales_empty[kSpans];
   uint64_t tile_full[2], tile_empty[2];
-  Tile tile[2];  // this block's next one, and the one behind it
+  Tile tile[2];  // this block's next one, and the one after it
   int first_row[kMaxExperts];
   int count[kMaxExperts];
   int first_tile[kMaxExperts + 1];

@@ -1,4 +1,4 @@
-"""Workers behind DNS names with many addresses: headless services, or records kept by hand."""
+"""Workers of DNS names with many addresses: headless services, or records kept by hand."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -64,7 +64,7 @@ class PodFollower:
             except PodApiError as error:
                 self._note(error)
                 if error.status == GONE and self._pause_seconds == FIRST_PAUSE_SECONDS:
-                    self._pause_seconds *= 2  # should it be gone again right behind the list
+                    self._pause_seconds *= 2  # should it be gone again right after the list
                 else:
                     self._rest(error.retry_after_seconds)
 

@@ -70,7 +70,7 @@ class PodSet:
         self._pods[pod.uid] = pod if known is None else _later(known, pod)
 
     def members(self) -> list[Member]:
-        """The workers behind these pods, by uid."""
+        """The workers of these pods, by uid."""
         found = [self._member(pod) for pod in self._pods.values() if pod.ip and not pod.finished]
         return sorted((one for one in found if one is not None), key=lambda member: member.id)
 

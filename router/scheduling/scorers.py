@@ -27,7 +27,7 @@ def prefix_affinity(candidate: Candidate, demand: Demand) -> float:
 
 
 def load(candidate: Candidate, demand: Demand) -> float:
-    """prompt tokens / (prompt tokens + tokens waiting in front of it on a rank)
+    """prompt tokens / (prompt tokens + tokens waiting before it on a rank)
 
     Relative to the prompt, because that is what a match saves: with weight 1/2 for
     prefix_affinity, going to the worker that has the whole prompt is right up to the point

@@ -194,7 +194,7 @@ class WorkerTable:
             worker.num_ended = num_ended
 
     def _twin_problem(self, event: StatusArrived) -> str:
-        """The same process behind two configured addresses would count twice."""
+        """The same process at two configured addresses would count twice."""
         for twin in self._by_address.values():
             if twin.epoch != event.status.identity.epoch or twin.address == event.address:
                 continue

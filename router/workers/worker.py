@@ -147,7 +147,7 @@ class Worker:
 
     @property
     def waiting_tokens_per_rank(self) -> float:
-        """Prompt tokens in front of a new request, those on their way included."""
+        """Prompt tokens before a new request, those on their way included."""
         on_the_way = sum(entry.num_tokens for entry in self.pending)
         return (self.load.waiting_tokens + on_the_way) / max(1, self.load.num_ranks)
 

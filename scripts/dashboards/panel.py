@@ -80,7 +80,7 @@ def quantiles(name: str, *matchers: str) -> list[Query]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """`unit` is Grafana's name of it; `text` shows behind the panel's info button."""
+    """`unit` is Grafana's name of it; `text` shows by the panel's info button."""
 
     title: str
     queries: Sequence[Query]

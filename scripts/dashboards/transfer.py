@@ -66,10 +66,10 @@ def _transfer() -> list[Lines | Heat]:
             text="Sent by prefill workers, received by decode workers.",
         ),
         Heat.of("Sending a request's KV", "epserve_kv_transfer_seconds",
-                text="From its first page to the last that has landed; the layers behind are "
+                text="From its first page to the last that has landed; later layers are "
                      "computed meanwhile."),
         Heat.of("Waiting for a request's last page", "epserve_kv_wait_seconds",
-                text="Behind its first token: the part of the transfer that costs time."),
+                text="After its first token: the part of the transfer that costs time."),
         Lines(title="Waiting for the last page", unit="s",
               queries=quantiles("epserve_kv_wait_seconds")),
         Lines(title="Failed transfers",
