@@ -3,7 +3,7 @@
     python -m bench.attention_form [--heads 128]
 
 Prints both times and, for each prefix, from how many new tokens on the plain form wins: the table
-that `model.attention_form` keeps. What both have in common is left out. The plain form expands by
+that `model.attention.form` keeps. What both have in common is left out. The plain form expands by
 kv_b in FP8, the absorbed one fills its tokens up to a power of two, as in a model.
 """
 

@@ -40,8 +40,8 @@ from kernels.moe.w4a8_grouped_gemm import (
 )
 from kernels.moe.w4a8_grouped_gemm_packing import GROUP, PackedWeights, pack_weights
 from loadgen.records import BenchRun, Record
-from model.dummy_checkpoint import rounded_by_largest
-from model.quantize_int4 import SMALLEST, pack_nibbles
+from model.weights.dummy_checkpoint import rounded_by_largest
+from model.weights.int4 import SMALLEST, pack_nibbles
 
 BENCH = "w4a8_grouped_gemm"
 RESULTS_FILE = RESULTS / f"{BENCH}.jsonl"

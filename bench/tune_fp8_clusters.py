@@ -18,12 +18,18 @@ import math
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+<<<<<<< HEAD
+=======
+from dataclasses import asdict
+from types import ModuleType
+>>>>>>> kernels
 
 import torch
 
 from bench.kernel_cases.case import installed
+from bench.kernel_cases.fp8_cuts import cluster_cuts
 from bench.kernel_cases.gpu_timing import Call, microseconds
-from bench.kernel_cases.tuning import Tuner, precompile
+from bench.kernel_cases.tuning import Tuner, precompile, write_section
 from bench.tune_fp8_gemm import (
     MARGIN,
     ROTATED_BYTES,
@@ -39,8 +45,8 @@ from bench.tune_fp8_gemm import (
 )
 from kernels.ahead.deep_gemm_ahead import Product, compile_ahead
 from kernels.build.fp8_gemm_blocks import DENSE, Fp8Blocks, Fp8Choice, default_fp8_blocks, shape_key
-from kernels.build.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks, candidates
-from kernels.build.tuned import fp8_table, table_path, write_section
+from kernels.build.fp8_gemm_clusters import HEIGHTS, MAX_ROWS, ClusterBlocks
+from kernels.build.tuned import fp8_table, table_path
 from kernels.gemm import fp8_gemm_cuda
 
 ROWS = (1, *HEIGHTS)
@@ -60,9 +66,9 @@ def tune_shape(
         sets = [operands_of(rows, *each) for each in weights]
 
         def call_of(blocks: ClusterBlocks, sets: Sequence[Operands] = sets) -> Call:
-            return taking_turns(lambda given: fp8_gemm_cuda.dense(*given, blocks=blocks), sets)
+            return taking_turns(lambda given: fp8_gemm_cuda.dense(given, blocks=blocks), sets)
 
-        times = tuner.times(candidates(rows, n, k), call_of, calls)
+        times = tuner.times(cluster_cuts(rows, n, k), call_of, calls)
         clusters = min(times, key=lambda blocks: times[blocks])
         blocks = _nearest(known, rows, n, k).blocks
         triton = product_of(DENSE, rows, blocks, "cuda")
@@ -73,7 +79,7 @@ def tune_shape(
         found[rows] = choice_of(paths, blocks, clusters)
         line = f"{shape_key(DENSE, n, k):26} rows {rows:4}:"
         line += "".join(f" {path} {time:8.1f} us" for path, time in paths.items())
-        values = " ".join(str(value) for value in clusters.record().values())
+        values = " ".join(str(value) for value in asdict(clusters).values())
         sys.stdout.write(f"{line}  {found[rows].path:9} {values}\n")
         sys.stdout.flush()
     return found

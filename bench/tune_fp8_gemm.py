@@ -11,18 +11,19 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import ModuleType
 
 import torch
 
 from bench.compile_offline import compile_into_cache
 from bench.kernel_cases.case import Tensors, installed
+from bench.kernel_cases.fp8_cuts import triton_cuts
 from bench.kernel_cases.gpu_timing import Call, microseconds
-from bench.kernel_cases.tuning import Tuner, precompile
-from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, candidates, shape_key
+from bench.kernel_cases.tuning import Tuner, precompile, write_section
+from kernels.build.fp8_gemm_blocks import DENSE, MASKED, Fp8Blocks, Fp8Choice, shape_key
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.tuned import table_path, write_section
+from kernels.build.tuned import table_path
 from kernels.gemm import fp8_gemm_triton
 
 NUM_EXPERTS = 32
@@ -59,9 +60,9 @@ def weights_of(layout: int, n: int, k: int, device: str) -> tuple[torch.Tensor, 
 
 def product_of(layout: int, rows: int, blocks: Fp8Blocks, device: str) -> Product:
     if layout == DENSE:
-        return lambda operands: fp8_gemm_triton.dense(*operands, blocks=blocks)
+        return lambda operands: fp8_gemm_triton.dense(operands, blocks=blocks)
     counts = torch.full((NUM_EXPERTS,), rows, dtype=torch.int32, device=device)
-    return lambda operands: fp8_gemm_triton.masked(*operands, counts, rows, blocks=blocks)
+    return lambda operands: fp8_gemm_triton.masked(operands, counts, rows, blocks=blocks)
 
 
 def deep_gemm_product(deep_gemm: ModuleType, layout: int, sample: Operands) -> Product:
@@ -103,7 +104,7 @@ def tune_shape(
     calls = max(3, len(weights))
     for rows in all_rows:
         sets = [operands_of(rows, *each) for each in weights]
-        cuts = list(candidates(layout, rows, n, k))
+        cuts = list(triton_cuts(layout, rows, n, k))
 
         def call_of(blocks: Fp8Blocks, rows: int = rows, sets: Sequence[Operands] = sets) -> Call:
             return taking_turns(product_of(layout, rows, blocks, "cuda"), sets)
@@ -119,7 +120,7 @@ def tune_shape(
             )
             path = "triton" if times[chosen] < MARGIN * peer else path
             line += f", DeepGEMM {peer:8.1f} us ({peer / times[chosen]:.2f})"
-        values = " ".join(str(int(value)) for value in chosen.record().values())
+        values = " ".join(str(int(value)) for value in asdict(chosen).values())
         sys.stdout.write(f"{line}  {path:9} {values}\n")
         sys.stdout.flush()
         best[str(rows)] = Fp8Choice(path=path, blocks=chosen).record()
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs: dict[tuple[int, Fp8Blocks], Job] = {}
     for layout, n, k in SHAPES:
         for rows in all_rows:
-            for blocks in candidates(layout, rows, n, k):
+            for blocks in triton_cuts(layout, rows, n, k):
                 # Nor does the number of splits, if there are several.
                 kernel = replace(blocks, splits=min(2, blocks.splits))
                 jobs.setdefault((layout, kernel), (layout, n, k, rows, kernel))

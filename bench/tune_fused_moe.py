@@ -10,19 +10,20 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import torch
 
 from bench.compile_offline import MAX_SHARED_BYTES, compile_into_cache
 from bench.kernel_cases.case import Tensors
+from bench.kernel_cases.fp8_cuts import triton_cuts
 from bench.kernel_cases.gpu_timing import Call
-from bench.kernel_cases.tuning import Tuner, precompile
+from bench.kernel_cases.tuning import Tuner, precompile, write_section
 from kernels.build import fp8_gemm_blocks
 from kernels.build.fp8_gemm_blocks import ALIGNED, Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.tuned import Blocks, default_blocks, shape_key, table_path, write_section
+from kernels.build.tuned import Blocks, default_blocks, shape_key, table_path
 from kernels.gemm import fp8_gemm_triton
 from kernels.moe import fused_moe_triton
 
@@ -66,7 +67,7 @@ def default_cut(dtype: torch.dtype, rows: int) -> Cut:
 def candidates(dtype: torch.dtype, rows: int, *, quick: bool) -> Iterator[Cut]:
     """What fits into shared memory and registers and suits the rows; the default comes first."""
     if dtype == torch.float8_e4m3fn:
-        yield from fp8_gemm_blocks.candidates(ALIGNED, rows, 2 * WIDTH, HIDDEN)
+        yield from triton_cuts(ALIGNED, rows, 2 * WIDTH, HIDDEN)
         return
     default = default_blocks(dtype, rows)
     yield default
@@ -109,8 +110,8 @@ def call_of(
     if isinstance(cut, Fp8Blocks):
         num_rows = len(rows.token_of)
         return lambda: fp8_gemm_triton.aligned(
-            x[:num_rows], x_scale[:num_rows], weight, w_scale, rows.expert_of, rows.num_used, cut,
-            torch.bfloat16,
+            (x[:num_rows], x_scale[:num_rows], weight, w_scale), rows.expert_of, rows.num_used,
+            cut, torch.bfloat16,
         )  # fmt: skip
     return lambda: fused_moe_triton._run(x, weight, rows, cut, gathers=product.gathers)
 
@@ -160,7 +161,7 @@ def entry(product: Product, cut: Cut) -> tuple[str, dict[str, int | str]]:
     if isinstance(cut, Fp8Blocks):
         key = fp8_gemm_blocks.shape_key(ALIGNED, product.n, product.k)
         return key, Fp8Choice(path="triton", blocks=cut).record()
-    return shape_key(product.dtype, product.num_experts, product.n, product.k), {**cut.record()}
+    return shape_key(product.dtype, product.num_experts, product.n, product.k), asdict(cut)
 
 
 def best_pair(up: dict[Cut, float], down: dict[Cut, float]) -> tuple[float, tuple[Cut, Cut]]:

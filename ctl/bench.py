@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ctl.terminal import make_console
+from ctl.base.output import make_console
 from loadgen.load import LoadOptions, Outcome, run_load
 from loadgen.records import BenchRun, Record, append
 from loadgen.summary import Summary, summarize

@@ -5,19 +5,20 @@ Data goes to stdout, words about trouble to stderr; exit status 0 is success, 1 
 
 import typer
 
+import ctl.base.output  # noqa: F401 - before grpc: sets its verbosity
 from ctl import probe
+from ctl.admin.drain import drain, undrain
+from ctl.admin.expert_load import expert_load
+from ctl.admin.explain import explain
+from ctl.admin.log_level import logs_level
+from ctl.admin.process_config import config
+from ctl.admin.rebalance_experts import rebalance_experts
+from ctl.admin.status import status
+from ctl.admin.workers import workers
 from ctl.bench import bench
-from ctl.doctor import doctor
-from ctl.drain import drain, undrain
-from ctl.expert_load import expert_load
-from ctl.explain import explain
-from ctl.log_level import logs_level
-from ctl.process_config import config
+from ctl.doctor.doctor import doctor
+from ctl.local.up import up
 from ctl.quantize import quantize
-from ctl.rebalance_experts import rebalance_experts
-from ctl.status import status
-from ctl.up import up
-from ctl.workers import workers
 
 app = typer.Typer(
     name="ctl",

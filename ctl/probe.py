@@ -1,13 +1,12 @@
 """`ctl probe`: whether a process is healthy, for the health checks of containers."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Annotated
 
 import typer
 
-from ctl.readiness import NotHealthy, check_grpc, check_http
-from ctl.terminal import make_console
+from ctl.local.readiness import NotHealthy, check_grpc, check_http
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,15 +47,11 @@ def probe_http(
     _conclude(check_http(address, path, timeout, tls=tls, alive=alive))
 
 
-async def _finish(asking: Awaitable[None]) -> None:
-    await asking
-
-
-def _conclude(asking: Awaitable[None]) -> None:
+def _conclude(asking: Coroutine[None, None, None]) -> None:
     try:
-        asyncio.run(_finish(asking))
+        asyncio.run(asking)
     except NotHealthy as error:
-        make_console(stderr=True).print(f"not healthy: {error}", markup=False, soft_wrap=True)
+        typer.echo(f"not healthy: {error}", err=True)
         raise typer.Exit(1) from error
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="address") from error

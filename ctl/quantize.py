@@ -6,24 +6,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.filesize import decimal
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-from ctl.child import package_environment
-from ctl.tables import format_bytes
-from ctl.terminal import describe_exit, make_console
+from ctl.base.output import make_console
+from ctl.base.python_process import describe_exit, package_environment
 
 _STOP_SECONDS = 10.0
 
@@ -48,38 +40,33 @@ def quantize(
         *(["--resume"] if resume else []),
     ]
     # In a session of its own Ctrl-C reaches only us.
-    child = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         env=package_environment(),
         start_new_session=True,
-    )
-    try:
-        with _ended_by_sigterm():
+    ) as child:
+        # SIGTERM ends it as Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
             status = _follow(child, output)
-    except KeyboardInterrupt:
-        make_console(stderr=True).print(
-            "interrupted; --resume carries on", markup=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from None
-    finally:
-        _stop(child)
-    if status:
-        raise typer.Exit(status)
+        except KeyboardInterrupt:
+            typer.echo("interrupted; --resume carries on", err=True)
+            status = 1
+        finally:
+            _stop(child)
+    raise typer.Exit(status)
 
 
 def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
     """Shows what the process tells until it ends; the exit status for ours."""
     console = make_console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
+        *Progress.get_default_columns(),
         DownloadColumn(),
         TransferSpeedColumn(),
-        TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -99,22 +86,19 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
                     verb = "keeping" if kind == "kept" else "writing"
                     bar.update(task, description=f"{verb} {event['shard']}")
                     if not console.is_terminal:
-                        _say(f"{verb} {event['shard']}")
+                        typer.echo(f"{verb} {event['shard']}", err=True)
                 case "done":
                     has_ended = True
                     bar.stop()
-                    summary = _summary(event, plan, output)
-                    make_console().print(summary, markup=False, soft_wrap=True)
+                    typer.echo(_summary(event, plan, output))
                 case "error":
                     has_ended = True
                     bar.stop()
-                    _say(f"error: {event['message']}")
+                    typer.echo(f"error: {event['message']}", err=True)
     status = child.wait()
     if not has_ended:
-        _say(
-            f"error: the process that quantizes ended: {describe_exit(status)}; see above, "
-            "--resume carries on"
-        )
+        ending = f"the process that quantizes ended: {describe_exit(status)}"
+        typer.echo(f"error: {ending}; see above, --resume carries on", err=True)
         return 1
     return status
 
@@ -130,35 +114,17 @@ def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
     if done["complete"]:
         return f"{output} is complete already"
+    before, after = decimal(plan["num_bytes"]), decimal(plan["num_bytes_output"])
     kept = done["num_shards_kept"]
     return (
-        f"{output}: {plan['num_matrices']} matrices of experts are int4, "
-        f"{format_bytes(plan['num_bytes'])} became {format_bytes(plan['num_bytes_output'])} in "
-        f"{plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
+        f"{output}: {plan['num_matrices']} matrices of experts are int4, {before} became {after} "
+        f"in {plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
     )
 
 
-def _say(text: str) -> None:
-    make_console(stderr=True).print(text, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _stop(child: "subprocess.Popen[str]") -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
+    child.terminate()
+    try:
+        child.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()

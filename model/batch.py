@@ -1,4 +1,4 @@
-"""What one forward pass works on: ragged rows of tokens over paged KV."""
+"""What one pass works on: ragged rows of tokens over paged KV, or one new token of each row."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -58,7 +58,7 @@ class ForwardBatch:
 
     @property
     def wanted_per_rank(self) -> tuple[int, ...] | None:
-        """S of every rank, which is what goes on behind the last attention; None: not known of
+        """S of every rank, which is what goes on after the last attention; None: not known of
         all, so T does."""
         if len(self.tokens_per_rank) == 1:
             return (len(self.logit_rows),)
@@ -80,3 +80,25 @@ class ForwardBatch:
             kv_lengths=self.kv_lengths.cpu(),
             block_table=self.block_table.cpu(),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBatch:
+    """One new token of each of B rows. The tensors keep their places, so that a captured CUDA
+    graph finds the next step's values in them. All ranks of the EP group have the same B; rows
+    after a rank's own are padding.
+
+    token_ids    [B] int64
+    positions    [B] int64, absolute
+    kv_lengths   [B] int32, tokens in the cache after this pass, the new one included; 0: padding,
+                 a row that is neither written, nor attended, nor sent to an expert
+    block_table  [B, P] int32, page ids in token order, padded with 0
+    slots        [B] int64, page id * page_tokens + offset, where the token's latent goes; -1 for
+                 padding
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    kv_lengths: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor

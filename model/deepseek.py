@@ -11,18 +11,16 @@ from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import Update, combined
 from kernels.elementwise.rms_norm import rms_norm
 from kernels.gemm.linear import favoured_layout
-from model.attention_plan import AttentionPlan
-from model.batch import AttentionForm, ForwardBatch
-from model.checkpoint import Checkpoint
+from model.attention.plan import AttentionPlan, DecodePlan
+from model.attention.rotation import rotation_table
+from model.batch import AttentionForm, DecodeBatch, ForwardBatch
 from model.config import ModelConfig
-from model.decode_batch import DecodeBatch
-from model.decode_plan import DecodePlan
 from model.layer import Layer
-from model.moe import Moe
+from model.moe.moe import Moe
 from model.projection import Projection
-from model.rotation import rotation_table
-from model.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
-from model.weights import LinearForm, Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from model.weights.weights import LinearForm, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +49,9 @@ class DeepseekV3:
         on_layer: Callable[[int], None] | None = None,
     ) -> "DeepseekV3":
         """Reads a folder; of the routed experts only those that `experts` places here (None: all
-        of them), on the device of its maps. `linear` and `form` are as `model.weights` has them;
+        of them), on the device of its maps. `linear` and `form` are as `Weights` has them;
         a model computes in the other form, too. The tensors come from `source`, if there is one,
-        which is closed behind it; `on_layer` is called with l once layer l is loaded.
+        which is closed after it; `on_layer` is called with l once layer l is loaded.
 
         CheckpointError for a folder that does not fit, before any weight is read; ValueError for
         experts of a model of another shape.
@@ -115,8 +113,8 @@ class DeepseekV3:
         kv_cache: torch.Tensor,
         on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
-        """[S, H] of `batch.logit_rows` in front of the final norm, for `logits`."""
-        # Behind the last layer's attention nobody needs the other rows.
+        """[S, H] of `batch.logit_rows` before the final norm, for `logits`."""
+        # After the last layer's attention the other rows are not needed.
         rows = None if batch.wanted_per_rank is None else batch.logit_rows
         hidden = self.run_layers(batch, kv_cache, on_layer, rows)
         return hidden if rows is not None else hidden[batch.logit_rows]
@@ -127,12 +125,12 @@ class DeepseekV3:
         kv_cache: torch.Tensor,
         on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
-        """[T, H] of all tokens behind the final norm: what an MTP layer starts from."""
+        """[T, H] of all tokens after the final norm: what an MTP layer starts from."""
         hidden = self.run_layers(batch, kv_cache, on_layer, None)
         return rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, vocab] float32 from [S, H] in front of the final norm."""
+        """[S, vocab] float32 from [S, H] before the final norm."""
         normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
         return self.head.forward_wide(normed)
 
@@ -161,7 +159,7 @@ class DeepseekV3:
         on_layer: Callable[[int], None] | None,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The residual stream behind the last layer: [T, H], or [S, H] of `rows`."""
+        """The residual stream after the last layer: [T, H], or [S, H] of `rows`."""
         plan = None
         if batch.token_ids.numel():
             plan = AttentionPlan.build(batch, self.config, self.rotation_table, kv_cache)

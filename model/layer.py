@@ -1,4 +1,4 @@
-"""One decoder layer: attention and MLP, each behind a norm and beside the residual stream."""
+"""One decoder layer: attention and MLP, each after a norm and beside the residual stream."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ import torch
 
 from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import Update
-from model.attention import Attention
-from model.attention_plan import AttentionPlan
+from model.attention.attention import Attention
+from model.attention.plan import AttentionPlan, DecodePlan
 from model.config import ModelConfig
-from model.decode_plan import DecodePlan
 from model.mlp import Mlp
-from model.moe import Moe
+from model.moe.moe import Moe
 from model.projection import Activations
-from model.weights import Weights
+from model.weights.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,8 @@ class Layer:
         rows: torch.Tensor | None = None,
     ) -> tuple[Update, torch.Tensor]:
         """The residual stream is `hidden` [T, H] plus what the layer before adds to it, `update`
-        (None in front of the first), which may be in parts: a norm adds up on its way. Returns the
-        next two, [S, H] when only `rows` [S] int64 are wanted behind attention.
+        (None before the first), which may be in parts: a norm adds up on its way. Returns the
+        next two, [S, H] when only `rows` [S] int64 are wanted after attention.
 
         `tokens_per_rank` go on there: T of every rank, or S. `plan` is None when T is 0. `written`
         is called as soon as the latents are in `cache` [pages, page_tokens, kv_dim] (on a GPU: as
@@ -82,7 +81,7 @@ class Layer:
             attended = self.attention.attend_all(query, plan, cache)
         else:
             attended, hidden = self.attend_wanted(query, plan, cache, rows), hidden[rows]
-        return self.behind_attention(self.attention.out.forward(attended), hidden, tokens_per_rank)
+        return self.after_attention(self.attention.out.forward(attended), hidden, tokens_per_rank)
 
     def begin(
         self,
@@ -115,7 +114,7 @@ class Layer:
             return projection.normed(hidden, self.input_norm, self.eps), hidden
         return projection.add_normed(update, hidden, self.input_norm, self.eps)
 
-    def behind_attention(
+    def after_attention(
         self,
         attended: torch.Tensor,
         hidden: torch.Tensor,

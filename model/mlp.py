@@ -6,7 +6,7 @@ import torch
 
 from kernels.elementwise.silu_mul import silu_mul, silu_mul_quantise
 from model.projection import Activations, Projection
-from model.weights import Weights
+from model.weights.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

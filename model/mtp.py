@@ -1,4 +1,4 @@
-"""A multi-token-prediction layer: from a position's hidden state and the token behind it, the
+"""A multi-token-prediction layer: from a position's hidden state and the token after it, the
 token after that."""
 
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import torch
 from ep.dispatch.expert_shard import ExpertShard
 from kernels.elementwise.combine import combined
 from kernels.elementwise.rms_norm import rms_norm
-from model.attention_plan import AttentionPlan
+from model.attention.plan import AttentionPlan
+from model.attention.rotation import rotation_table
 from model.batch import ForwardBatch
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import checked_experts
 from model.layer import Layer
 from model.projection import Projection
-from model.rotation import rotation_table
-from model.tensor_names import EMBEDDING, HEAD, layer_prefix
-from model.weights import LinearForm, Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.tensor_names import EMBEDDING, HEAD, layer_prefix
+from model.weights.weights import LinearForm, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

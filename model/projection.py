@@ -8,12 +8,7 @@ import torch
 
 from kernels.elementwise.combine import Update
 from kernels.elementwise.quantise import quantise
-from kernels.elementwise.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_quantise,
-    rms_norm,
-    rms_norm_quantise,
-)
+from kernels.elementwise.rms_norm import rms_norms
 from kernels.gemm.fp8_gemm import fp8_gemm
 from kernels.gemm.linear import linear
 
@@ -66,15 +61,17 @@ class Projection:
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> Activations:
         """RMSNorm of x [T, K] as `forward` takes it best."""
-        if self.is_fp8:
-            return rms_norm_quantise(x, weight, eps)
-        return rms_norm(x, weight, eps)
+        return self._normed(x, None, weight, eps)[0]
 
     def add_normed(
         self, x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[Activations, torch.Tensor]:
         """(RMSNorm of x + residual as `forward` takes it best, x + residual)."""
-        if self.is_fp8:
-            values, scales, total = add_rms_norm_quantise(x, residual, weight, eps)
-            return (values, scales), total
-        return add_rms_norm(x, residual, weight, eps)
+        return self._normed(x, residual, weight, eps)
+
+    def _normed(
+        self, x: Update, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[Activations, torch.Tensor]:
+        form = {"plain": not self.is_fp8, "quantises": self.is_fp8}
+        out, values, scales, _, total = rms_norms(x, residual, weight, eps, **form)
+        return (values, scales) if self.is_fp8 else out, total

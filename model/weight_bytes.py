@@ -17,10 +17,10 @@ from kernels.gemm.block_dequantise import BLOCK
 from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, GROUP
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
-from model.fp8_experts import stay_fp8
-from model.int4_experts import are_int4
-from model.tensor_names import HEAD, attention_tensors, layer_prefix, mlp_tensors
-from model.weights import Weights
+from model.moe.fp8_experts import stay_fp8
+from model.moe.int4_experts import are_int4
+from model.weights.tensor_names import HEAD, attention_tensors, layer_prefix, mlp_tensors
+from model.weights.weights import Weights
 
 ATTENTION = "weights: attention"
 DENSE = "weights: dense and shared MLPs"

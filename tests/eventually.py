@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE_SECONDS = 20.0
-POLL_SECONDS = 0.01
+POLL_SECONDS = 0.005
 
 
 async def eventually(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:

@@ -8,7 +8,7 @@ successor, gets there.
 import itertools
 import os
 
-from ctl.ports import is_free
+from ctl.base.ports import is_free
 
 FIRST_PORT = 10_000
 ROOM = 40  # `ctl up` takes the ports of workers upwards from the gateway's

@@ -72,19 +72,19 @@ def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 def _dense(rows: int, n: int, k: int) -> Call:
     x = fp8(rows, k)
     operands = (x, empty_scales(x), fp8(n, k), f32(-(-n // 128), k // 128))
-    return partial(fp8_gemm_triton.dense, *operands)
+    return partial(fp8_gemm_triton.dense, operands)
 
 
 def _masked(rows: int, capacity: int, n: int, k: int) -> Call:
     x = fp8(LOCAL, capacity, k)
     operands = (x, empty_scales(x), fp8(LOCAL, n, k), f32(LOCAL, n // 128, k // 128))
-    return partial(fp8_gemm_triton.masked, *operands, integers(LOCAL), rows)
+    return partial(fp8_gemm_triton.masked, operands, integers(LOCAL), rows)
 
 
 def _contiguous(rows: int, n: int, k: int) -> Call:
     x = fp8(rows, k)
     operands = (x, empty_scales(x), fp8(LOCAL, n, k), f32(LOCAL, n // 128, k // 128))
-    return partial(fp8_gemm_triton.contiguous, *operands, integers(rows))
+    return partial(fp8_gemm_triton.contiguous, operands, integers(rows))
 
 
 def _fused_moe(tokens: int, dtype: torch.dtype) -> Call:
@@ -235,7 +235,7 @@ def _around_rows() -> dict[str, Call]:
         "absorb_query": _absorb_query(128),
         "gate": _gate(128),
         "sample": _sample(64),
-        "silu_mul masked": partial(silu_mul_triton.launch_masked, masked, integers(LOCAL)),
+        "silu_mul masked": partial(silu_mul_triton.launch, masked, integers(LOCAL)),
     }  # fmt: skip
 
 

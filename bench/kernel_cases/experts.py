@@ -22,7 +22,7 @@ from bench.kernel_cases.case import (
 from kernels.build.fp8_scales import empty_scales
 from kernels.elementwise import quantise_triton
 from kernels.elementwise.rescale import rescale
-from kernels.elementwise.silu_mul import silu_mul_masked, silu_mul_quantise_masked
+from kernels.elementwise.silu_mul import silu_mul, silu_mul_quantise
 from kernels.moe.pack_tokens import pack_tokens
 
 SENT = (1, 128)  # tokens of a rank
@@ -68,7 +68,7 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
     )  # fmt: skip
     yield Case(
         bench="silu_mul", name=f"masked e{LOCAL} m{rows} i{WIDTH}",
-        call=lambda: silu_mul_masked(both, counts, expected_rows=rows),
+        call=lambda: silu_mul(both, counts, expected_rows=rows),
         num_bytes=num_inner * 3 * BF16,
     )  # fmt: skip
     static = make.full((), 0.01, torch.float32)
@@ -76,7 +76,7 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
         yield Case(
             bench="silu_mul", name=f"masked quantise{name} e{LOCAL} m{rows} i{WIDTH}",
             call=partial(
-                silu_mul_quantise_masked, both, counts, scale=scale, expected_rows=rows
+                silu_mul_quantise, both, counts, scale=scale, expected_rows=rows
             ),
             num_bytes=num_inner * (2 * BF16 + FP8 + of_scales),
         )  # fmt: skip

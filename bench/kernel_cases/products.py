@@ -76,7 +76,7 @@ def _masked(make: Tensors, rows: int) -> Iterator[Case]:
         operands = (x, x_scale, weight, w_scale, counts)
         out = make.rows(LOCAL, capacity, n)
         for path, call in (
-            ("triton ", partial(fp8_gemm_triton.masked, *operands, rows)),
+            ("triton ", partial(fp8_gemm_triton.masked, operands[:4], counts, rows)),
             ("", partial(fp8_grouped_gemm_masked, *operands, expected_rows=rows)),
         ):
             yield Case(
@@ -101,11 +101,11 @@ def _contiguous(make: Tensors) -> Iterator[Case]:
         operands = (x, x_scale, weight, w_scale, expert_of)
         out = make.rows(len(x), n)
         for path, call in (
-            ("triton ", fp8_gemm_triton.contiguous),
-            ("", partial(fp8_grouped_gemm_contiguous, ends=ends)),
+            ("triton ", partial(fp8_gemm_triton.contiguous, operands[:4], expert_of)),
+            ("", partial(fp8_grouped_gemm_contiguous, *operands, ends=ends)),
         ):
             yield Case(
-                bench="fp8_grouped_gemm", call=partial(call, *operands),
+                bench="fp8_grouped_gemm", call=call,
                 name=f"{path}contiguous e{num_experts} m{rows} n{n} k{k}",
                 num_bytes=weight.numel() + len(x) * (k + BF16 * n),
                 num_flops=2.0 * len(x) * n * k, flops_per_second=FP8_FLOPS,

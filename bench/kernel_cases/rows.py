@@ -31,12 +31,8 @@ from kernels.attention.rope_write import rope_write
 from kernels.elementwise.combine import Combination, combine
 from kernels.elementwise.quantise import quantise
 from kernels.elementwise.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_all,
-    add_rms_norm_both,
-    add_rms_norm_quantise,
     rms_norm,
-    rms_norm_quantise,
+    rms_norms,
 )
 from kernels.elementwise.silu_mul import silu_mul, silu_mul_quantise
 from kernels.gemm.router_gemm import router_gemm
@@ -86,15 +82,18 @@ def _norms(make: Tensors, tokens: int) -> Iterator[Case]:
     )  # fmt: skip
     static = make.full((), 0.01, torch.float32)
     added = (residual, weight, 1e-6)
+    small = {"plain": False, "quantises": True}
     forms: dict[str, tuple[Call, float]] = {
         "": (partial(rms_norm, x, weight, 1e-6), 2 * BF16),
-        "quantise ": (partial(rms_norm_quantise, x, weight, 1e-6), BF16 + FP8),
-        "add ": (partial(add_rms_norm, x, *added), 4 * BF16),
-        "add quantise ": (partial(add_rms_norm_quantise, x, *added), 3 * BF16 + FP8),
-        "add both ": (partial(add_rms_norm_both, x, *added), 4 * BF16 + FP8),
-        "add all ": (partial(add_rms_norm_all, x, *added, static), 4 * BF16 + 2 * FP8),
+        "quantise ": (partial(rms_norms, x, None, weight, 1e-6, **small), BF16 + FP8),
+        "add ": (partial(rms_norms, x, *added), 4 * BF16),
+        "add quantise ": (partial(rms_norms, x, *added, **small), 3 * BF16 + FP8),
+        "add both ": (partial(rms_norms, x, *added, quantises=True), 4 * BF16 + FP8),
+        "add all ": (
+            partial(rms_norms, x, *added, quantises=True, scale=static), 4 * BF16 + 2 * FP8,
+        ),
         "combine add both ": (
-            partial(add_rms_norm_both, combination, *added),
+            partial(rms_norms, combination, *added, quantises=True),
             (4 + CHOICES * LOCAL / EXPERTS) * BF16 + FP8,
         ),
     }  # fmt: skip

@@ -1,15 +1,18 @@
 """What tuners share: candidates are compiled by all cores first, then measured one by one."""
 
+import json
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from triton.runtime.errors import OutOfResources
 
 from bench.kernel_cases.gpu_timing import Call, microseconds
+from kernels.build.tuned import read_table
 
 Blocks = TypeVar("Blocks")
 
@@ -57,3 +60,11 @@ def precompile(compile_one: Callable[[Blocks], None], jobs: Sequence[Blocks]) ->
             del os.environ["CUDA_VISIBLE_DEVICES"]
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Puts the shapes into a section of a file, beside those that were there."""
+    table = read_table(path)
+    table[name] = table.get(name, {}) | shapes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint
+from model.weights.dummy_checkpoint import DummyCheckpoint
 
 NUM_RANKS = 8
 PAGE_TOKENS = 64

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from model.checkpoint import SINGLE, Checkpoint
-from model.tensor_names import SCALE_SUFFIX
+from model.weights.checkpoint import SINGLE, Checkpoint
+from model.weights.tensor_names import SCALE_SUFFIX
 
 # The balancing bias of a gate decides between experts whose scores hardly differ.
 EXACT_SUFFIX = "e_score_correction_bias"

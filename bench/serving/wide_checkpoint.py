@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from kernels.gemm.block_dequantise import BLOCK
-from model.checkpoint import SINGLE, Checkpoint
 from model.config import ModelConfig
-from model.tensor_names import SCALE_SUFFIX, main_tensors
+from model.weights.checkpoint import SINGLE, Checkpoint
+from model.weights.tensor_names import SCALE_SUFFIX, main_tensors
 
 # Over whole tokens.
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")

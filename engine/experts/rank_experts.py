@@ -30,11 +30,11 @@ from engine.start.rank import RankContext
 from ep.migration.migration import ExpertMigration
 from ep.migration.migration_state import Outcome, Report
 from ep.placement.expert_slots import ExpertSlots
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.experts import load_experts
-from model.tensor_names import layer_prefix
-from model.weights import Weights
+from model.moe.experts import load_experts
+from model.weights.checkpoint import Checkpoint
+from model.weights.tensor_names import layer_prefix
+from model.weights.weights import Weights
 
 log = get_logger("engine.rank_experts")
 

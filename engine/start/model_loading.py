@@ -12,10 +12,10 @@ from core.log import get_logger
 from engine.process.settings import WorkerSettings
 from ep.dispatch.expert_shard import ExpertShard
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.config import Fields
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint
+from model.weights.checkpoint import Checkpoint
+from model.weights.dummy_checkpoint import DummyCheckpoint
 
 log = get_logger("engine.model_loading")
 

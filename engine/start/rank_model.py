@@ -30,11 +30,11 @@ from ep.group.group import EpGroup
 from ep.placement.placement import Placement
 from kernels.build.paths import are_references_asked_for
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from model.weight_bytes import held_weights, planned_weights
-from model.weights import Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from engine.sampling.sampler import SampleRow
 from engine.sampling.sampling_params import Sampling
 from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
-from model.attention_plan import WANTED_SHARE
+from model.attention.plan import WANTED_SHARE
 from model.batch import AttentionForm
 from model.deepseek import DeepseekV3
 

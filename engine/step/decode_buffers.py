@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from model.decode_batch import DecodeBatch
+from model.batch import DecodeBatch
 
 # A host buffer is written while the copies of earlier steps may still wait for the device.
 NUM_HOST_BUFFERS = 3

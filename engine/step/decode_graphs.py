@@ -19,7 +19,7 @@ import torch
 
 from engine.step.decode_buffers import DecodeBuffers, DecodeRow
 from engine.step.graph_capture import Capture, Step, capture_sizes
-from model.decode_batch import DecodeBatch
+from model.batch import DecodeBatch
 
 Decode = Callable[[DecodeBatch, torch.Tensor, torch.Tensor], torch.Tensor]
 SMALL_SIZES = (1, 2, 4)

@@ -20,10 +20,10 @@ import torch
 
 from engine.step.graph_capture import Capture, Step, capture_sizes
 from kernels.elementwise.combine import Update, combined
-from model.attention_plan import AttentionPlan
+from model.attention.plan import AttentionPlan
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
-from model.moe import Moe
+from model.moe.moe import Moe
 
 SIZES = (64, 128, 256, 384, 512, 768, 1024)
 TOKEN_IDS, POSITIONS, SLOTS = range(3)
@@ -152,7 +152,7 @@ class RecordedPass:
         if plan.wanted is not None:
             query = query[rows]
         attended = layer.attend_wanted(query, plan, self._kv_cache[last], rows)
-        update, hidden = layer.behind_attention(
+        update, hidden = layer.after_attention(
             layer.attention.out.forward(attended), hidden[rows], (len(rows),)
         )
         return hidden + combined(update)
@@ -170,7 +170,7 @@ class RecordedPass:
         else:
             before = model.layers[index - 1]
             attended = before.attention.out.forward(self._values)
-            update, hidden = before.behind_attention(
+            update, hidden = before.after_attention(
                 attended, self._hidden[index - 1], (len(self._values),), self._is_row
             )
         assert self._plan is not None
@@ -181,7 +181,7 @@ class RecordedPass:
 
 def can_record(model: DeepseekV3) -> bool:
     """Whether nothing in a layer waits for the host or for another rank."""
-    return all(layer.mlp.waits_for_nobody for layer in model.layers if isinstance(layer.mlp, Moe))
+    return all(layer.mlp.waits_for_no_rank for layer in model.layers if isinstance(layer.mlp, Moe))
 
 
 def prefill_sizes(longest: int) -> tuple[int, ...]:

@@ -1,15 +1,15 @@
 """DeepGEMM's kernels, compiled ahead by several processes.
 
-DeepGEMM compiles a kernel when a product first asks for it: seconds each, one behind the other, and
-nothing in it compiles without computing. So the products of a start are noted first and computed
-once each by processes beside this one, which leave their kernels in DeepGEMM's cache.
+DeepGEMM compiles a kernel when a product first asks for it: seconds each, one after the other, and
+only by computing. So the products of a start are noted first, and computed once each by other
+processes, which leave their kernels in DeepGEMM's cache.
 
     with noted_products() as products:
         ...passes...                          # products that DeepGEMM would compute are zeros
     compile_ahead(of_all_lengths(products, device), device, num_processes=16)
 
-Which kernel a dense product takes goes with how many of its tiles there are, and so changes with
-every 64 rows: those of DeepSeek-V3 are some 40, of which passes of 1, 2, 4, ... tokens ask for 30.
+Which kernel a dense product takes may change with every 64 rows: those of DeepSeek-V3 are some 40,
+of which passes of 1, 2, 4, ... tokens ask for 30.
 
 One process is `python -m kernels.ahead.deep_gemm_ahead DEVICE PARENT`, its products JSON on stdin.
 """
@@ -180,12 +180,12 @@ def compute(product: Product, device: torch.device) -> torch.Tensor:
     w_scale = torch.zeros(*lead, -(-product.n // GROUP), product.k // GROUP, device=device)
     operands = (x.view(torch.float8_e4m3fn), scale, values.view(torch.float8_e4m3fn), w_scale)
     if product.layout == DENSE:
-        return fp8_gemm_deep_gemm.dense(*operands)
+        return fp8_gemm_deep_gemm.dense(operands)
     if product.layout == CONTIGUOUS:
         ends = torch.zeros(product.experts, dtype=torch.int32, device=device)
-        return fp8_gemm_deep_gemm.contiguous(*operands, ends)
+        return fp8_gemm_deep_gemm.contiguous(operands, ends)
     counts = torch.zeros(product.experts, dtype=torch.int32, device=device)
-    return fp8_gemm_deep_gemm.masked(*operands, counts, product.expected_rows)
+    return fp8_gemm_deep_gemm.masked(operands, counts, product.expected_rows)
 
 
 def _marker(products: Collection[Product]) -> Path:

@@ -1,14 +1,14 @@
 """Triton's kernels, compiled ahead by several threads.
 
-Triton compiles a kernel when it is first launched: a second each, one behind the other. So passes
-are run without computing first, where all that would be written is zero, and threads compile what
-would be launched. Most of that does not hold Python's lock.
+Triton compiles a kernel when it is first launched: a second each, one after the other. So passes
+are run without computing, where all that would be written is zero, and threads compile what would
+be launched, most of the time without Python's lock.
 
     with compiled_ahead(device, num_threads=16, launched=("kernels.moe.gate_triton",)) as compilers:
         ...passes...
         compilers.begin()
         ...what can be done meanwhile...
-    # behind it, all that the passes asked for is compiled and loaded
+    # after it, all that the passes asked for is compiled and loaded
 
     with deferred_launches(on_kernel):     # the same by this thread, one after the other
         ...
@@ -109,7 +109,7 @@ class Compilers(ThreadPoolExecutor):
 
     @contextmanager
     def begun_at_last(self) -> Iterator[None]:
-        """Whatever happens: somebody waits for what was submitted."""
+        """Whatever happens: what was submitted is waited for."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The end of absorbed attention: a product per head, quantised for the projection behind it.
+"""The end of absorbed attention: a product per head, quantised for the next projection.
 
     values[t, h]  = latents[t, h] @ kv_b[h, D:]^T
     out, scale    = the values of all heads side by side, as `quantise` gives them
@@ -10,8 +10,8 @@
     scale    [T, heads * V / 128] float32
 
 The faster paths are for bfloat16 and V = 128, where a head's values are one group: Triton, and CUDA
-C++ for splits of many rows. They sum in float32 and do not round to bfloat16 in between: the error
-is that of e4m3, below 4e-2 relative by norm.
+C++ for splits of many rows. They sum in float32, without rounding in between: the error is that of
+e4m3, below 4e-2 relative by norm.
 """
 
 import torch
@@ -31,10 +31,10 @@ _JOINED_ROWS = 32  # up to which splits are joined faster by a launch of their o
 def absorb_values(
     latents: torch.Tensor | Splits, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale); `nope_dim` is D. The kernel behind it may begin before it ends.
+    """(out, scale); `nope_dim` is D. The kernel after it may begin before it ends.
 
-    `follows`: it may be launched while the kernel in front ends.
-    Behind FlashMLA it must not: the second kernel of that is launched so itself, and where there
+    `follows`: it may be launched while the kernel before ends.
+    After FlashMLA it must not: the second kernel of that is launched so itself, and where there
     is nothing to join it does not wait for the first. Raises ValueError for arguments that do not
     fit."""
     _check(latents, kv_b, nope_dim)
@@ -66,7 +66,7 @@ def _check(latents: torch.Tensor | Splits, kv_b: torch.Tensor, nope_dim: int) ->
     if x.dim() != 3 or kv_b.dim() != 3 or x.shape[1:] != (kv_b.shape[0], kv_b.shape[2]):
         raise ValueError(f"latents {tuple(x.shape)} do not fit kv_b {tuple(kv_b.shape)}")
     if not 0 <= nope_dim < kv_b.shape[1]:
-        raise ValueError(f"values behind {nope_dim} of {kv_b.shape[1]} rows")
+        raise ValueError(f"values after {nope_dim} of {kv_b.shape[1]} rows")
     check_operand("latents", x, kv_b.device, *FLOATS)
     check_operand("kv_b", kv_b, kv_b.device, x.dtype)
     check_contiguous(latents=x, kv_b=kv_b)

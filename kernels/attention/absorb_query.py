@@ -38,7 +38,7 @@ def absorb_query(
     eps: float,
     leads: bool = False,
 ) -> torch.Tensor:
-    """absorbed; changes `cache`. `leads`: the kernel behind it may begin before it ends. FlashMLA's
+    """absorbed; changes `cache`. `leads`: the kernel after it may begin before it ends. FlashMLA's
     must not: it is launched as one that may, and reads queries before it waits.
     Raises ValueError for arguments that do not fit, and on a CPU for slots of no page."""
     given = (query, latent, key_rope, rotation, slots, cache)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.attention.rope_write_triton import halves_of, words_of, write_line
 from kernels.build.dependent_launch_triton import dependent
+from kernels.build.operands import check_contiguous
 
 
 class AbsorbQueryShape(NamedTuple):
@@ -61,7 +62,7 @@ def _absorb_query(
         column = block * columns + tl.arange(0, columns)
         place = weight + head.to(tl.int64) * weight_head_stride
         w = tl.load(place + index[:, None] * latent_dim + column[None, :])
-        # Weights are there before the kernel in front ends; queries are not.
+        # Weights are there already; the queries of the kernel before may not be.
         if dependent:
             tl.extra.cuda.gdc_wait()
         start = line[:, None] * (nope_dim + 2 * half)
@@ -104,9 +105,7 @@ def launch(
     absorbed = query.new_empty(num_tokens, num_heads, latent_dim + rope_dim)
     if not num_tokens:
         return absorbed
-    assert query.is_contiguous()
-    assert kv_b.is_contiguous()
-    assert cache.is_contiguous()
+    check_contiguous(query=query, kv_b=kv_b, cache=cache)
     assert latent.stride(1) == key_rope.stride(1) == 1
     shape, is_dependent = shape or shape_for(num_tokens), dependent(query)
     pairs = torch.int32 if query.element_size() == 2 else torch.int64

@@ -1,7 +1,7 @@
 """CUDA path of `absorb` on splits of latents, for Hopper: bfloat16, C = 512, V = 128.
 
-Built at first use and kept by `cuda_build`. `kv_lengths` and `kv_b` are read before the
-kernels in front have ended: neither may be written by a kernel that lets the next one begin early.
+Built at first use and kept by `cuda_build`. `kv_lengths` and `kv_b` are read while earlier kernels
+still run: neither may be written by a kernel that lets the next one begin early.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ def is_possible(splits: Splits, kv_b: torch.Tensor, nope_dim: int) -> bool:
 
 def launch(splits: Splits, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As `absorb.absorb_values`, for operands that are possible. It may begin early, and
-    lets the kernel behind it do so. Raises RuntimeError where it cannot be launched."""
+    lets the kernel after it do so. Raises RuntimeError where it cannot be launched."""
     num_rows, num_heads = len(splits.kv_lengths), len(kv_b)
     out = splits.values.new_empty(num_rows, num_heads * GROUP, dtype=torch.float8_e4m3fn)
     scale = empty_scales(out)

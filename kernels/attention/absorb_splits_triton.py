@@ -78,7 +78,7 @@ def _absorb_splits(
 
 def launch(splits: Splits, kv_b: torch.Tensor, nope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As `absorb.absorb_values`, of one query a row. It may begin early, and lets the
-    kernel behind it do so."""
+    kernel after it do so."""
     assert splits.num_queries == 1
     num_rows, (_, num_heads, latent_dim) = len(splits.kv_lengths), splits.values.shape
     weight = kv_b[:, nope_dim:]

@@ -12,10 +12,8 @@ All heads share one key (the whole latent) and one value (its first C elements):
 
 `mla_decode_paged` takes rows as they are in a batch, all with the same number of new tokens:
 
-    block_table  [B, P] int32, page ids in token order
-    kv_lengths   [B] int32, new tokens included, for which there are pages; 0: a row without any,
-                 whose out is zeros. On a device neither is checked
-    lse          [T, heads] float32, natural logarithm of the sum of exp(scores)
+    block_table  [B, P] int32, page ids in token order; on a device not checked
+    kv_lengths   [B] int32, new tokens included; 0: a row without any, whose out is zeros
 
 In bfloat16 all paths are within 1e-2 of the float32 reference, relative by norm. Ours for Hopper
 leaves splits, which `absorb` joins as it multiplies them, or `mla_decode_paged` before.
@@ -71,15 +69,8 @@ def mla_decode_paged(
     """Raises ValueError unless T is 1 to 256 times B, for other arguments that do not fit, and on a
     CPU for pages that there are not. `schedule` is what `mla_decode_schedule` made
     for all layers of a step; without it each call makes its own."""
-    found = mla_decode_splits(
-        query,
-        cache,
-        block_table,
-        kv_lengths,
-        value_dim=value_dim,
-        scale=scale,
-        schedule=schedule,
-    )
+    given = query, cache, block_table, kv_lengths
+    found = mla_decode_splits(*given, value_dim=value_dim, scale=scale, schedule=schedule)
     if isinstance(found, Splits):
         from kernels.attention.mla_decode_triton import join_splits
 
@@ -100,6 +91,7 @@ def mla_decode_splits(
     """As `mla_decode_paged`, but not joined where the path leaves splits."""
     _check(query, cache, value_dim)
     _check_rows(query, block_table, kv_lengths)
+    given = query, cache, block_table, kv_lengths
     path = note("mla_decode", path_for(query, cache, value_dim, num_rows=len(kv_lengths)))
     if path == "flash_mla":
         from kernels.attention import mla_decode_flash
@@ -107,16 +99,14 @@ def mla_decode_splits(
         if not isinstance(schedule, mla_decode_flash.Schedule):
             num_queries = len(query) // len(kv_lengths)
             schedule = mla_decode_flash.Schedule(kv_lengths, num_queries, query.shape[1])
-        return mla_decode_flash.launch(query, cache, block_table, kv_lengths, schedule, scale=scale)
+        return mla_decode_flash.launch(*given, schedule, scale=scale)
     if path == "cuda":
-        return mla_decode_cuda.launch(query, cache, block_table, kv_lengths, scale=scale)
+        return mla_decode_cuda.launch(*given, scale=scale)
     if path == "triton":
         from kernels.attention.mla_decode_triton import launch
 
-        return launch(query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale)[0]
-    return mla_decode_reference(
-        query, cache, block_table, kv_lengths, value_dim=value_dim, scale=scale
-    )
+        return launch(*given, value_dim=value_dim, scale=scale)[0]
+    return mla_decode_reference(*given, value_dim=value_dim, scale=scale)
 
 
 def path_for(query: torch.Tensor, cache: torch.Tensor, value_dim: int, *, num_rows: int) -> str:

@@ -1,9 +1,9 @@
 """CUDA path of absorbed attention for Hopper: bfloat16, pages of 64 tokens, 512 + 64 wide, a
 multiple of 64 heads.
 
-The library is compiled by nvcc and cached by `cuda_build`. `kv_lengths` and `block_table`
-are read before the kernels in front have ended, as is the cache but for the new tokens of each row:
-none of them may be written by a kernel that lets the next one begin early.
+Built at first use and kept by `cuda_build`. `kv_lengths`, `block_table` and the cache, but for the
+new tokens of each row, are read while earlier kernels still run: none of them may be written by a
+kernel that lets the next one begin early.
 """
 
 import functools

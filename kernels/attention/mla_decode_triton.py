@@ -6,10 +6,9 @@ A row's queries x heads are stacked to lines that share its latents, and cut int
 one place in shared memory and the sums stay in registers.
 
 There are as many programs as run at once. The tiles of all rows are one long list, of which each
-program takes an equal stretch, whatever the lengths are; every program finds its own from the
-lengths on the device. A row that one program sees whole is finished there; the splits of the others
-are joined by a second kernel. Split (row, part) of the list is at place row + part: the list goes
-on in one of them at each step, so that no two splits share a place.
+takes an equal stretch, found from the lengths on the device. A row that one program sees whole is
+finished there; the splits of the others are joined by a second kernel, from the places that
+`kernels.attention.mla_decode_splits` says.
 """
 
 from functools import cache

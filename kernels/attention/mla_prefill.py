@@ -6,39 +6,37 @@ A row's latents, cached prefix and new tokens alike, are expanded to keys and va
     key[s, h]     = (key_nope[s, h], cache[s, C:])
     out[t, h, :]  = sum over s <= t of softmax_s(scale * query[t, h] . key[s, h]) * value[s, h]
 
-    query  [T, heads, D + R]  rotated part last
-    cache  [pages, page_tokens, C + R]  one layer
-    kv_b   [heads, D + V, C]  dtype of query; or float8_e4m3fn with `kv_b_scale`
-           [heads * (D + V) / 128, C / 128] float32, rounded up, by which 128 x 128 values are
-           multiplied: the latents are quantised, too, and the error of that is below 4% in either
-    rows   of `kernels.attention.paged_rows.split_rows`
+    query   [T, heads, D + R]  rotated part last
+    cache   [pages, page_tokens, C + R]  one layer
+    kv_b    [heads, D + V, C]  dtype of query; or float8_e4m3fn with `kv_b_scale`
+            [heads * (D + V) / 128, C / 128] float32, rounded up, of 128 x 128 values: latents are
+            quantised then, too, and the error of that is below 4% in either
+    rows    of `kernels.attention.paged_rows.split_rows`
     groups  of `kernels.attention.mla_prefill_plan.plan_groups` for the same rows
-    out    [T, heads, V]      dtype of query; softmax in float32
+    out     [T, heads, V]      dtype of query; softmax in float32
 
-A row at a time, `mla_prefill` is the reference. In groups of keys, `mla_prefill_grouped` expands a
-bounded number of latents at once and merges what their values give; the other paths do that where
-they attend: Triton's, and one in CUDA for heads of DeepSeek-V3's sizes. In bfloat16 they are within
-1e-2 of the reference in float32, relative by norm, for each hundred groups that a row has: what is
-merged is rounded in between.
+`mla_prefill`, a row at a time, is the reference. `mla_prefill_grouped` expands a bounded number of
+latents at once and merges what their values give; Triton and CUDA (DeepSeek-V3's heads) do that
+where they attend. In bfloat16 they are within 1e-2 of the reference in float32, relative by norm,
+for each hundred groups of a row: what is merged is rounded in between.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from kernels.attention import mla_prefill_cuda
 from kernels.attention.mla_prefill_plan import KeyGroup
 from kernels.attention.paged_rows import Row
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import best_path, note
 from kernels.elementwise.quantise import quantise
 from kernels.gemm.fp8_gemm import fp8_gemm
 from kernels.gemm.linear import linear
 
-QUERY_BLOCK = 128  # CPU: small enough that a block's scores stay near the cache
+QUERY_BLOCK = 128  # small enough that a block's scores stay near the cache
 
 
 def mla_prefill(
@@ -59,11 +57,10 @@ def mla_prefill(
     note("mla_prefill", "reference")
     out = empty_values(query, cache, kv_b)
     value_dim = out.shape[2]
-    attend = attend_in_blocks if query.device.type == "cpu" else attend_at_once
     for row in rows:
         key, value = row_keys(cache, kv_b, kv_b_scale, row, value_dim)
         new = query[row.start : row.stop].transpose(0, 1)
-        out[row.start : row.stop] = attend(new, key, value, scale).transpose(0, 1)
+        out[row.start : row.stop] = attend_in_blocks(new, key, value, scale).transpose(0, 1)
     return out
 
 
@@ -84,8 +81,8 @@ def mla_prefill_grouped(
     if out is None:
         out = empty_values(query, cache, kv_b)
     else:
-        check_operand("out", out, query.device, query.dtype)
-        check_shape("out", out, *query.shape[:2], value_dim_of(query, cache, kv_b))
+        shape = (*query.shape[:2], value_dim_of(query, cache, kv_b))
+        check_operand("out", out, query.device, query.dtype, shape=shape)
         check_contiguous(out=out)
     path = note("mla_prefill", path_for(query, cache, kv_b))
     attend: Callable[..., None] = attend_group_reference
@@ -278,19 +275,3 @@ def attend_in_blocks(
         scores[:, :, seen - count :].add_(future[:count, :count])
         torch.bmm(scores.softmax(dim=-1), value[:, :seen], out=out[:, start:stop])
     return out
-
-
-def attend_at_once(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """[heads, Q, V], by torch's fused kernel; values are padded to the width that it wants."""
-    num_queries, num_keys, value_dim = query.shape[1], key.shape[1], value.shape[-1]
-    mask = None
-    if num_queries < num_keys:
-        mask = query.new_ones(num_queries, num_keys, dtype=torch.bool)
-        mask.tril_(num_keys - num_queries)
-    padded = F.pad(value, (0, key.shape[-1] - value_dim)) if key.shape[-1] > value_dim else value
-    out = F.scaled_dot_product_attention(
-        query[None], key[None], padded[None], mask, is_causal=mask is None, scale=scale
-    )
-    return out[0, :, :, :value_dim]

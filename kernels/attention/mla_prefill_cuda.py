@@ -10,6 +10,7 @@ import torch
 
 from kernels.attention.mla_prefill_plan import KeyGroup
 from kernels.build.cuda_kernel import FLOAT, LONG, NUMBER, POINTER, CudaKernel
+from kernels.build.operands import check_contiguous
 
 _OTHERWISE = "attention at prefill takes its slower path"
 _KERNEL = CudaKernel(
@@ -62,9 +63,7 @@ def launch(
     assert query.shape[2] == NOPE_DIM + key_rope.shape[1] == NOPE_DIM + ROPE_DIM
     assert both.shape[2] == NOPE_DIM + out.shape[2] == NOPE_DIM + VALUE_DIM
     assert query.stride(2) == key_rope.stride(1) == 1
-    assert both.is_contiguous()
-    assert out.is_contiguous()
-    assert lse.is_contiguous()
+    check_contiguous(both=both, out=out, lse=lse)
     if not len(group.blocks):
         return
     key_bytes = both[0, 0].nbytes * len(both)

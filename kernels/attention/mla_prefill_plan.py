@@ -41,7 +41,7 @@ class KeyGroup:
     spans  of different rows
     blocks  [N, 6] int32, spans cut to BLOCK_QUERIES queries, in the order of the fields of KeySpan;
             those with most keys to look at first, those that see none left out
-    drawn   [2] int32, zeros in front of a kernel and behind it, which counts here what it has begun
+    drawn   [2] int32, zeros before and after a kernel, which counts here what it has begun
     """
 
     slots: torch.Tensor

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.mla_prefill_plan import BLOCK_QUERIES, KeyGroup
+from kernels.build.operands import check_contiguous
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -140,9 +141,7 @@ def launch(
     nope_dim = both.shape[2] - value_dim
     assert query.shape[2] == nope_dim + rope_dim
     assert query.stride(2) == key_rope.stride(1) == 1
-    assert both.is_contiguous()
-    assert out.is_contiguous()
-    assert lse.is_contiguous()
+    check_contiguous(both=both, out=out, lse=lse)
     if not len(group.blocks):
         return
     is_half = query.element_size() == 2

@@ -19,8 +19,7 @@ latents without a norm are copies.
 
 import torch
 
-from kernels.attention.rope import rope
-from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.rms_norm import norm_reference
 
@@ -40,8 +39,8 @@ def rope_write(
     """Raises ValueError for arguments that do not fit, and on a CPU for slots of no page."""
     check_tokens(query, latent, key_rope, rotation, slots, cache, latent_norm)
     if rotated is not None:
-        check_operand("rotated", rotated, query.device, query.dtype)
-        check_shape("rotated", rotated, *query.shape[:2], key_rope.shape[1])
+        shape = (*query.shape[:2], key_rope.shape[1])
+        check_operand("rotated", rotated, query.device, query.dtype, shape=shape)
     write = rope_write_reference
     if path_of("rope_write", query.device) == "triton":
         from kernels.attention.rope_write_triton import launch
@@ -76,6 +75,20 @@ def rope_write_reference(
     cache.view(-1, cache.shape[-1]).index_copy_(0, slots, torch.cat((latent, key_rope), dim=-1))
 
 
+def rope(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, R] float32 or bfloat16, of pairs (x[2i], x[2i + 1]) that lie side by side as in
+    DeepSeek's checkpoints, each times rotation [T, R / 2] complex64: exp(j * position * frequency),
+    times a common factor. Computed in float32. Raises ValueError for what does not fit."""
+    if x.dim() != 3 or x.shape[2] % 2:
+        raise ValueError(f"x must be [T, heads, R] with R even, is {list(x.shape)}")
+    check_operand("x", x, x.device, *FLOATS)
+    shape = (len(x), x.shape[2] // 2)
+    check_operand("rotation", rotation, x.device, torch.complex64, shape=shape)
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], x.shape[-1] // 2, 2))
+    rotated = torch.view_as_real(pairs * rotation.unsqueeze(1)).flatten(-2)
+    return rotated.to(x.dtype)
+
+
 def check_tokens(
     query: torch.Tensor,
     latent: torch.Tensor,
@@ -98,16 +111,14 @@ def check_tokens(
     device, dtype = query.device, query.dtype
     check_operand("query", query, device, *FLOATS)
     check_operand("latent", latent, device, dtype)
-    check_operand("key_rope", key_rope, device, dtype)
+    shape = (num_tokens, cache.shape[2] - latent_dim)
+    check_operand("key_rope", key_rope, device, dtype, shape=shape)
     check_operand("cache", cache, device, dtype)
-    check_operand("rotation", rotation, device, torch.complex64)
-    check_operand("slots", slots, device, torch.int64)
-    check_shape("key_rope", key_rope, num_tokens, cache.shape[2] - latent_dim)
-    check_shape("rotation", rotation, num_tokens, rope_dim // 2)
-    check_shape("slots", slots, num_tokens)
+    shape = (num_tokens, rope_dim // 2)
+    check_operand("rotation", rotation, device, torch.complex64, shape=shape)
+    check_operand("slots", slots, device, torch.int64, shape=(num_tokens,))
     check_contiguous(rotation=rotation, slots=slots, cache=cache)
     if latent_norm is not None:
-        check_operand("latent_norm", latent_norm, device, dtype)
-        check_shape("latent_norm", latent_norm, latent_dim)
+        check_operand("latent_norm", latent_norm, device, dtype, shape=(latent_dim,))
         check_contiguous(latent_norm=latent_norm)
     check_ids("slots", slots, -1, cache.shape[0] * cache.shape[1])

@@ -1,9 +1,9 @@
-"""Launches that overlap with the end of what is in front of them (programmatic dependent launch).
+"""Launches that overlap with the end of what was launched before (programmatic dependent launch).
 
 A kernel that is launched with `launch_pdl=dependent(...)` begins as soon as all programs of its
 predecessor have begun; `follow` waits until all that the predecessor wrote is there. Each program
 of such a kernel calls it before it reads or writes what others do, also one that then has nothing
-to do: so each kernel ends after all those in front of it.
+to do: so each kernel ends after all those before it.
 """
 
 from functools import cache

@@ -1,6 +1,6 @@
 """How `kernels.gemm.fp8_gemm_triton` cuts a product, as pure functions of its shape."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,9 +32,6 @@ class Fp8Blocks:
         if self.block_n not in (64, 128) or self.halves not in (1, 2) or self.splits < 1:
             raise ValueError(f"blocks that no kernel has: {self}")
 
-    def record(self) -> dict[str, int]:
-        return asdict(self)
-
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of the pipeline."""
@@ -58,8 +55,8 @@ class Fp8Choice:
             raise ValueError("the CUDA kernel won without a cut")
 
     def record(self) -> dict[str, Any]:
-        record = {"path": self.path} | self.blocks.record()
-        return record | ({"clusters": self.clusters.record()} if self.clusters else {})
+        record = {"path": self.path} | asdict(self.blocks)
+        return record | ({"clusters": asdict(self.clusters)} if self.clusters else {})
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Fp8Choice":
@@ -104,52 +101,6 @@ def _splits(blocks: int, slots: int, k: int) -> int:
     """As many as fill the device once and leave each a sum of some length."""
     most = max(1, (k // 128) // MIN_GROUPS)
     return max(1, min(most, slots // blocks, 8))
-
-
-def candidates(layout: int, rows: int, n: int, k: int) -> Iterator[Fp8Blocks]:
-    """What is worth measuring for a shape; the default comes first."""
-    default = default_fp8_blocks(layout, rows, n, k)
-    yield default
-    few = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    cuts = [(128, 128, 2, False), (128, 128, 1, False), (64, 128, 2, False)]
-    if rows <= 32 and layout != CONTIGUOUS:
-        cuts = []
-    if rows <= 128:
-        cuts += [(few, 128, 1, True), (few, 64, 1, True), (128, 128, 1, True)]
-    if 64 < rows <= 192:
-        cuts += [(64, 128, 1, True), (128, 64, 1, True)]
-    if layout == DENSE and rows > 192:
-        # Small blocks, of which two run beside each other, are cut off less where N ends.
-        cuts.append((128, 64, 1, False))
-    if layout == CONTIGUOUS:
-        cuts = cuts[:2]
-    shared = layout == DENSE and rows <= 512
-    seen = {default}
-    for block_m, block_n, halves, swapped in cuts:
-        for splits in (1, 2, 3, 4, 6, 8) if shared else (1,):
-            for num_stages in (3, 4, 5, 7, 10):
-                each = Fp8Blocks(
-                    block_m=block_m, block_n=block_n, halves=halves, swapped=swapped,
-                    splits=splits, num_warps=8 if block_m * block_n > 8192 else 4,
-                    num_stages=num_stages,
-                )  # fmt: skip
-                if each not in seen and _is_worth_it(each, rows, n, k):
-                    seen.add(each)
-                    yield each
-
-
-def _is_worth_it(blocks: Fp8Blocks, rows: int, n: int, k: int) -> bool:
-    """Whether the stages fit, and shared sums are of some length and add programs that the device
-    has room for."""
-    if blocks.stage_bytes * blocks.num_stages > MAX_STAGES_BYTES:
-        return False
-    if blocks.num_stages > 5 and blocks.num_stages * blocks.splits > k // 128:
-        return False
-    if blocks.splits == 1:
-        return True
-    programs = -(-rows // blocks.block_m) * -(-n // (blocks.halves * blocks.block_n))
-    fills = programs * blocks.splits <= 3 * MULTIPROCESSORS
-    return fills and blocks.splits * MIN_GROUPS <= k // 128
 
 
 def shape_key(layout: int, n: int, k: int) -> str:

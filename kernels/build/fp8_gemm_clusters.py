@@ -1,14 +1,11 @@
 """How the CUDA path of `kernels.gemm.fp8_gemm` cuts a product of few tokens: pure functions of its
 shape."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 MAX_ROWS = 128
 HEIGHTS = (8, 16, 32, 64, 96, 128)  # tokens that the kernel is compiled for
 MAX_CLUSTER = 8  # thread blocks: more than that is not everywhere possible
-MIN_GROUPS = 4  # of 128 along K that a split is worth
-MIN_STAGES = 3
 TOKEN_STAGES = 3  # with tokens first: the L2 cache has them, and memory the weights
 MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory
 RESERVED_BYTES = 1024  # of each thread block
@@ -38,9 +35,6 @@ class ClusterBlocks:
             raise ValueError(f"blocks that no kernel has: {self}")
         if self.splits < 1 or self.across * self.splits > MAX_CLUSTER:
             raise ValueError(f"a cluster is of 1 to {MAX_CLUSTER} blocks: {self}")
-
-    def record(self) -> dict[str, int]:
-        return asdict(self)
 
     def height(self, rows: int) -> int:
         """Tokens of the kernel that has room for `rows`."""
@@ -75,38 +69,3 @@ class ClusterBlocks:
 def height_of(rows: int) -> int:
     """Tokens of the kernel that has room for `rows`."""
     return next(height for height in HEIGHTS if height >= rows)
-
-
-def candidates(rows: int, n: int, k: int) -> Iterator[ClusterBlocks]:
-    """What is worth measuring for a shape."""
-    if rows > MAX_ROWS:
-        return
-    for warpgroups, across, per_multiprocessor, tokens_first in _cuts():
-        for splits in range(1, MAX_CLUSTER // across + 1):
-            each = ClusterBlocks(
-                warpgroups=warpgroups, across=across, splits=splits,
-                per_multiprocessor=per_multiprocessor, tokens_first=tokens_first,
-            )  # fmt: skip
-            if _is_worth_it(each, rows, n, k):
-                yield each
-
-
-def _cuts() -> Iterator[tuple[int, int, int, bool]]:
-    """warpgroups, across, per_multiprocessor, tokens_first."""
-    for warpgroups in (1, 2, 3):
-        for across in (1, 2, 4):
-            for per_multiprocessor in (1, 2, 3):
-                yield warpgroups, across, per_multiprocessor, False
-    yield 2, 1, 1, True
-
-
-def _is_worth_it(blocks: ClusterBlocks, rows: int, n: int, k: int) -> bool:
-    if height_of(rows) < 8 * blocks.across or blocks.splits * MIN_GROUPS > k // 128:
-        return False
-    if blocks.tokens_first and rows <= MAX_ROWS // 2:
-        return False
-    if blocks.num_stages(rows, k) < MIN_STAGES:
-        return False
-    programs = -(-n // (64 * blocks.warpgroups)) * blocks.splits
-    fills = programs <= 2.5 * MULTIPROCESSORS or blocks.splits == 1
-    return fills and 2 * programs >= MULTIPROCESSORS

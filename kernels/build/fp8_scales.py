@@ -4,8 +4,12 @@ One for 128 values of a row, [..., rows, K / 128] float32. Rows are contiguous i
 products on Hopper fetch them, their number padded to a multiple of 4.
 """
 
+from typing import TypeAlias
+
 import torch
 
+# x, its scales, weights, their scales: of a product, as `kernels.gemm.fp8_gemm` has them.
+Fp8Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 GROUP = 128
 LARGEST = 448.0  # of float8_e4m3fn
 SMALLEST = 1e-12  # values that are all zero still need a scale

@@ -1,10 +1,9 @@
 """What MKL, torch's library of products on a CPU, is asked for so that rows stay by themselves.
 
-On Intel's processors MKL chooses by the number of rows in what order a product sums, and a row's
-last bits hang on how many others there are, unless it is asked to be strictly reproducible: a
-product of 4 x 1,024 x 1,024 then takes 1.6 times as long, one of 64 rows 1.1 times (measured with
-AVX-512). Others are not asked: their rows are the same without, and they would get MKL's slowest
-code.
+On Intel's processors MKL chooses by the number of rows in what order it sums, and a row's last bits
+depend on how many others there are, unless it is asked to be strictly reproducible: 4 rows x 1,024
+x 1,024 then take 1.6 times as long, 64 rows 1.1 times (AVX-512). On other processors rows are the
+same without, and it would take its slowest code.
 """
 
 import os

@@ -10,11 +10,19 @@ FLOATS = (torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64)
 
 
-def check_operand(name: str, x: torch.Tensor, device: torch.device, *dtypes: torch.dtype) -> None:
-    """Raises ValueError unless `x` is of one of `dtypes` and on `device`."""
+def check_operand(
+    name: str,
+    x: torch.Tensor,
+    device: torch.device,
+    *dtypes: torch.dtype,
+    shape: tuple[int, ...] | None = None,
+) -> None:
+    """Raises ValueError unless `x` is of one of `dtypes`, on `device`, and of `shape`, if given."""
     if x.dtype not in dtypes or x.device != device:
         wanted = " or ".join(map(str, dtypes))
         raise ValueError(f"{name} must be {wanted} on {device}, is {x.dtype} on {x.device}")
+    if shape is not None:
+        check_shape(name, x, *shape)
 
 
 def check_shape(name: str, x: torch.Tensor, *shape: int) -> None:

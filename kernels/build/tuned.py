@@ -5,13 +5,12 @@
      "fp8_gemm": {"dense n7168 k16384": {"64": {"block_m": 64, ...}, ...}, ...}}
 
 Keys of the innermost level are rows (of an expert, where there are experts); the nearest one
-counts. Shapes and devices that nobody has tuned get what is right more often than not, which is
-said once in the log.
+counts. What is not tuned gets defaults, which is said once in the log.
 """
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,6 @@ class Blocks:
     block_k: int
     num_warps: int
     num_stages: int
-
-    def record(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def blocks_for(
@@ -70,36 +66,28 @@ def table_path(device_name: str) -> Path:
     return FOLDER / f"{device_name.replace(' ', '_')}.json"
 
 
+@cache
 def moe_table(device: torch.device) -> dict[str, dict[int, Blocks]]:
     """What was measured for grouped products on `device`, by shape and rows."""
-    return _moe_table(device.type, device.index or 0)
-
-
-def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
-    """What was measured for FP8 products on `device`, by shape and rows."""
-    return _fp8_table(device.type, device.index or 0)
-
-
-@cache
-def _moe_table(device_type: str, index: int) -> dict[str, dict[int, Blocks]]:
     return {
         shape: {int(rows): Blocks(**blocks) for rows, blocks in by_rows.items()}
-        for shape, by_rows in _section("fused_moe", device_type, index).items()
+        for shape, by_rows in _section("fused_moe", device).items()
     }
 
 
 @cache
-def _fp8_table(device_type: str, index: int) -> dict[str, dict[int, Fp8Choice]]:
+def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
+    """What was measured for FP8 products on `device`, by shape and rows."""
     return {
         shape: {int(rows): Fp8Choice.of_record(record) for rows, record in by_rows.items()}
-        for shape, by_rows in _section("fp8_gemm", device_type, index).items()
+        for shape, by_rows in _section("fp8_gemm", device).items()
     }
 
 
-def _section(name: str, device_type: str, index: int) -> dict[str, dict[str, Any]]:
-    if device_type != "cuda":
+def _section(name: str, device: torch.device) -> dict[str, dict[str, Any]]:
+    if device.type != "cuda":
         return {}
-    path = table_path(torch.cuda.get_device_name(index))
+    path = table_path(torch.cuda.get_device_name(device))
     section = read_table(path).get(name, {})
     if not section:
         _log.info("no %s block sizes were tuned for this device (%s): defaults", name, path.name)
@@ -114,11 +102,3 @@ def read_table(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(table, dict):
         raise ValueError(f"{path} is no table of block sizes")
     return table
-
-
-def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Puts the shapes into a section of a file, beside those that were there."""
-    table = read_table(path)
-    table[name] = table.get(name, {}) | shapes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

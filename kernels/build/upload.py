@@ -7,7 +7,7 @@ import torch
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """On a GPU the copy is enqueued behind the work of the current stream; on the CPU it is the
+    """On a GPU the copy is enqueued after the work of the current stream; on the CPU it is the
     array's own memory. `array` may be written to again afterwards on a GPU only."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":

@@ -27,7 +27,7 @@ from kernels.build.paths import path_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
     """What is still to be combined, with a scaling of one: shapes in this file's docstring. The
-    norm behind it (`rms_norm`) does that on its way. Raises ValueError as `combine`."""
+    norm after it (`rms_norm`) does that on its way. Raises ValueError as `combine`."""
 
     rows: torch.Tensor
     row_of: torch.Tensor
@@ -76,7 +76,7 @@ def combine_reference(
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     total = rows.new_zeros(row_of.shape[1], rows.shape[1], dtype=torch.float32)
-    # Where there are no rows nobody has one.
+    # Where there are no rows no token has one.
     for choice, numbers in enumerate(row_of if len(rows) else ()):
         here = numbers >= 0
         values = rows[numbers.clamp_min(0).long()].float() * weights[:, choice, None]
@@ -91,12 +91,11 @@ def _check(
     if weights.dim() != 2 or weights.shape != row_of.shape[::-1] or rows.dim() != 2:
         shapes = [tuple(each.shape) for each in (rows, row_of, weights)]
         raise ValueError(f"rows, row_of and weights do not fit together: {shapes}")
-    if base is not None and base.shape != (row_of.shape[1], rows.shape[1]):
-        raise ValueError(f"base {tuple(base.shape)} does not fit")
     device = rows.device
     check_operand("rows", rows, device, *FLOATS)
     check_operand("row_of", row_of, device, *INTEGERS)
     check_operand("weights", weights, device, torch.float32)
     if base is not None:
-        check_operand("base", base, device, rows.dtype)
+        shape = (row_of.shape[1], rows.shape[1])
+        check_operand("base", base, device, rows.dtype, shape=shape)
     check_ids("row_of", row_of, -1, len(rows))

@@ -25,7 +25,7 @@ def _combine(
     # Unrolled, so that the loads of all choices are in flight together.
     for choice in tl.static_range(num_choices):
         row = tl.load(row_of + choice * num_tokens + token).to(tl.int64)
-        row = tl.where(row < num_rows, row, -1)  # nobody has others
+        row = tl.where(row < num_rows, row, -1)  # there are no others
         weight = tl.load(weights + token * weights_stride + choice, mask=row >= 0, other=0.0)
         here = inside & (row + tl.zeros_like(column) >= 0)
         values = tl.load(rows + row * width + column, mask=here, other=0.0)

@@ -8,7 +8,7 @@
 
     x       [T, K], whose rows may be slices of longer ones, or masked [E, C, K]  bfloat16 or
             float32, K a multiple of 128
-    counts  [E] int32, masked: rows of each expert; those behind are neither read nor written
+    counts  [E] int32, masked: rows of each expert; further ones are neither read nor written
     out     shape of x  float8_e4m3fn
     scale   [T, K / 128] or [E, C, K / 128]; `kernels.build.fp8_scales` says where they lie
 
@@ -18,7 +18,7 @@ The Triton path gives the bits of the reference.
 import torch
 
 from kernels.build.fp8_scales import GROUP, LARGEST, SMALLEST, empty_scales
-from kernels.build.operands import FLOATS
+from kernels.build.operands import FLOATS, check_contiguous, check_operand
 from kernels.build.paths import path_of
 
 
@@ -36,8 +36,16 @@ def quantise(
 
 
 def quantise_reference(
-    x: torch.Tensor, *, scale: torch.Tensor | None = None
+    x: torch.Tensor, counts: torch.Tensor | None = None, *, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if counts is not None:
+        out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        scales = empty_scales(x) if scale is None else scale
+        for expert, count in enumerate(counts.tolist()):
+            out[expert, :count], own = quantise_reference(x[expert, :count], scale=scale)
+            if scale is None:
+                scales[expert, :count] = own
+        return out, scales
     if scale is not None:
         values = x.float() * (1 / scale)
         return values.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
@@ -51,40 +59,25 @@ def quantise_reference(
     return out.flatten(-2), scale
 
 
-def quantise_masked_reference(
-    x: torch.Tensor, counts: torch.Tensor, *, scale: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    scales = empty_scales(x) if scale is None else scale
-    for expert, count in enumerate(counts.tolist()):
-        out[expert, :count], own = quantise_reference(x[expert, :count], scale=scale)
-        if scale is None:
-            scales[expert, :count] = own
-    return out, scales
-
-
-def check(x: torch.Tensor, *, num_dims: int) -> None:
-    """Raises ValueError when `x` is not what this file's docstring says."""
+def check(x: torch.Tensor, *, num_dims: int, multiple: int = GROUP) -> None:
+    """Raises ValueError when `x` is not what this file's docstring says, K of such a multiple."""
     has_rows = x.is_contiguous() or (num_dims == 2 and x.stride(-1) == 1)
     if x.dim() != num_dims or not has_rows:
         raise ValueError(f"x must be contiguous with {num_dims} dimensions, is {tuple(x.shape)}")
-    if x.shape[-1] % GROUP:
-        raise ValueError(f"K = {x.shape[-1]} is not a multiple of {GROUP}")
-    if x.dtype not in FLOATS:
-        raise ValueError(f"x must be bfloat16 or float32, is {x.dtype}")
+    if x.shape[-1] % multiple:
+        raise ValueError(f"K = {x.shape[-1]} is not a multiple of {multiple}")
+    check_operand("x", x, x.device, *FLOATS)
 
 
 def check_scale(x: torch.Tensor, scale: torch.Tensor | None) -> None:
     """Raises ValueError for a given scale that is not one float32 on the device of `x`."""
-    if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
-        raise ValueError(f"a given scale is one float32, not {tuple(scale.shape)} {scale.dtype}")
-    if scale is not None and scale.device != x.device:
-        raise ValueError(f"scale is on {scale.device}, x on {x.device}")
+    if scale is not None:
+        check_operand("scale", scale, x.device, torch.float32)
+        if scale.numel() != 1:
+            raise ValueError(f"a given scale is one number, not {tuple(scale.shape)}")
 
 
 def check_counts(x: torch.Tensor, counts: torch.Tensor) -> None:
     """Raises ValueError when `counts` does not fit `x` [E, C, ...]."""
-    if counts.shape != x.shape[:1] or counts.dtype != torch.int32:
-        raise ValueError(f"counts must be [{x.shape[0]}] int32, is {tuple(counts.shape)}")
-    if counts.device != x.device or not counts.is_contiguous():
-        raise ValueError(f"counts are on {counts.device}, x on {x.device}, or have gaps")
+    check_operand("counts", counts, x.device, torch.int32, shape=x.shape[:1])
+    check_contiguous(counts=counts)

@@ -42,7 +42,7 @@ def _quantise_rows(
     scale_group_stride, largest: tl.constexpr, smallest: tl.constexpr, group: tl.constexpr,
     gated: tl.constexpr, given: tl.constexpr,
 ):  # fmt: skip
-    """Groups `index` [N] of rows `row` [N], those in front of `num_rows`. `given`: `scale` is one
+    """Groups `index` [N] of rows `row` [N], those below `num_rows`. `given`: `scale` is one
     for all and is there."""
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
     is_group = (index * group < width) & (row < num_rows)
@@ -119,7 +119,7 @@ def launch(
 
 def row_programs(capacity: int, expected_rows: int) -> int:
     """How many programs share the rows of an expert: twice as many as it is likely to have, since
-    launching those that find none takes time, too. 0: nobody knows."""
+    launching those that find none takes time, too. 0: unknown."""
     likely = max(FEW_PROGRAMS, 2 * expected_rows) if expected_rows else MASKED_PROGRAMS
     return min(capacity, likely, MASKED_PROGRAMS)
 

@@ -6,7 +6,7 @@ checkpoints whose experts have static input scales, where something else has qua
     x             [E, C, K]        float8_e4m3fn
     scale         [E, C, K / 128]  float32, any strides
     tensor_scale  []               float32, on the device
-    counts        [E] int32: rows of each expert; those behind are neither read nor written
+    counts        [E] int32: rows of each expert; further ones are neither read nor written
     out           [E, C, K]        float8_e4m3fn
 
 The Triton path gives the bits of the reference. Of normal values the result is 4.4% by norm off
@@ -29,7 +29,7 @@ def rescale(
     *,
     expected_rows: int = 0,
 ) -> torch.Tensor:
-    """`expected_rows` of an expert, 0: nobody knows. Raises ValueError for shapes, dtypes or
+    """`expected_rows` of an expert, 0: unknown. Raises ValueError for shapes, dtypes or
     devices that do not fit."""
     if x.dtype != torch.float8_e4m3fn or x.dim() != 3 or not x.is_contiguous():
         raise ValueError(f"x must be a contiguous [E, C, K] float8_e4m3fn, is {x.dtype}")

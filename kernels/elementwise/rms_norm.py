@@ -1,12 +1,12 @@
-"""Root-mean-square norm, with the residual addition in front of it and the quantisation behind it.
+"""Root-mean-square norm, with the residual addition before it and the quantisation after it.
 
-    rms_norm(x)[t]                = x[t] / sqrt(mean(x[t]^2) + eps) * weight
-    add_rms_norm(x, residual)[t]  = rms_norm(x + residual)[t], and x + residual itself
+    rms_norm(x)[t]             = x[t] / sqrt(mean(x[t]^2) + eps) * weight
+    rms_norms(x, residual)[t]  = rms_norm(x + residual)[t], and x + residual itself
 
     x, residual, out  [T, H]  float32 or bfloat16; rows of the first two may be slices
     weight            [H]     same dtype
     eps               inside the root; the mean is taken in float32
-    x of add_...      may be a `kernels.elementwise.combine.Combination`, which is combined first
+    x of rms_norms    may be a `kernels.elementwise.combine.Combination`, which is combined first
     quantised out     e4m3 and scales as `quantise` gives them, H a multiple of 128
     by a given scale  e4m3 as `kernels.elementwise.quantise` gives it for that, [] float32
 
@@ -20,65 +20,35 @@ import torch
 import torch.nn.functional as F
 
 from kernels.build.fp8_scales import GROUP
-from kernels.build.operands import FLOATS, check_contiguous, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.combine import Combination, Update, combined
 from kernels.elementwise.quantise import check_scale, quantise_reference
 
-Norms: TypeAlias = tuple[torch.Tensor, ...]  # as `norm_reference` gives them
+Norms: TypeAlias = tuple[torch.Tensor, ...]  # as `rms_norms` gives them
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Raises ValueError for arguments that do not fit, as all of these do."""
-    return _norm(x, None, weight, eps)[0]
+    """Raises ValueError for arguments that do not fit, as the other does."""
+    return rms_norms(x, None, weight, eps)[0]
 
 
-def add_rms_norm(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(normalised sum, sum). `residual` is not changed."""
-    out, *_, total = _norm(x, residual, weight, eps)
-    return out, total
-
-
-def rms_norm_quantise(
-    x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, scale)."""
-    _, values, scales, *_ = _norm(x, None, weight, eps, plain=False, quantises=True)
-    return values, scales
-
-
-def add_rms_norm_quantise(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, scale, sum)."""
-    _, values, scales, _, total = _norm(x, residual, weight, eps, plain=False, quantises=True)
-    return values, scales, total
-
-
-def add_rms_norm_both(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, quantised out, scale, sum)."""
-    out, values, scales, _, total = _norm(x, residual, weight, eps, quantises=True)
-    return out, values, scales, total
-
-
-def add_rms_norm_all(
-    x: Update, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor
+def rms_norms(
+    x: Update,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plain: bool = True,
+    quantises: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> Norms:
-    """(out, quantised out, its scales, out quantised by the given `scale`, sum)."""
-    check_scale(residual, scale)
-    return _norm(x, residual, weight, eps, quantises=True, scale=scale)
-
-
-def _norm(
-    x: Update, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, **wanted: Any
-) -> Norms:
-    """As `norm_reference`."""
-    _check(x, residual, weight, quantises=wanted.get("quantises", False))
+    """(out, quantised out, its scales, out quantised by the given `scale`, sum): None where it is
+    not wanted; the sum is x itself without a residual, which is not changed."""
+    _check(x, residual, weight, quantises=quantises)
     rows = x.rows if isinstance(x, Combination) else x
+    check_scale(rows, scale)
+    wanted: dict[str, Any] = {"plain": plain, "quantises": quantises, "scale": scale}
     if path_of("rms_norm", rows.device) == "triton" and rows.dim() == 2 and rows.stride(1) == 1:
         from kernels.elementwise.rms_norm_triton import launch
 
@@ -96,8 +66,6 @@ def norm_reference(
     quantises: bool = False,
     scale: torch.Tensor | None = None,
 ) -> Norms:
-    """(out, quantised out, its scales, out quantised by the given `scale`, sum): None where it is
-    not wanted; the sum is x itself without a residual."""
     total = combined(x) if residual is None else combined(x) + residual
     values = scales = given = None
     if quantises:
@@ -118,8 +86,7 @@ def _check(
     rows = x.rows if isinstance(x, Combination) else x
     device, dtype, width = rows.device, rows.dtype, rows.shape[-1]
     check_operand("x", rows, device, *FLOATS)
-    check_operand("weight", weight, device, dtype)
-    check_shape("weight", weight, width)
+    check_operand("weight", weight, device, dtype, shape=(width,))
     check_contiguous(weight=weight)
     if quantises and (rows.dim() != 2 or width % GROUP):
         raise ValueError(f"H = {width} of {rows.dim()} dimensions is not a multiple of {GROUP}")

@@ -14,7 +14,7 @@ from kernels.elementwise.quantise_triton import quantise_by, quantise_group
 FEW_ROWS = 256
 # Up to so many, one for each multiprocessor, all choices of a row are loaded together; of more only
 # two, which leaves registers for more programs. 4,096 rows take 163 us, with four at once 180, with
-# eight 224, and 200 when a kernel in front combines them; 256 take 8.5, 8.9, 11.9 and 12.2.
+# eight 224, and 200 when a kernel before combines them; 256 take 8.5, 8.9, 11.9 and 12.2.
 FEW_COMBINED = 128
 AT_ONCE = 2
 # Of fewer a program a row takes longer than a launch more, whose programs share rows: 6.7 us of one
@@ -59,7 +59,7 @@ def _rms_norm(
     index = tl.arange(0, groups)
     columns = index[:, None] * group + tl.arange(0, group)[None, :]
     inside = columns < width
-    # Weights are there before the kernel in front ends.
+    # Weights are there already.
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if has_given:
         one_scale = tl.load(given_scale)
@@ -101,7 +101,7 @@ def launch(
     scale: torch.Tensor | None = None,
     num_warps: int = 0,
 ) -> tuple[torch.Tensor | None, ...]:
-    """As `kernels.elementwise.rms_norm.norm_reference`; a combination needs a residual."""
+    """As `kernels.elementwise.rms_norm.rms_norms`; a combination needs a residual."""
     shaped = residual if isinstance(x, Combination) else x
     assert shaped is not None
     num_rows, width = shaped.shape

@@ -42,31 +42,30 @@ def _silu_mul_masked(
         silu_mul_row(x, out, expert * capacity + place, columns, width)
 
 
-def launch(x: torch.Tensor, *, block: int = 2 * BLOCK, num_warps: int = 8) -> torch.Tensor:
-    """x [T, 2 I] contiguous."""
-    num_rows, width = x.shape[0], x.shape[1] // 2
-    out = x.new_empty(num_rows, width)
-    if out.numel():
-        grid = (num_rows, triton.cdiv(width, block))
-        is_dependent = dependent(x)
-        _silu_mul[grid](
+def launch(
+    x: torch.Tensor,
+    counts: torch.Tensor | None = None,
+    *,
+    expected_rows: int = 0,
+    block: int = 2 * BLOCK,
+    num_warps: int = 8,
+) -> torch.Tensor:
+    """x [T, 2 I], or [E, C, 2 I] with `counts`, contiguous. `block` columns of a program, where all
+    rows are in use."""
+    *lead, num_rows, double_width = x.shape
+    width = double_width // 2
+    out = x.new_empty(*lead, num_rows, width)
+    is_dependent = dependent(x)
+    if not out.numel():
+        return out
+    if counts is None:
+        _silu_mul[num_rows, triton.cdiv(width, block)](
             x, out, width, block=block, dependent=is_dependent, num_warps=num_warps,
             launch_pdl=is_dependent,
         )  # fmt: skip
-    return out
-
-
-def launch_masked(x: torch.Tensor, counts: torch.Tensor, expected_rows: int = 0) -> torch.Tensor:
-    """x [E, C, 2 I] contiguous."""
-    num_experts, capacity, double_width = x.shape
-    width = double_width // 2
-    out = x.new_empty(num_experts, capacity, width)
-    if out.numel():
-        num_programs = row_programs(capacity, expected_rows)
-        grid = (num_programs, triton.cdiv(width, BLOCK), num_experts)
-        is_dependent = dependent(x)
-        _silu_mul_masked[grid](
-            x, out, counts, capacity, width, block=BLOCK, dependent=is_dependent, num_warps=4,
+    else:
+        _silu_mul_masked[row_programs(num_rows, expected_rows), triton.cdiv(width, BLOCK), *lead](
+            x, out, counts, num_rows, width, block=BLOCK, dependent=is_dependent, num_warps=4,
             launch_pdl=is_dependent,
         )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ Blocks at the right and lower edge may be cut off.
 
 import torch
 
-from kernels.build.operands import check_operand, check_shape
+from kernels.build.operands import check_operand
 
 BLOCK = 128
 
@@ -24,8 +24,8 @@ def block_dequantise(
         raise ValueError(f"weight must be [N, K], is {list(weight.shape)}")
     rows, columns = weight.shape
     check_operand("weight", weight, weight.device, torch.float8_e4m3fn)
-    check_operand("scale_inv", scale_inv, weight.device, torch.float32, torch.bfloat16)
-    check_shape("scale_inv", scale_inv, -(-rows // BLOCK), -(-columns // BLOCK))
+    shape, floats = (-(-rows // BLOCK), -(-columns // BLOCK)), (torch.float32, torch.bfloat16)
+    check_operand("scale_inv", scale_inv, weight.device, *floats, shape=shape)
     scale = scale_inv.float().repeat_interleave(BLOCK, dim=1)[:, :columns]
     scale = scale.repeat_interleave(BLOCK, dim=0)[:rows]
     return (weight.float() * scale).to(dtype)

@@ -12,13 +12,14 @@ K is a multiple of 128. A CUDA kernel for up to 128 tokens, DeepGEMM or Triton, 
 measured to be fastest for the shape; of the first and the last where DeepGEMM is not installed. All
 are within TOLERANCE of the reference, relative by norm, most of which is rounding to bfloat16.
 
-NOTE: the CUDA kernel reads weights before the kernels in front of it have ended. They must not be
-written by a kernel that lets the next one begin earlier (`kernels.build.dependent_launch_triton`).
+NOTE: the CUDA kernel reads weights while earlier kernels still run. They must not be written by a
+kernel that lets the next one begin early (`kernels.build.dependent_launch_triton`).
 """
 
 import torch
 
 from kernels.build.fp8_gemm_blocks import DENSE
+from kernels.build.operands import check_contiguous, check_operand
 from kernels.build.paths import best_path, note
 from kernels.gemm import fp8_gemm_cuda
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
@@ -44,7 +45,7 @@ def fp8_gemm(
         return fp8_gemm_reference(x, x_scale, weight, w_scale)
     from kernels.gemm.fp8_gemm_deep_gemm import dense
 
-    return dense(x, x_scale, weight, w_scale)
+    return dense((x, x_scale, weight, w_scale))
 
 
 def fp8_gemm_own(
@@ -54,11 +55,11 @@ def fp8_gemm_own(
     clusters = cluster_blocks(x.device, len(x), *weight.shape)
     if clusters and len(x) and fp8_gemm_cuda.is_possible(x, x_scale, weight):
         note("fp8_gemm", "cuda")
-        return fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=clusters)
+        return fp8_gemm_cuda.dense((x, x_scale, weight, w_scale), blocks=clusters)
     from kernels.gemm.fp8_gemm_triton import dense
 
     note("fp8_gemm", "triton")
-    return dense(x, x_scale, weight, w_scale)
+    return dense((x, x_scale, weight, w_scale))
 
 
 def fp8_gemm_reference(
@@ -73,21 +74,14 @@ def check_operands(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
 ) -> None:
     """Raises ValueError unless the last dimensions, dtypes and devices fit together."""
-    if x.dtype != torch.float8_e4m3fn or weight.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"x and weight must be float8_e4m3fn, are {x.dtype} and {weight.dtype}")
-    if x_scale.dtype != torch.float32 or w_scale.dtype != torch.float32:
-        raise ValueError(f"scales must be float32, are {x_scale.dtype} and {w_scale.dtype}")
     *lead, width = x.shape
-    rows = weight.shape[-2]
-    if width % BLOCK or weight.shape[-1] != width:
-        raise ValueError(f"K must be a multiple of 128: x {width}, weight {weight.shape[-1]}")
-    if x_scale.shape != (*lead, width // BLOCK):
-        raise ValueError(f"x_scale {tuple(x_scale.shape)} does not fit x {tuple(x.shape)}")
-    if w_scale.shape != (*weight.shape[:-2], -(-rows // BLOCK), width // BLOCK):
-        raise ValueError(
-            f"w_scale {tuple(w_scale.shape)} does not fit weight {tuple(weight.shape)}"
-        )
-    if not (x.is_contiguous() and weight.is_contiguous()):
-        raise ValueError("x and weight must be contiguous")
-    if len({each.device for each in (x, x_scale, weight, w_scale)}) > 1:
-        raise ValueError("operands are on different devices")
+    *experts, rows, columns = weight.shape
+    if width % BLOCK or columns != width:
+        raise ValueError(f"K must be a multiple of 128: x {width}, weight {columns}")
+    groups = width // BLOCK
+    check_operand("x", x, x.device, torch.float8_e4m3fn)
+    check_operand("weight", weight, x.device, torch.float8_e4m3fn)
+    check_operand("x_scale", x_scale, x.device, torch.float32, shape=(*lead, groups))
+    shape = (*experts, -(-rows // BLOCK), groups)
+    check_operand("w_scale", w_scale, x.device, torch.float32, shape=shape)
+    check_contiguous(x=x, weight=weight)

@@ -16,7 +16,7 @@ def fp8_blocks(device: torch.device, layout: int, rows: int, n: int, k: int) -> 
 
 
 def faster_path(device: torch.device, layout: int, rows: int, n: int, k: int) -> str:
-    """Where all are installed; DeepGEMM for shapes that nobody has measured."""
+    """Where all are installed; DeepGEMM for shapes that were not measured."""
     choice = _measured(device, layout, rows, n, k)
     return choice.path if choice else "deep_gemm"
 
@@ -43,5 +43,5 @@ def _measured(device: torch.device, layout: int, rows: int, n: int, k: int) -> F
 
 
 def _table(device: torch.device, layout: int, n: int, k: int) -> Mapping[int, Fp8Choice]:
-    """By rows; nothing where nobody has measured the shape."""
+    """By rows; nothing where the shape was not measured."""
     return fp8_table(device).get(shape_key(layout, n, k), {})

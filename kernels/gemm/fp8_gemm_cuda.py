@@ -6,6 +6,7 @@ import torch
 
 from kernels.build.cuda_kernel import NUMBER, POINTER, CudaKernel
 from kernels.build.fp8_gemm_clusters import MAX_ROWS, ClusterBlocks
+from kernels.build.fp8_scales import Fp8Operands
 
 _KERNEL = CudaKernel(
     Path(__file__).with_name("fp8_gemm.cu"),
@@ -31,15 +32,9 @@ def is_possible(x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor) ->
     )
 
 
-def dense(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    blocks: ClusterBlocks,
-) -> torch.Tensor:
+def dense(operands: Fp8Operands, *, blocks: ClusterBlocks) -> torch.Tensor:
     """For operands that are possible. Raises RuntimeError where it cannot be launched."""
+    x, x_scale, weight, w_scale = operands
     (num_tokens, k), n = x.shape, weight.shape[0]
     out = x.new_empty(num_tokens, n, dtype=torch.bfloat16)
     _KERNEL.launch(

@@ -9,30 +9,25 @@ from typing import Any
 import deep_gemm
 import torch
 
+from kernels.build.fp8_scales import Fp8Operands
+
 # What computes; `kernels.ahead.deep_gemm_ahead` puts another in its place while it notes products.
 library: Any = deep_gemm
 
-# Its kernels are launched while what is in front of them ends, and wait for that themselves.
+# Its kernels are launched while what is before them ends, and wait for that themselves.
 if hasattr(deep_gemm, "set_pdl"):
     deep_gemm.set_pdl(True)
 
 
-def dense(
-    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor
-) -> torch.Tensor:
+def dense(operands: Fp8Operands) -> torch.Tensor:
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
     library.fp8_gemm_nt((x, x_scale), (weight, w_scale), out)
     return out
 
 
-def masked(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    counts: torch.Tensor,
-    expected_rows: int,
-) -> torch.Tensor:
+def masked(operands: Fp8Operands, counts: torch.Tensor, expected_rows: int) -> torch.Tensor:
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
     library.fp8_m_grouped_gemm_nt_masked(
         (x, x_scale), (weight, w_scale), out, counts, max(1, expected_rows)
@@ -40,13 +35,8 @@ def masked(
     return out
 
 
-def contiguous(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    ends: torch.Tensor,
-) -> torch.Tensor:
+def contiguous(operands: Fp8Operands, ends: torch.Tensor) -> torch.Tensor:
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
     # By `ends` it goes from expert to expert; by the expert of each row it would load the operands
     # of blocks of padding, too.

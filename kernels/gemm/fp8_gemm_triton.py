@@ -1,11 +1,10 @@
-"""Triton path of `fp8_gemm` and `fp8_grouped_gemm`: one kernel for the dense, the
-masked and the contiguous layout, cut as `kernels.gemm.fp8_gemm_choice` says, and for the one of
-`kernels.moe.fused_moe_triton`: contiguous, each expert's rows aligned to a block, of which only the
-device knows how many there are.
+"""Triton path of `fp8_gemm` and `fp8_grouped_gemm`: one kernel for the dense, the masked and the
+contiguous layout, cut as `kernels.gemm.fp8_gemm_choice` says, and for that of
+`kernels.moe.fused_moe_triton`: contiguous, aligned to a block, as many rows as the device knows.
 
 Few tokens: time goes with the bytes of the weights. They are the first operand of the matrix
-instruction, whose 64 rows they always fill, and the tokens its second; several programs share a
-long sum when there would be too few of them, and a second kernel adds their parts in order.
+instruction, whose 64 rows they always fill, and the tokens its second; where there would be too few
+programs, several share a long sum, and a second kernel adds their parts in order.
 
 Many tokens: time goes with what the second-level cache delivers. A program has 128 tokens and 256
 rows of weights in two halves, whose partial products follow each other through the same registers.
@@ -32,6 +31,7 @@ from kernels.build.fp8_gemm_blocks import (
     MULTIPROCESSORS,
     Fp8Blocks,
 )
+from kernels.build.fp8_scales import Fp8Operands
 from kernels.gemm.fp8_gemm_choice import fp8_blocks
 
 GROUP = tl.constexpr(128)  # one scale of the weights for as many rows and columns
@@ -112,7 +112,7 @@ def _product(
             total += tl.dot(x_tile, tl.trans(w_tile)) * factor[:, None]
         if halves == 2:
             if pinned:
-                # Else the compiler moves these sums behind the next product, and both products'
+                # Else the compiler moves these sums after the next product, and both products'
                 # parts do not fit into the registers together.
                 total = tl.inline_asm_elementwise(
                     "", "=f,0", [total], dtype=tl.float32, is_pure=False, pack=1
@@ -222,55 +222,39 @@ def _add_splits(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=place < num)
 
 
-def dense(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    blocks: Fp8Blocks | None = None,
-) -> torch.Tensor:
+def dense(operands: Fp8Operands, *, blocks: Fp8Blocks | None = None) -> torch.Tensor:
     """`blocks`: other than those of the table, to measure them."""
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
-    _run(x[None], x_scale[None], weight[None], w_scale, out, None, DENSE, x.shape[0], blocks)
+    _run((x[None], x_scale[None], weight[None], w_scale), out, None, DENSE, x.shape[0], blocks)
     return out
 
 
 def masked(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
+    operands: Fp8Operands,
     counts: torch.Tensor,
     expected_rows: int,
     *,
     blocks: Fp8Blocks | None = None,
 ) -> torch.Tensor:
+    x, _, weight, _ = operands
     out = x.new_empty(*x.shape[:2], weight.shape[1], dtype=torch.bfloat16)
-    _run(x, x_scale, weight, w_scale, out, counts, MASKED, expected_rows, blocks)
+    _run(operands, out, counts, MASKED, expected_rows, blocks)
     return out
 
 
 def contiguous(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
-    expert_of: torch.Tensor,
-    *,
-    blocks: Fp8Blocks | None = None,
+    operands: Fp8Operands, expert_of: torch.Tensor, *, blocks: Fp8Blocks | None = None
 ) -> torch.Tensor:
+    x, x_scale, weight, w_scale = operands
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.bfloat16)
     rows = min(ALIGNMENT, x.shape[0])
-    _run(x[None], x_scale[None], weight, w_scale, out, expert_of, CONTIGUOUS, rows, blocks)
+    _run((x[None], x_scale[None], weight, w_scale), out, expert_of, CONTIGUOUS, rows, blocks)
     return out
 
 
 def aligned(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
+    operands: Fp8Operands,
     expert_of: torch.Tensor,
     num_used: torch.Tensor,
     blocks: Fp8Blocks,
@@ -278,10 +262,11 @@ def aligned(
 ) -> torch.Tensor:
     """x [M, K], of which the first `num_used` [1] int32 rows, a multiple of block_m, are in use;
     expert_of [M / block_m] int32 of each block -> [M, N] `dtype`."""
+    x, x_scale, weight, w_scale = operands
     assert len(expert_of) * blocks.block_m == x.shape[0]
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=dtype)
-    operands = (x[None], x_scale[None], weight, w_scale, out, expert_of)
-    _run(*operands, ALIGNED, x.shape[0], blocks, num_used)
+    given = x[None], x_scale[None], weight, w_scale
+    _run(given, out, expert_of, ALIGNED, x.shape[0], blocks, num_used)
     return out
 
 
@@ -293,10 +278,7 @@ def has_descriptors(*tensors: torch.Tensor) -> bool:
 
 
 def _run(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    w_scale: torch.Tensor,
+    operands: Fp8Operands,
     out: torch.Tensor,
     counts: torch.Tensor | None,
     layout: int,
@@ -305,6 +287,7 @@ def _run(
     num_used: torch.Tensor | None = None,
 ) -> None:
     """x [batches, rows, K]: one batch unless masked."""
+    x, x_scale, weight, w_scale = operands
     num_batches, num_rows, k = x.shape
     num_experts, n, _ = weight.shape
     if not out.numel():

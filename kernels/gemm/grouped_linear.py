@@ -14,12 +14,9 @@ Three layouts of the rows:
     masked      expert e has x[e, : counts[e]], counts [E] int32 on the device
 
 What padding holds does not matter, and what is written there means nothing. The latter two never
-wait for the host on a GPU. There the Triton path is within TOLERANCE of the reference, relative by
-norm.
-
-On a CPU the bits of a row do not depend on the other rows, as in `linear`. An expert with
-fewer than MIN_ROWS rows is given some of the rows behind it as well; what it makes of them is
-overwritten by the experts that they belong to.
+wait for the host on a GPU, where Triton is within TOLERANCE of the reference, relative by norm. On
+a CPU the bits of a row do not depend on the other rows, as in `linear`: an expert of less than
+MIN_ROWS rows is given some of the next ones as well, which are then overwritten.
 """
 
 from collections.abc import Sequence
@@ -80,9 +77,7 @@ def grouped_linear_aligned(
     check_contiguous(x=x, expert_of=expert_of)
     if x.dim() != 2 or x.shape[0] % ALIGNMENT:
         raise ValueError(f"x must be [N, K] with N a multiple of 128, is {tuple(x.shape)}")
-    if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
-        raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
-    check_operand("expert_of", expert_of, x.device, torch.int32)
+    check_operand("expert_of", expert_of, x.device, torch.int32, shape=x.shape[:1])
     check_ids("expert_of", expert_of, -1, len(weight))
     if path_of("grouped_linear", x.device) == "triton" and weight.is_contiguous():
         from kernels.gemm.grouped_linear_triton import aligned

@@ -78,7 +78,7 @@ def masked(
     num_experts, capacity, _ = x.shape
     out = x.new_empty(num_experts, capacity, weight.shape[1])
     shape = shape_for(expected_rows, x.dtype)
-    # One for what is expected, and one more: those behind loop.
+    # One for what is expected, and one more: those after it loop.
     num_tiles = min(triton.cdiv(capacity, shape.block_m), expected_rows // shape.block_m + 2)
     _run(x, weight, out, counts, capacity, (num_tiles, num_experts), shape, aligned=False)
     return out

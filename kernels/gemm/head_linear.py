@@ -8,16 +8,15 @@
     out     [T, heads, N]  dtype of x; written to where it is given, which may be a slice too,
             else a view with heads outermost in memory
 
-Weights in FP8 are half the bytes; x is not quantised, so that their rounding is all there is. On a
-GPU, FP8 weights with N and K multiples of 128 are multiplied by a Triton kernel, within TOLERANCE
-of the reference, relative by norm; all others by a batched product. On a CPU the bits of a token do
-not depend on the other tokens, as in `kernels.gemm.linear`.
+With FP8 weights x is not quantised. Where N and K are multiples of 128 a GPU multiplies these by
+Triton, within TOLERANCE of the reference, relative by norm; all others by a batched product. On a
+CPU the bits of a token do not depend on the other tokens, as in `kernels.gemm.linear`.
 """
 
 import torch
 import torch.nn.functional as F
 
-from kernels.build.operands import FLOATS, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_operand
 from kernels.build.paths import best_path, note
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
 from kernels.gemm.linear import MIN_ROWS
@@ -60,7 +59,8 @@ def path_for(weight: torch.Tensor, scale: torch.Tensor | None) -> str:
         return path
     if scale is None:
         return "cublas"
-    return path if is_whole(weight) else "reference"
+    is_whole = all(size % BLOCK == 0 for size in weight.shape[1:])
+    return path if is_whole else "reference"
 
 
 def head_linear_reference(
@@ -79,28 +79,21 @@ def head_linear_reference(
     return product if out is None else out.copy_(product)
 
 
-def is_whole(weight: torch.Tensor) -> bool:
-    """Whether no block of the scale is cut off."""
-    _, rows, columns = weight.shape
-    return bool(rows % BLOCK == 0 and columns % BLOCK == 0)
-
-
 def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> None:
     if x.dim() != 3 or weight.dim() != 3 or x.shape[1:] != weight.shape[::2]:
         raise ValueError(f"x {tuple(x.shape)} does not fit weight {tuple(weight.shape)}")
     check_operand("x", x, x.device, *FLOATS)
     check_operand("weight", weight, x.device, x.dtype, torch.float8_e4m3fn)
     if out is not None:
-        check_operand("out", out, x.device, x.dtype)
-        check_shape("out", out, *x.shape[:2], weight.shape[1])
+        shape = (*x.shape[:2], weight.shape[1])
+        check_operand("out", out, x.device, x.dtype, shape=shape)
 
 
 def check_scale(weight: torch.Tensor, scale: torch.Tensor | None) -> None:
     heads, rows, columns = weight.shape
     if weight.dtype != torch.float8_e4m3fn or not weight.is_contiguous():
         raise ValueError(f"weight must be contiguous float8_e4m3fn, is {weight.dtype}")
-    wanted = (heads, -(-rows // BLOCK), -(-columns // BLOCK))
-    if scale is None or scale.shape != wanted or scale.dtype != torch.float32:
-        found = None if scale is None else (tuple(scale.shape), scale.dtype)
-        raise ValueError(f"scale must be {wanted} float32, is {found}")
-    check_operand("scale", scale, weight.device, torch.float32)
+    shape = (heads, -(-rows // BLOCK), -(-columns // BLOCK))
+    if scale is None:
+        raise ValueError(f"scale must be {shape} float32, is None")
+    check_operand("scale", scale, weight.device, torch.float32, shape=shape)

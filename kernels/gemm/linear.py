@@ -7,17 +7,16 @@
     bias    [N]     or None
     out     [T, N]  same dtype, accumulated in float32
 
-On a CPU the bits of a row do not depend on the other rows (with MKL, as measured; what Intel's
-processors need for that is in `kernels.build.mkl_rows`): products of fewer than MIN_ROWS rows take
-another path there, which sums in another order, so short inputs are padded. With the favoured
-layout that costs next to nothing.
+On a CPU the bits of a row do not depend on the other rows (with MKL, as measured; for Intel's
+processors see `kernels.build.mkl_rows`): products of fewer than MIN_ROWS rows would sum in another
+order, so short inputs are padded. With the favoured layout that costs next to nothing.
 """
 
 import torch
 import torch.nn.functional as F
 
 from kernels.build.mkl_rows import ask_for_rows_by_themselves
-from kernels.build.operands import FLOATS, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_operand
 
 MIN_ROWS = 4
 # Here, since it must come before the first product of a process, whoever begins it.
@@ -31,8 +30,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     check_operand("x", x, x.device, *FLOATS)
     check_operand("weight", weight, x.device, x.dtype)
     if bias is not None:
-        check_operand("bias", bias, x.device, x.dtype)
-        check_shape("bias", bias, len(weight))
+        check_operand("bias", bias, x.device, x.dtype, shape=weight.shape[:1])
     num_rows = x.shape[0]
     if 0 < num_rows < MIN_ROWS and x.is_cpu:
         padded = F.pad(x, (0, 0, 0, MIN_ROWS - num_rows))

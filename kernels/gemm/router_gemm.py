@@ -6,13 +6,13 @@
     weight  [E, K]  same dtype, contiguous
     out     [T, E]  float32, summed in float32
 
-Few tokens: each expert's weights are read once, all at once, and tokens one by one (Triton). Some:
-a CUDA kernel, whose thread blocks share sums in clusters, or Triton's, where the program of a sum
-that ends last adds up its parts. Both add in the same order each time. Many tokens go through
-torch's library. Within TOLERANCE of the float64 result, relative by norm.
+For few tokens Triton reads each expert's weights once, all at once. For some, thread blocks of a
+CUDA kernel share sums in clusters; or the Triton program of a sum that ends last adds up its parts.
+Both add in the same order each time. Many tokens go through torch's library. All are within
+TOLERANCE of the float64 result, relative by norm.
 
-NOTE: weights are read before the kernels in front have ended. They must not be written by a kernel
-that lets the next one begin earlier (`kernels.build.dependent_launch_triton`).
+NOTE: weights are read while earlier kernels still run. They must not be written by a kernel that
+lets the next one begin early (`kernels.build.dependent_launch_triton`).
 """
 
 import torch

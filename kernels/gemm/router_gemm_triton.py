@@ -91,7 +91,7 @@ def _router_gemv(
         weight + column[:, None] * k + index[None, :],
         mask=(column < n)[:, None] & is_index[None, :], other=0.0,
     ).to(tl.float32)  # fmt: skip
-    # Weights are there before the kernel in front ends; what it wrote is not.
+    # Weights are there already; what the kernel before writes may not be.
     if dependent:
         tl.extra.cuda.gdc_wait()
     # Unrolled: the rows' loads and sums overlap.

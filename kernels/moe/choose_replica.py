@@ -15,7 +15,7 @@ out           [T, K] int64
 
 import torch
 
-from kernels.build.operands import check_contiguous, check_ids, check_operand, check_shape
+from kernels.build.operands import check_contiguous, check_ids, check_operand
 
 
 def choose_replica(
@@ -42,9 +42,8 @@ def check_replicas(
 ) -> None:
     """Raises ValueError for tables that do not fit together, or are not on `device`."""
     check_operand("physical", physical, device, torch.int64)
-    check_operand("num_replicas", num_replicas, device, torch.int64)
     if physical.dim() != 2 or not physical.numel():
         raise ValueError(f"physical must be [E, R], is {list(physical.shape)}")
-    check_shape("num_replicas", num_replicas, len(physical))
+    check_operand("num_replicas", num_replicas, device, torch.int64, shape=physical.shape[:1])
     check_contiguous(physical=physical, num_replicas=num_replicas)
     check_ids("num_replicas", num_replicas, 1, physical.shape[1] + 1)

@@ -7,11 +7,10 @@ with e the expert of row i, summed in float32.
     x          [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn, contiguous
     x_scale    [E, C, K / 128] or [M, K / 128] float32; fastest with rows contiguous
     weight     [E, N, K]  float8_e4m3fn, contiguous;  w_scale [E, N / 128, K / 128] float32
-    counts     [E] int32, masked: rows of each expert; those behind are neither read nor written
-    expert_of  [M] int32, contiguous: each expert's rows begin at a multiple of ALIGNMENT, as
-               `permute` leaves them; -1: padding, of whose results nothing is said. On a
-               device neither is read by the host
-    ends       [E] int32, contiguous: where each expert's rows end, as `kernels.moe.permute` says it
+    counts     [E] int32, masked: rows of each expert; further ones are neither read nor written
+    expert_of  [M] int32, contiguous, and
+    ends       [E] int32, where each expert's rows end: as `permute` leaves them with ALIGNMENT; on
+               a device the host reads neither. Results of padding mean nothing
     out        [E, C, N] or [M, N]  bfloat16
 
 K is a multiple of 128. DeepGEMM or Triton, whichever was measured to be faster for the shape;
@@ -52,11 +51,11 @@ def fp8_grouped_gemm_masked(
     if path == "deep_gemm" and x.numel():
         from kernels.gemm.fp8_gemm_deep_gemm import masked
 
-        return masked(x, x_scale, weight, w_scale, counts, expected_rows)
+        return masked((x, x_scale, weight, w_scale), counts, expected_rows)
     if path != "reference":
         from kernels.gemm.fp8_gemm_triton import masked
 
-        return masked(x, x_scale, weight, w_scale, counts, expected_rows)
+        return masked((x, x_scale, weight, w_scale), counts, expected_rows)
     return fp8_grouped_gemm_masked_reference(x, x_scale, weight, w_scale, counts)
 
 
@@ -83,12 +82,8 @@ def fp8_grouped_gemm_contiguous(
     check_operands(x, x_scale, weight, w_scale)
     if x.dim() != 2 or weight.dim() != 3 or x.shape[0] % ALIGNMENT:
         raise ValueError(f"x must be [M, K] with M a multiple of 128, is {tuple(x.shape)}")
-    if expert_of.shape != x.shape[:1] or expert_of.dtype != torch.int32:
-        raise ValueError(f"expert_of must be [{x.shape[0]}] int32, is {tuple(expert_of.shape)}")
-    if ends.shape != weight.shape[:1] or ends.dtype != torch.int32:
-        raise ValueError(f"ends must be [{weight.shape[0]}] int32, is {tuple(ends.shape)}")
-    check_operand("expert_of", expert_of, x.device, torch.int32)
-    check_operand("ends", ends, x.device, torch.int32)
+    check_operand("expert_of", expert_of, x.device, torch.int32, shape=x.shape[:1])
+    check_operand("ends", ends, x.device, torch.int32, shape=weight.shape[:1])
     check_contiguous(expert_of=expert_of, ends=ends)
     check_ids("expert_of", expert_of, -1, len(weight))
     check_ids("ends", ends, 0, len(x) + 1)
@@ -96,11 +91,11 @@ def fp8_grouped_gemm_contiguous(
     if path == "deep_gemm" and x.numel():
         from kernels.gemm import fp8_gemm_deep_gemm
 
-        return fp8_gemm_deep_gemm.contiguous(x, x_scale, weight, w_scale, ends)
+        return fp8_gemm_deep_gemm.contiguous((x, x_scale, weight, w_scale), ends)
     if path == "triton":
         from kernels.gemm.fp8_gemm_triton import contiguous
 
-        return contiguous(x, x_scale, weight, w_scale, expert_of)
+        return contiguous((x, x_scale, weight, w_scale), expert_of)
     return fp8_grouped_gemm_contiguous_reference(x, x_scale, weight, w_scale, expert_of, ends)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.build.fp8_scales import GROUP
-from kernels.build.operands import FLOATS, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_operand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,5 +42,5 @@ class FusedExperts:
         for weight, scale in ((self.gate_up, self.gate_up_scale), (self.down, self.down_scale)):
             if scale is not None:
                 _, rows, columns = weight.shape
-                check_operand("scales", scale, device, torch.float32)
-                check_shape("scales", scale, num_experts, rows // GROUP, columns // GROUP)
+                shape = (num_experts, rows // GROUP, columns // GROUP)
+                check_operand("scales", scale, device, torch.float32, shape=shape)

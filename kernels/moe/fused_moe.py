@@ -4,17 +4,15 @@ weighted sum.
     y[t, k]  = down[e] @ silu_mul(gate_up[e] @ hidden[t]),  e = topk_idx[t, k]
     out[t]   = scaling * sum over k of topk_weights[t, k] * y[t, k]      choices of -1 left out
 
-    hidden        [T, H]      bfloat16 (or float32)
+    hidden        [T, H]      bfloat16 or float32
     topk_idx      [T, K]      int64 local experts in 0 .. E - 1, or -1: not here; on a device the
                               host does not read them, and others count as -1
     topk_weights  [T, K]      float32
-    gate_up       [E, 2 I, H] gate half first; down [E, H, I]: dtype of hidden, or float8_e4m3fn
-                              with scales [E, rows / 128, columns / 128] float32
+    experts       `FusedExperts`
     out           [T, H]      dtype of hidden
 
-With FP8 weights activations are quantised as in `quantise`, before each product. The Triton
-path is within TOLERANCE of the reference, relative by norm (FP8: of the reference computed from
-the same quantised inputs). Block sizes come from `kernels.build.tuned`.
+With FP8 weights activations are quantised as in `quantise`, before each product. The Triton path is
+within TOLERANCE of the reference, relative by norm. Block sizes are of `kernels.build.tuned`.
 """
 
 import torch

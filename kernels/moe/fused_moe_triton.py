@@ -47,7 +47,7 @@ def _align(
     entry = tl.program_id(0) * chunk + tl.arange(0, chunk)
     is_entry = entry < num_tokens * num_choices
     expert = tl.load(topk_idx + entry, mask=is_entry, other=-1)
-    here = (expert >= 0) & (expert < num_experts)  # nobody ranks, nor has room for, others
+    here = (expert >= 0) & (expert < num_experts)  # others have neither rank nor room
     index = tl.arange(0, experts)
     count = tl.load(counts + index, mask=index < num_experts, other=0)
     padded = (count + block_m - 1) // block_m * block_m
@@ -168,29 +168,15 @@ def _fp8_products(
     num_experts = len(experts.down)
     values, scales = gather(*quantise(hidden), rows)
     where = (rows.expert_of, rows.num_used)
-    middle = fp8_aligned(
-        values,
-        scales,
-        experts.gate_up.contiguous(),
-        experts.gate_up_scale,
-        *where,
-        cuts[0],
-        hidden.dtype,
-    )
+    up = experts.gate_up.contiguous(), experts.gate_up_scale
+    middle = fp8_aligned((values, scales, *up), *where, cuts[0], hidden.dtype)
     values, scales = silu_mul_quantise(
         middle,
         rows.num_used,
         expected_rows=num_experts * max(expected_rows, cuts[0].block_m),
     )
-    return fp8_aligned(
-        values,
-        scales,
-        experts.down.contiguous(),
-        experts.down_scale,
-        *where,
-        cuts[1],
-        hidden.dtype,
-    )
+    down = experts.down.contiguous(), experts.down_scale
+    return fp8_aligned((values, scales, *down), *where, cuts[1], hidden.dtype)
 
 
 def gather(

@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from kernels.build.operands import FLOATS, check_contiguous, check_operand, check_shape
+from kernels.build.operands import FLOATS, check_contiguous, check_ids, check_operand
 from kernels.build.paths import path_of
 from kernels.gemm.linear import linear
 from kernels.gemm.router_gemm import router_gemm
 from kernels.moe.choose_replica import check_replicas, choose_replica
-from kernels.moe.count_experts import count_experts
 
 
 def gate(
@@ -94,6 +93,17 @@ def route(
     return placed.masked_fill(padding, -1), topk_weights.masked_fill(padding, 0.0)
 
 
+def count_experts(topk_idx: torch.Tensor, counts: torch.Tensor) -> None:
+    """counts [E] int64 of logical experts += how often each is in topk_idx [T, K] int64. Raises
+    ValueError for arguments that do not fit, and on a CPU for ids that are no experts."""
+    check_operand("topk_idx", topk_idx, counts.device, torch.int64)
+    check_operand("counts", counts, counts.device, torch.int64, shape=(counts.numel(),))
+    check_ids("topk_idx", topk_idx, 0, len(counts))
+    chosen = topk_idx.reshape(-1)
+    # Not bincount: on a GPU that reads its input's maximum back.
+    counts.scatter_add_(0, chosen, torch.ones_like(chosen))
+
+
 def drop_groups(choice: torch.Tensor, groups_per_token: int) -> None:
     """Sets the experts outside the best groups to -inf; choice [T, groups, experts of a group]."""
     num_best = min(2, choice.shape[2])
@@ -123,8 +133,7 @@ def _check(
     num_experts, device = len(weight), hidden.device
     check_operand("hidden", hidden, device, *FLOATS)
     check_operand("weight", weight, device, torch.float32, hidden.dtype)
-    check_operand("bias", bias, device, torch.float32)
-    check_shape("bias", bias, num_experts)
+    check_operand("bias", bias, device, torch.float32, shape=(num_experts,))
     check_contiguous(bias=bias)
     if num_groups < 1 or num_experts % num_groups or not 0 < groups_per_token <= num_groups:
         raise ValueError(f"{groups_per_token} of {num_groups} groups of {num_experts} experts")
@@ -144,10 +153,8 @@ def _check_tables(
     check_replicas(physical, num_replicas, device)
     if len(physical) != num_experts:
         raise ValueError(f"physical {tuple(physical.shape)} is not of {num_experts} experts")
-    check_operand("counts", counts, device, torch.int64)
-    check_shape("counts", counts, num_experts)
+    check_operand("counts", counts, device, torch.int64, shape=(num_experts,))
     check_contiguous(counts=counts)
     if is_row is not None:
-        check_operand("is_row", is_row, device, torch.bool)
-        check_shape("is_row", is_row, len(hidden))
+        check_operand("is_row", is_row, device, torch.bool, shape=hidden.shape[:1])
         check_contiguous(is_row=is_row)

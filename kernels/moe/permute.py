@@ -6,13 +6,11 @@ contiguous grouped GEMM.
                      e = topk_idx[t, k]; -1 where that is -1
     rows[row_of[k, t]] = hidden[t]
 
-    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] or [T, 1] float32 travels
-                            along
+    hidden     [T, H]       any dtype; with FP8, `scale` [T, H / 128] float32 travels along
     topk_idx   [T, K]       int64 local experts in 0 .. E - 1, or -1: not here; on a device the host
                             does not read them, and others count as -1
-    rows       [M, H]       M = N + E (alignment - 1), rounded up, where N is T K, or `most` if it
-                            is known that no more choices are here; those that are, all the same,
-                            are left out on a device
+    rows       [M, H]       M = N + E (alignment - 1), rounded up; N is T K, or `most`: there are
+                            no more choices here; any more are left out on a device
     row_of     [K, T]       int32
     counts     [E]          int32
     ends       [E]          int32, start[e] + counts[e]
@@ -26,7 +24,7 @@ import torch
 
 from kernels.build.aligned_rows import Permuted, empty_permuted
 from kernels.build.fp8_scales import GROUP
-from kernels.build.operands import check_ids, check_operand, check_shape
+from kernels.build.operands import check_ids, check_operand
 from kernels.build.paths import path_of
 
 
@@ -41,16 +39,15 @@ def permute(
 ) -> Permuted:
     """Raises ValueError for shapes, dtypes or devices that do not fit, and on a CPU for ids that
     are no experts."""
-    if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
-        raise ValueError(f"topk_idx must be [T, K] int64, is {topk_idx.dtype}")
-    if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0] or not hidden.is_contiguous():
+    check_operand("topk_idx", topk_idx, hidden.device, torch.int64)
+    fits = hidden.dim() == topk_idx.dim() == 2 and len(hidden) == len(topk_idx)
+    if not fits or not hidden.is_contiguous():
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
     if num_experts < 1 or alignment < 1:
         raise ValueError(f"{num_experts} experts, rows aligned to {alignment}")
-    check_operand("topk_idx", topk_idx, hidden.device, torch.int64)
     if scale is not None:
-        check_operand("scale", scale, hidden.device, torch.float32)
-        check_shape("scale", scale, len(hidden), hidden.shape[1] // GROUP)
+        shape = (len(hidden), hidden.shape[1] // GROUP)
+        check_operand("scale", scale, hidden.device, torch.float32, shape=shape)
     check_ids("topk_idx", topk_idx, -1, num_experts)
     if most is not None and topk_idx.is_cpu and int((topk_idx >= 0).sum()) > most:
         raise ValueError(f"more than {most} choices are here")

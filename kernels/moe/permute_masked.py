@@ -21,7 +21,7 @@ Exact (what is quantised: as `quantise` says). Nothing waits for the host on a G
 import torch
 
 from kernels.build.fp8_scales import GROUP
-from kernels.build.operands import FLOATS, INTEGERS, check_operand, check_shape
+from kernels.build.operands import FLOATS, INTEGERS, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.quantise import quantise_reference
 from kernels.moe.masked_rows import MaskedRows, empty_masked
@@ -38,9 +38,8 @@ def permute_masked(
     quantises: bool = False,
 ) -> MaskedRows:
     """Raises ValueError for shapes, dtypes or devices that do not fit."""
-    if topk_idx.dim() != 2 or topk_idx.dtype not in INTEGERS:
-        raise ValueError(f"topk_idx must be [T, K] integers, is {topk_idx.dtype}")
-    if hidden.dim() != 2 or hidden.shape[0] != topk_idx.shape[0]:
+    check_operand("topk_idx", topk_idx, hidden.device, *INTEGERS)
+    if not hidden.dim() == topk_idx.dim() == 2 or len(hidden) != len(topk_idx):
         raise ValueError(f"hidden {tuple(hidden.shape)} does not fit {tuple(topk_idx.shape)}")
     if hidden.stride(1) != 1 or topk_idx.stride(1) != 1:
         raise ValueError("the columns of hidden and of topk_idx must be contiguous")
@@ -48,10 +47,9 @@ def permute_masked(
         raise ValueError(f"{tuple(hidden.shape)} cannot be quantised, or is already")
     if quantises:
         check_operand("hidden", hidden, hidden.device, *FLOATS)
-    check_operand("topk_idx", topk_idx, hidden.device, *INTEGERS)
     if scale is not None:
-        check_operand("scale", scale, hidden.device, torch.float32)
-        check_shape("scale", scale, len(hidden), hidden.shape[1] // GROUP)
+        shape = (len(hidden), hidden.shape[1] // GROUP)
+        check_operand("scale", scale, hidden.device, torch.float32, shape=shape)
     if num_experts < 1 or capacity < 1 and len(hidden):
         raise ValueError(f"{num_experts} experts of {capacity} rows")
     if path_of("permute", hidden.device) == "triton":

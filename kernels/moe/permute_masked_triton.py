@@ -1,7 +1,7 @@
 """Triton path of `permute_masked`: programs of a token's choice copy its row to its place.
 
 Where there are few choices each program finds its place by itself and a few more programs count;
-else a kernel in front of it does both, a program an expert.
+else a kernel before it does both, a program an expert.
 """
 
 import torch
@@ -17,7 +17,7 @@ CHUNK = 1024
 LARGE_CHUNK = 4096
 BLOCK_BYTES = 8192  # of a row, a program that does not quantise
 MAX_GROUPS = 64  # of a row, one that does
-MAX_FOUND = 2048  # choices, of which each program looks at all in front of its own
+MAX_FOUND = 2048  # choices, of which each program looks at all before its own
 
 
 @triton.jit(do_not_specialize=["num_tokens", "capacity"])

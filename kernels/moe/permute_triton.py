@@ -20,7 +20,7 @@ NAMED = 4096  # pairs of a row and an expert that a program looks at, to say who
 @triton.jit(do_not_specialize=["num_entries"])
 def _rank(topk_idx, rank_of, counts, num_entries, part_size, chunk: tl.constexpr):
     """rank_of[i]: which of its expert's choices entry i is. A program a part of the entries: it
-    counts those in front of it."""
+    counts those before it."""
     expert, begin = tl.program_id(0), tl.program_id(1) * part_size
     before = tl.zeros([chunk], tl.int32)
     for first in range(0, begin, chunk):
@@ -75,7 +75,7 @@ def _place(
     slot = tl.arange(0, padded_choices)
     entry = token * num_choices + slot
     chosen = tl.load(topk_idx + entry, mask=slot < num_choices, other=-1)
-    # Nobody ranks, nor has room for, what is no expert.
+    # What is no expert has neither rank nor room.
     chosen = tl.where((chosen >= 0) & (chosen < num_experts), chosen, -1).to(tl.int32)
     # Under way while the places are worked out.
     most = tl.max(chosen, axis=0)

@@ -4,26 +4,22 @@
 
 with e the expert of row i.
 
-    activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn
+    activations        [E, C, K] (masked) or [M, K] (contiguous)  float8_e4m3fn, contiguous
     activation_scales  [E, C, K / 128] or [M, K / 128] float32, any strides; or one of a whole row,
                        [E, C, 1] or [M, 1]; or one float32 for all
     weights            PackedWeights of E experts, N x K: int4, float32 scales per 128 along K
     counts             [E] int32, on the device of the activations: rows of each expert
     out                [E, C, N] or [M, N]  bfloat16
 
-Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0 first,
-then those of expert 1, without gaps. Rows behind those that counts names are not read and their
-outputs not written. N and K are multiples of 128. One scale a row, or for all, multiplies the sum
-over k, which takes half as many float instructions as one for each 128 columns. The product of gate
-and up goes on, gated, as FP8 where `w4a8_grouped_gemm_gated` computes it; rounded to bfloat16
-between, it gives what two launches would, to the last bit of e4m3 or the one beside it (exp).
+Masked: expert e has its rows at activations[e, : counts[e]]. Contiguous: rows of expert 0, then of
+expert 1, ... without gaps. Further rows are neither read nor written. N and K are multiples of 128.
+One scale a row, or for all, takes half as many float instructions.
 
-On Hopper a CUDA kernel runs, else the reference, which also EPSERVE_KERNELS=reference asks for. The
-kernel never waits for the host and can be captured in a CUDA graph after one call outside of it.
-It sums in float16: products of 128 columns in the matrix unit, and these, scaled, eight at a time.
-Scales are shares of their row's, or token's, largest, so that neither their size nor that of the
-outputs matters. It agrees with the reference, which sums in float32, within TOLERANCE, relative by
-norm; bfloat16 rounding is 1.7e-3 of that.
+On Hopper a CUDA kernel runs, else the reference. The kernel never waits for the host and can be
+captured in a CUDA graph after one call outside of it. It sums in float16: products of 128 columns
+in the matrix unit, and these, scaled, eight at a time. Scales are shares of their row's largest, or
+token's, so that their size does not matter. It is within TOLERANCE of the reference, which sums in
+float32, relative by norm; rounding to bfloat16 is 1.7e-3 of that.
 """
 
 from typing import Any
@@ -31,10 +27,10 @@ from typing import Any
 import torch
 
 from kernels.build.fp8_scales import empty_scales
-from kernels.build.operands import check_contiguous, check_operand, check_shape
+from kernels.build.operands import check_contiguous, check_operand
 from kernels.build.paths import path_of
 from kernels.elementwise.quantise import check_scale
-from kernels.elementwise.silu_mul import silu_mul_quantise_masked
+from kernels.elementwise.silu_mul import silu_mul_quantise
 from kernels.gemm.linear import linear
 from kernels.moe import w4a8_grouped_gemm_cuda
 from kernels.moe.w4a8_grouped_gemm_packing import GROUP, PackedWeights, dequantise_weights
@@ -56,7 +52,7 @@ def w4a8_grouped_gemm_masked(
 ) -> torch.Tensor:
     """Masked layout. `expected_rows`, the rows that an expert is likely to have (default: C),
     picks among tiles, whose results differ by rounding. `early`: weights and counts were there
-    before the kernel in front of this call began, so that this one may begin while that ends.
+    before the kernel launched last began, so that this one may begin while that ends.
     Raises ValueError for arguments that do not fit."""
     _check_masked(activations, activation_scales, weights, counts)
     return _product(
@@ -75,10 +71,10 @@ def w4a8_grouped_gemm_gated(
     expected_rows: int | None = None,
     leads: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masked layout of gate_up, gate half first: what `silu_mul.silu_mul_quantise_masked`
+    """Masked layout of gate_up, gate half first: what `silu_mul.silu_mul_quantise`
     makes of `out`, (values [E, C, N / 2] float8_e4m3fn, scales [E, C, N / 256]); or, with an
     `out_scale` [] float32 that the caller has, (values quantised with it, `out_scale`).
-    `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the kernel behind, if it is one that
+    `expected_rows` as in `w4a8_grouped_gemm_masked`; `leads`: the next kernel, if it is one that
     begins early, may take multiprocessors as soon as this one leaves them. Raises ValueError for
     arguments that do not fit, and unless N is a multiple of 256."""
     _check_masked(activations, activation_scales, weights, counts)
@@ -91,9 +87,7 @@ def w4a8_grouped_gemm_gated(
     if not is_cuda or likely > _MOST_GATED:
         given = (activations, activation_scales, weights, counts)
         inner = w4a8_grouped_gemm_masked(*given, expected_rows=expected_rows)
-        return silu_mul_quantise_masked(
-            inner, counts, scale=out_scale, expected_rows=expected_rows or 0
-        )
+        return silu_mul_quantise(inner, counts, scale=out_scale, expected_rows=expected_rows or 0)
     shape = (*activations.shape[:-1], weights.num_outputs // 2)
     out = activations.new_empty(shape)
     out_scales = empty_scales(out) if out_scale is None else out_scale.view(())
@@ -213,8 +207,7 @@ def _check(
     check_operand("activations", activations, device, torch.float8_e4m3fn)
     check_operand("activation scales", scales, device, torch.float32)
     check_operand("weights", weights.blocks, device, torch.uint8)
-    check_operand("counts", counts, device, torch.int32)
-    check_shape("counts", counts, weights.num_experts)
+    check_operand("counts", counts, device, torch.int32, shape=(weights.num_experts,))
     check_contiguous(activations=activations, counts=counts)
     if activations.shape[-1] != k:
         raise ValueError(f"activations have K = {activations.shape[-1]}, weights have {k}")
@@ -238,7 +231,6 @@ def _output(
     shape = (*activations.shape[:-1], weights.num_outputs)
     if out is None:
         return torch.empty(shape, dtype=torch.bfloat16, device=activations.device)
-    check_operand("out", out, activations.device, torch.bfloat16)
-    check_shape("out", out, *shape)
+    check_operand("out", out, activations.device, torch.bfloat16, shape=shape)
     check_contiguous(out=out)
     return out

@@ -37,6 +37,8 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from kernels.build.operands import check_operand
+
 # To be raised whenever bytes of a block come to mean something else: ranks exchange them.
 LAYOUT_VERSION = 2
 GROUP = 128
@@ -119,20 +121,12 @@ def pack_weights(
         device=device,
     )
     for expert, (weight, scale) in enumerate(zip(weights, weight_scale_inv, strict=True)):
-        _check(expert, weight, scale, rows, columns)
+        name, both = f"int4 weight of expert {expert}", (torch.int8, torch.uint8)
+        check_operand(name, weight, weight.device, *both, shape=(rows, columns // 2))
+        name, both = f"weight_scale_inv of expert {expert}", (torch.float32, torch.bfloat16)
+        check_operand(name, scale, scale.device, *both, shape=(rows, columns // GROUP))
         _pack_expert(blocks[expert], weight.to(device), scale.to(device))
     return PackedWeights(blocks)
-
-
-def unpack_weights(packed: PackedWeights) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [E, N, K] int8 and their scales [E, N, K / 128] float32, none negative."""
-    num_experts, tall, wide, _ = packed.blocks.shape
-    table, order = _tables(packed.blocks.device)
-    values = F.embedding(_table_rows(packed.blocks), table).view(-1, 2 * DATA_BYTES)
-    values = values.index_select(-1, order).to(torch.int8)
-    values = values.view(num_experts, tall, wide, BLOCK_ROWS, GROUP).transpose(2, 3)
-    shape = (num_experts, tall * BLOCK_ROWS, -1)
-    return values.reshape(shape), _scales(packed.blocks).transpose(2, 3).reshape(shape)
 
 
 def dequantise_weights(packed: PackedWeights) -> torch.Tensor:
@@ -190,22 +184,6 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     places = torch.arange(2 * DATA_BYTES).view([shape[axis] for axis in _ORDER])
     values = torch.cat((zigzag, signed)).float()
     return values.to(device), places.permute(_INVERSE).reshape(-1).to(device)
-
-
-def _check(expert: int, weight: torch.Tensor, scale: torch.Tensor, rows: int, columns: int) -> None:
-    if weight.dtype not in (torch.int8, torch.uint8) or weight.shape != (rows, columns // 2):
-        raise ValueError(
-            f"int4 weight of expert {expert}: {tuple(weight.shape)} {weight.dtype}, "
-            f"not {(rows, columns // 2)} int8"
-        )
-    if scale.dtype not in (torch.float32, torch.bfloat16) or scale.shape != (
-        rows,
-        columns // GROUP,
-    ):
-        raise ValueError(
-            f"weight_scale_inv of expert {expert}: {tuple(scale.shape)} {scale.dtype}, "
-            f"not {(rows, columns // GROUP)} float32 or bfloat16"
-        )
 
 
 def _pack_expert(blocks: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> None:

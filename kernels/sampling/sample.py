@@ -14,9 +14,9 @@ Of each row, in descending order of logits (of equal ones the smaller token id f
     uniform      [B]     float64 in [0, 1)
     returns      [B]     int64
 
-A row's token depends on that row alone. The reference computes in float64. The Triton path sums in
-float32 with corrections: it gives the same token unless `uniform`, or `top_p`, is within BOUND of
-where another token would begin. Nothing waits for the host.
+A row's token depends on that row alone. The reference computes in float64. Triton gives the same
+token unless `uniform`, or `top_p`, is within BOUND of where another would begin. Nothing waits for
+the host.
 """
 
 import torch

@@ -194,13 +194,13 @@ def _cut_and_draw(
 ):  # fmt: skip
     """The token, if all that is asked for is among those looked at, of which `num_at` are at or
     above `low`; the weights of all tokens, from `all_low` on, are `total`."""
-    none, nobody = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
+    none, no_tokens = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
     # What stays: all keys above `cut`, and the first `num_cut` tokens of that key; `num_at` are at
     # or above it. Nothing is cut: the sum is that of all tokens, also when not all are looked at.
     cut, num_cut, kept = low, tl.zeros([], tl.int32) + 0x7FFFFFFF, total
     if cuts_k:
         cut, above, count, ties = _reach(
-            source, length, keys, weights, low, high, none, nobody, num_at, top_k, best, factor,
+            source, length, keys, weights, low, high, none, no_tokens, num_at, top_k, best, factor,
             factor_rest, block, tiled, True, False,
         )  # fmt: skip
         num_cut, num_at = top_k - count, count + ties
@@ -208,7 +208,7 @@ def _cut_and_draw(
     if share < 1.0:
         goal = share * kept
         key, above, count, ties = _reach(
-            source, length, keys, weights, cut, high, none, nobody, num_at, goal, best, factor,
+            source, length, keys, weights, cut, high, none, no_tokens, num_at, goal, best, factor,
             factor_rest, block, tiled, False, False,
         )  # fmt: skip
         weight = weight_of(value_of(key), best, factor, factor_rest).to(tl.float64)
@@ -224,7 +224,7 @@ def _cut_and_draw(
             source, length, keys, weights, cut, best, factor, factor_rest, block, tiled
         )
     return _draw(
-        source, length, keys, weights, tokens, cut, high, none, nobody, num_at, uniform * kept,
+        source, length, keys, weights, tokens, cut, high, none, no_tokens, num_at, uniform * kept,
         num_cut, best, factor, factor_rest, block, tiled, False,
     )  # fmt: skip
 

@@ -17,9 +17,9 @@ from demo_model.training.settings import CHECKPOINT_PATH
 from ep.dispatch.deep_ep_limits import LOW_LATENCY_HIDDEN
 from loadgen.records import BenchRun
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.weights.checkpoint import Checkpoint
 from tests.model.driver import PagedRunner
 
 RUN = BenchRun(date="", commit="", gpu="", bench="accuracy")

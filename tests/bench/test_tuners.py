@@ -1,6 +1,7 @@
 """What the tuners of kernels try, choose and write; measuring needs a GPU."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from bench import tune_fp8_clusters, tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
 from bench.tune_fp8_clusters import choice_of, rows_of, shapes_of
 from bench.tune_fused_moe import best_pair, candidates
+from bench.kernel_cases.tuning import write_section
 from kernels.build.fp8_gemm_blocks import Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_gemm_clusters import ClusterBlocks
-from kernels.build.tuned import Blocks, default_blocks, read_table, write_section
+from kernels.build.tuned import Blocks, default_blocks, read_table
 from kernels.gemm import fp8_gemm_choice
 
 
@@ -44,7 +46,7 @@ def test_the_best_pair_has_one_height() -> None:
 def test_sections_are_kept_beside_each_other(tmp_path: Path) -> None:
     path = tmp_path / "tuned" / "NVIDIA_H200.json"
     assert read_table(path) == {}
-    blocks = default_blocks(torch.bfloat16, 4).record()
+    blocks = asdict(default_blocks(torch.bfloat16, 4))
     write_section(path, "fused_moe", {"bfloat16 e32 n4096 k7168": {"4": blocks}})
     cut = Fp8Blocks(
         block_m=16, block_n=64, halves=1, swapped=True, splits=2, num_warps=4, num_stages=4
@@ -67,7 +69,7 @@ def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
     wanted = default_blocks(torch.bfloat16, 1000)
-    shapes = {"bfloat16 e8 n4096 k7168": {"4": wanted.record()}}
+    shapes = {"bfloat16 e8 n4096 k7168": {"4": asdict(wanted)}}
     write_section(tuned.table_path("NVIDIA Test"), "fused_moe", shapes)
     default = default_fp8_blocks(0, 64, 7168, 16384)
     choices = {

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import ctl.up
+import ctl.local.up
 from core.errors import CheckpointError
-from ctl.checkpoint import check_model_folder
-from ctl.layout import ClusterOptions
+from ctl.base.checkpoint import check_model_folder
+from ctl.base.ports import free_ports, is_free
+from ctl.local.cluster_options import ClusterOptions
+from ctl.local.process_spec import ProcessSpec
 from ctl.main import app
-from ctl.ports import free_ports, is_free
-from ctl.process_spec import ProcessSpec
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"})
@@ -38,7 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[ProcessSpec], Cl
         seen.append((list(specs), options))
         return 0
 
-    monkeypatch.setattr(ctl.up, "run", run)
+    monkeypatch.setattr(ctl.local.up, "run", run)
     return seen
 
 

@@ -72,7 +72,7 @@ def test_http(http_address: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_nobody_there(protocol: str) -> None:
+def test_nothing_listens_there(protocol: str) -> None:
     result = RUNNER.invoke(app, ["probe", protocol, "127.0.0.1:1"])
     assert result.exit_code == 1
     assert "not healthy" in result.stderr

@@ -27,6 +27,7 @@ from engine.server.worker_metrics import WorkerMetrics
 from proto import generate_pb2, generate_pb2_grpc, router_pb2
 from rpc.client import channel, to_error
 from rpc.server import RpcServer
+from tests.eventually import eventually
 
 NUM_LAYERS, PAGE_TOKENS, NUM_PAGES, EOS = 2, 4, 32, 2
 # Token ids of the scripted model count upwards from here.
@@ -180,6 +181,7 @@ class ScriptedPrefill(generate_pb2_grpc.PrefillServicer):
     cancelled: list[str] = field(default_factory=list)
     seconds_left: list[float | None] = field(default_factory=list)
     called: asyncio.Event = field(default_factory=asyncio.Event)
+    num_abort_calls: int = 0
 
     async def Prefill(  # noqa: N802
         self, request: generate_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -218,6 +220,7 @@ class ScriptedPrefill(generate_pb2_grpc.PrefillServicer):
     async def Abort(  # noqa: N802
         self, request: generate_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> generate_pb2.AbortResponse:
+        self.num_abort_calls += 1
         if self.script.abort_error is not None:
             raise self.script.abort_error
         self.aborts.append(request.attempt_id)
@@ -274,9 +277,7 @@ class Cluster:
 
     async def quiet(self, seconds: float = 20.0) -> None:
         """Returns when nothing is left of any request anywhere."""
-        async with asyncio.timeout(seconds):
-            while not self.service.is_quiet or not self.front.all_free:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: self.service.is_quiet and self.front.all_free, seconds)
         assert all(not rank.state.requests for rank in self.front.ranks)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -335,9 +336,3 @@ async def failure(call: Any) -> EpserveError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(collect(call), 20)
     return to_error(caught.value)
-
-
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.002)

@@ -22,6 +22,7 @@ from engine.process.front import WorkerFront
 from engine.process.settings import WorkerSettings
 from engine.sampling.sampling_params import Sampling
 from tests.decode_worker.one_rank import PAGE_TOKENS, FakePrefill, reference_tokens
+from tests.eventually import eventually
 from tests.packed_sampling import packed
 from tests.tiny_checkpoint import make_tiny_checkpoint
 from transfer.nixl_agent import NixlTransfer
@@ -56,9 +57,7 @@ class Worker:
         return self.tokens[name]
 
     async def all_free(self) -> None:
-        async with asyncio.timeout(20):
-            while any(stats.pages_free != NUM_PAGES for stats in self.front.stats):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: all(stats.pages_free == NUM_PAGES for stats in self.front.stats))
 
     def _hear(self, rank: int, message: RankMessage) -> None:
         match message:
@@ -137,15 +136,11 @@ async def test_two_ranks_one_of_them_idle_or_both_at_work(worker: Worker, folder
 
 async def test_a_rank_killed_in_a_step_ends_the_worker(worker: Worker) -> None:
     call = asyncio.create_task(worker.generate("a", 0, PROMPTS[5]))
-    async with asyncio.timeout(20):
-        while not worker.tokens.get("a"):
-            await asyncio.sleep(0.001)
+    await eventually(lambda: worker.tokens.get("a"))
     pids = worker.front.pids
     os.kill(pids[1], signal.SIGKILL)
     reason = await asyncio.wait_for(worker.front.died, 20)
     assert "rank 1" in reason
     assert "signal 9" in reason
     call.cancel()
-    async with asyncio.timeout(20):
-        while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))

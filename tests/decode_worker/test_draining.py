@@ -11,7 +11,8 @@ from core.errors import Draining, EpserveError, Unavailable
 from engine.server.drain import Drain
 from proto import router_pb2
 from rpc.client import to_error
-from tests.decode_worker.scripted import Cluster, cluster, collect, failure, ids, until
+from tests.decode_worker.scripted import Cluster, cluster, collect, failure, ids
+from tests.eventually import eventually
 
 LONG = {"prompt_token_ids": [5] * 50, "sampling": {"max_tokens": 5}}
 
@@ -79,7 +80,7 @@ async def test_pages_that_prefill_still_writes_keep_the_worker(both: Cluster) ->
     drain.begin(0)
     assert type(await call) is Draining
     assert both.service.num_open == 0
-    await asyncio.sleep(0.1)
+    await eventually(lambda: both.prefill.num_abort_calls > 1)
     assert both.front.ranks[0].state.pool.counts().quarantined
     assert not drain.is_drained
     both.script.abort_error = None
@@ -118,8 +119,8 @@ async def test_those_that_wait_for_pages_hear_of_a_draining_prefill_at_once(both
     ]
     elsewhere = router_pb2.WorkerRef(address=both.prefill_server.address, epoch="another-epoch")
     other = both.decode.Generate(both.request("other", prefill=elsewhere, **LONG), timeout=40)
-    await until(lambda: both.service.num_accepted_total == 6)
-    await until(lambda: both.prefill.calls)
+    await eventually(lambda: both.service.num_accepted_total == 6)
+    await eventually(lambda: both.prefill.calls)
     hold, both.script.error = both.script.hold, Draining("leaving", failed_epoch="prefill-epoch")
     hold.set()
     errors = await asyncio.gather(*calls)

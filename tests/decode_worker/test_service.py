@@ -23,8 +23,8 @@ from tests.decode_worker.scripted import (
     collect,
     failure,
     ids,
-    until,
 )
+from tests.eventually import eventually
 
 # ---- what goes well
 
@@ -110,7 +110,7 @@ async def test_ranks_share_the_load(tmp_path: Path) -> None:
             asyncio.create_task(collect(both.decode.Generate(both.request(f"r{n}"), timeout=60)))
             for n in range(6)
         ]
-        await until(lambda: len(both.prefill.calls) == 6)
+        await eventually(lambda: len(both.prefill.calls) == 6)
         agents = [call.kv_target.agent for call in both.prefill.calls]
         assert agents.count(b"agent0") == 3
         assert [both.service.load(rank).num_open for rank in range(2)] == [3, 3]
@@ -191,7 +191,7 @@ async def test_a_full_queue_refuses_at_once_and_has_room_again_later(both: Clust
         asyncio.create_task(collect(both.decode.Generate(both.request(f"r{n}"), timeout=60)))
         for n in range(8)
     ]
-    await until(lambda: both.service.num_accepted_total == 8)
+    await eventually(lambda: both.service.num_accepted_total == 8)
     error = await failure(both.decode.Generate(both.request("r8")))
     assert isinstance(error, Overloaded)
     assert error.retry_after_seconds is not None

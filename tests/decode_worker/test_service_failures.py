@@ -18,6 +18,7 @@ from core.errors import (
     Overloaded,
     Unavailable,
 )
+from decode_worker.liveness import Liveness
 from rpc.client import to_error
 from tests.decode_worker.scripted import (
     NUM_PAGES,
@@ -26,8 +27,8 @@ from tests.decode_worker.scripted import (
     collect,
     failure,
     ids,
-    until,
 )
+from tests.eventually import eventually
 
 PREFILL_ERRORS = [
     (Overloaded("full", retry_after_seconds=3), Overloaded, ""),
@@ -96,8 +97,8 @@ async def test_those_that_wait_for_pages_hear_of_a_dead_prefill_at_once(tmp_path
             )
             for n in range(6)
         ]
-        await until(lambda: both.service.num_accepted_total == 6)
-        await until(lambda: both.prefill.calls)
+        await eventually(lambda: both.service.num_accepted_total == 6)
+        await eventually(lambda: both.prefill.calls)
         assert len(both.prefill.calls) < 6
         began = asyncio.get_running_loop().time()
         await both.kill_prefill()
@@ -117,7 +118,7 @@ async def test_those_that_wait_for_pages_hear_of_a_dead_prefill_at_once(tmp_path
 async def test_prefill_that_dies_between_reply_and_kv_is_noticed(both: Cluster) -> None:
     both.script.kv = "none"
     call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
-    await until(lambda: both.front.ranks[0].state.awaits_kv)
+    await eventually(lambda: both.front.ranks[0].state.awaits_kv)
     began = asyncio.get_running_loop().time()
     await both.kill_prefill()
     error = await call
@@ -143,11 +144,11 @@ async def test_a_prefill_that_dies_in_vain_is_not_blamed_for_a_later_failure(bot
     (rank,), (mine,) = both.front.ranks, both.service._calls.values()
     rank.step_seconds, rank.deaf = 60.0, True
     both.script.hold.set()
-    await until(lambda: both.service._prefill_calls._prefill_calls[mine.attempt_id].delivered)
+    await eventually(lambda: both.service._prefill_calls._prefill_calls[mine.attempt_id].delivered)
     await both.kill_prefill()
-    await until(lambda: mine.prefill_error is not None)
+    await eventually(lambda: mine.prefill_error is not None)
     rank.deaf = False
-    await until(lambda: mine.num_sent_tokens > 0)
+    await eventually(lambda: mine.num_sent_tokens > 0)
     text = "no token fits the grammar"
     for message in rank.state._give_up(rank.state.requests[mine.key], "INVALID_ARGUMENT", text):
         both.front.on_message(0, message)
@@ -157,14 +158,18 @@ async def test_a_prefill_that_dies_in_vain_is_not_blamed_for_a_later_failure(bot
     await both.quiet()
 
 
-async def test_a_restarted_prefill_worker_frees_the_pages_of_the_old_one(tmp_path: Path) -> None:
+async def test_a_restarted_prefill_worker_frees_the_pages_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decode_worker.quarantine.LATE_SECONDS", 0)
     async with cluster(tmp_path, quarantine_lease_seconds=60) as both:
         both.script.kv, both.script.hold = "some", asyncio.Event()
         call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
         await both.prefill.called.wait()
-        await both.kill_prefill()
-        await call
-        await asyncio.sleep(0.1)
+        with capture_logs() as lines:
+            await both.kill_prefill()
+            await call
+            await eventually(lambda: any("confirm" in line["event"] for line in lines))
         assert both.front.ranks[0].state.pool.num_free == NUM_PAGES - 2
         await both.restart_prefill()
         await both.quiet()
@@ -174,21 +179,32 @@ async def test_a_worker_that_does_not_confirm_keeps_the_pages_out_of_use(both: C
     both.script.kv, both.script.error = "some", InternalError("bug")
     both.script.abort_error = InternalError("another bug")
     await failure(both.decode.Generate(both.request(), timeout=60))
-    await asyncio.sleep(0.8)  # twice the lease: it is connected, so that it may still write
+    # Asked for longer than the lease: it is connected, so that it may still write.
+    await eventually(lambda: both.prefill.num_abort_calls >= 6)
     assert both.front.ranks[0].state.pool.counts().quarantined == 2
     both.script.abort_error = None
     await both.quiet()
 
 
-async def test_a_frozen_prefill_worker_keeps_the_pages_out_of_use(both: Cluster) -> None:
+async def test_a_frozen_prefill_worker_keeps_the_pages_out_of_use(
+    both: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it goes on, it writes on: for whom the pages are by then would be wrong."""
+    answers: list[bool] = []
+
+    async def is_there(self: Liveness) -> bool:
+        answers.append(await really_there(self))
+        return answers[-1]
+
+    really_there = Liveness.is_there
+    monkeypatch.setattr(Liveness, "is_there", is_there)
     both.script.kv, both.script.hold = "some", asyncio.Event()
     call = asyncio.create_task(failure(both.decode.Generate(both.request(), timeout=60)))
     await both.prefill.called.wait()
     await both.kill_prefill()
     with socket.create_server(parse_address(both.prefill_server.address)):  # accepts nobody
         await call
-        await asyncio.sleep(1.6)  # four times the lease
+        await eventually(lambda: len(answers) > 1)  # only asked for when the lease is over
         assert both.front.ranks[0].state.pool.counts().quarantined == 2
     await both.quiet()
 
@@ -272,8 +288,9 @@ async def test_pages_that_wait_for_a_prefill_worker_have_its_name_in_the_log(
             call = both.decode.Generate(both.request(), timeout=60)
             await both.prefill.called.wait()
             call.cancel()
-            await until(lambda: any("confirm" in line["event"] for line in lines))
-            await asyncio.sleep(0.3)
+            await eventually(lambda: any("confirm" in line["event"] for line in lines))
+            enough = both.prefill.num_abort_calls + 2
+            await eventually(lambda: both.prefill.num_abort_calls >= enough)
             both.script.abort_error = None
             await both.quiet()
     (line,) = [line for line in lines if "confirm" in line["event"]]

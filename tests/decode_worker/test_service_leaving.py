@@ -14,15 +14,15 @@ from tests.decode_worker.scripted import (
     collect,
     failure,
     ids,
-    until,
 )
+from tests.eventually import eventually
 
 Reach = Callable[[Cluster, Any], Awaitable[object]]
 
 
 async def _unheard(both: Cluster, call: Any) -> None:
     both.front.ranks[0].deaf = True
-    await until(lambda: both.service.num_accepted_total)
+    await eventually(lambda: both.service.num_accepted_total)
 
 
 async def _prefilling(both: Cluster, call: Any) -> None:
@@ -30,7 +30,7 @@ async def _prefilling(both: Cluster, call: Any) -> None:
 
 
 async def _awaiting_kv(both: Cluster, call: Any) -> None:
-    await until(lambda: both.front.ranks[0].state.awaits_kv)
+    await eventually(lambda: both.front.ranks[0].state.awaits_kv)
 
 
 async def _streaming(both: Cluster, call: Any) -> None:
@@ -66,11 +66,11 @@ async def test_leaving_at_any_point_clears_both_legs(both: Cluster, point: str, 
         both.front.ranks[0].deaf = True  # or it would be done in time
     if how == "deadline":
         assert isinstance(await failure(call), DeadlineExceeded)
-    await until(lambda: both.service._num_streams == 0)
+    await eventually(lambda: both.service._num_streams == 0)
     both.front.ranks[0].deaf = False
     await both.quiet()
     if hangs:
-        await until(lambda: both.prefill.cancelled == [both.prefill.calls[0].attempt_id])
+        await eventually(lambda: both.prefill.cancelled == [both.prefill.calls[0].attempt_id])
     outcome = "cancelled" if how == "cancel" else "deadline_exceeded"
     assert both.metric("epserve_worker_requests_total", outcome=outcome) == 1
     # The worker is as good as new.
@@ -90,10 +90,10 @@ async def test_the_same_request_may_come_again_before_the_old_one_is_cleared(
 ) -> None:
     both.front.ranks[0].deaf = True
     first = both.decode.Generate(both.request(), timeout=60)
-    await until(lambda: both.service.num_accepted_total == 1)
+    await eventually(lambda: both.service.num_accepted_total == 1)
     first.cancel()
     second = asyncio.create_task(collect(both.decode.Generate(both.request(), timeout=60)))
-    await until(lambda: both.service.num_accepted_total == 2)
+    await eventually(lambda: both.service.num_accepted_total == 2)
     both.front.ranks[0].deaf = False
     assert len(ids(await second)) == 5
     await both.quiet()

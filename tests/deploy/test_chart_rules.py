@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ctl.port_forward import INSTANCE_LABEL, SELECTOR
+from ctl.admin.port_forward import INSTANCE_LABEL, SELECTOR
 from tests.deploy.chart import (
     CHART,
     EXAMPLES,

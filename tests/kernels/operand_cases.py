@@ -13,17 +13,14 @@ from kernels.attention.mla_decode import mla_decode_paged
 from kernels.attention.mla_prefill import mla_prefill, mla_prefill_grouped, mla_prefill_quantised
 from kernels.attention.mla_prefill_plan import plan_groups
 from kernels.attention.paged_rows import split_rows
-from kernels.attention.rope import rope
-from kernels.attention.rope_write import rope_write
+from kernels.attention.rope_write import rope, rope_write
 from kernels.elementwise.combine import Combination, combine
 from kernels.elementwise.quantise import quantise
 from kernels.elementwise.rescale import rescale
-from kernels.elementwise.rms_norm import add_rms_norm, add_rms_norm_all, rms_norm
+from kernels.elementwise.rms_norm import rms_norm, rms_norms
 from kernels.elementwise.silu_mul import (
     silu_mul,
-    silu_mul_masked,
     silu_mul_quantise,
-    silu_mul_quantise_masked,
 )
 from kernels.gemm.block_dequantise import block_dequantise
 from kernels.gemm.fp8_gemm import fp8_gemm
@@ -36,11 +33,10 @@ from kernels.gemm.head_linear import head_linear
 from kernels.gemm.linear import linear
 from kernels.gemm.router_gemm import router_gemm
 from kernels.moe.choose_replica import choose_replica
-from kernels.moe.count_experts import count_experts
 from kernels.moe.fp8_grouped_gemm import fp8_grouped_gemm_contiguous, fp8_grouped_gemm_masked
 from kernels.moe.fused_experts import FusedExperts
 from kernels.moe.fused_moe import fused_moe
-from kernels.moe.gate import gate, route
+from kernels.moe.gate import count_experts, gate, route
 from kernels.moe.pack_tokens import pack_tokens
 from kernels.moe.permute import permute
 from kernels.moe.permute_masked import permute_masked
@@ -255,20 +251,22 @@ def around_products() -> dict[str, Case]:
             call=rms_norm, operands={"x": norm["x"], "weight": norm["weight"]},
             options={"eps": 1e-6}, free=every_row,
         ),
-        "add_rms_norm": Case(call=add_rms_norm, operands=norm, options={"eps": 1e-6}),
-        "add_rms_norm_all": Case(
-            call=add_rms_norm_all, operands=norm | {"scale": one}, options={"eps": 1e-6}
+        "rms_norms": Case(call=rms_norms, operands=norm, options={"eps": 1e-6}),
+        "rms_norms_all": Case(
+            call=rms_norms,
+            operands=norm | {"scale": one},
+            options={"eps": 1e-6, "quantises": True},
         ),
         "silu_mul": Case(call=silu_mul, operands={"x": x[0]}, free=every_row),
         "silu_mul_masked": Case(
-            call=silu_mul_masked, operands={"x": x, "counts": counts},
+            call=silu_mul, operands={"x": x, "counts": counts},
             free=frozenset({("x", 1)}),
         ),
         "silu_mul_quantise": Case(
             call=silu_mul_quantise, operands={"x": x[0], "owner": numbers(1, -1, 0), "scale": one},
         ),
         "silu_mul_quantise_masked": Case(
-            call=silu_mul_quantise_masked, operands={"x": x, "counts": counts, "scale": one},
+            call=silu_mul_quantise, operands={"x": x, "counts": counts, "scale": one},
             free=frozenset({("x", 1)}),
         ),
         "sample": Case(

@@ -216,7 +216,7 @@ def test_experts_of_blocks(rng: torch.Generator, device: str) -> None:
     values, scales = quantise_reference(x)
     small = (weight * 8).to(torch.float8_e4m3fn)
     w_scale = torch.rand(EXPERTS, 1, WIDTH // 128, generator=rng).to(device)
-    found = fp8_gemm_triton.contiguous(values, scales, small, w_scale, expert_of)
+    found = fp8_gemm_triton.contiguous((values, scales, small, w_scale), expert_of)
     for block, expert in ((0, 1), (3, 0)):
         here = slice(128 * block, 128 * block + 128)
         want = fp8_gemm_reference(values[here], scales[here], small[expert], w_scale[expert])

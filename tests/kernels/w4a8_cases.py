@@ -3,6 +3,17 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
+
+from kernels.moe.w4a8_grouped_gemm_packing import (
+    BLOCK_ROWS,
+    DATA_BYTES,
+    GROUP,
+    PackedWeights,
+    _scales,
+    _table_rows,
+    _tables,
+)
 
 Experts = tuple[torch.Tensor, torch.Tensor]
 Make = Callable[[torch.Generator, int, int, int], Experts]
@@ -42,3 +53,14 @@ def rows(rng: torch.Generator, *shape: int) -> tuple[torch.Tensor, torch.Tensor]
     x = torch.randn(*shape, generator=rng).clamp(-4, 4) * 100
     scales = torch.rand(*shape[:-1], shape[-1] // 128, generator=rng) * 0.02 + 0.001
     return x.to(torch.float8_e4m3fn), scales
+
+
+def unpack_weights(packed: PackedWeights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [E, N, K] int8 and their scales [E, N, K / 128] float32, none negative."""
+    num_experts, tall, wide, _ = packed.blocks.shape
+    table, order = _tables(packed.blocks.device)
+    values = F.embedding(_table_rows(packed.blocks), table).view(-1, 2 * DATA_BYTES)
+    values = values.index_select(-1, order).to(torch.int8)
+    values = values.view(num_experts, tall, wide, BLOCK_ROWS, GROUP).transpose(2, 3)
+    shape = (num_experts, tall * BLOCK_ROWS, -1)
+    return values.reshape(shape), _scales(packed.blocks).transpose(2, 3).reshape(shape)

@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from model.batch import ForwardBatch
-from model.decode_batch import DecodeBatch
+from model.batch import DecodeBatch, ForwardBatch
 
 
 def decode_batch(batch: ForwardBatch, size: int, max_pages: int | None = None) -> DecodeBatch:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from kernels.gemm.block_dequantise import BLOCK
 from model.config import ModelConfig
-from model.tensor_names import SCALE_SUFFIX, main_tensors
+from model.weights.tensor_names import SCALE_SUFFIX, main_tensors
 
 CONFIG: dict[str, Any] = {
     "model_type": "deepseek_v3",

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import attention_plan
-from model.batch import AttentionForm
-from model.decode_batch import DecodeBatch
+from model.attention import plan as attention_plan
+from model.batch import AttentionForm, DecodeBatch
 from model.deepseek import DeepseekV3
 from tests.model.decode_rows import decode_batch, norm_error, row_error
 from tests.model.driver import PagedRunner, load_all

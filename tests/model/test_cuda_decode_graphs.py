@@ -13,7 +13,7 @@ from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint
+from model.weights.dummy_checkpoint import DummyCheckpoint
 from tests.model.decode_rows import norm_error
 
 pytestmark = pytest.mark.gpu

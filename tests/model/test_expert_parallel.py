@@ -11,9 +11,9 @@ from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import EMPTY, Placement
 from model.batch import AttentionForm
-from model.moe import Moe
+from model.moe.moe import Moe
 from tests.model.driver import PagedRunner, load_all
-from tests.model.thread_dispatcher import Meeting, ThreadDispatcher
+from tests.model.moe.thread_dispatcher import Meeting, ThreadDispatcher
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 # 8 experts in 2 MoE layers; the last has uneven ranks, one of them without experts in the first

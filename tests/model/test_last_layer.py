@@ -9,12 +9,12 @@ import torch
 
 from ep.dispatch.expert_shard import ExpertShard
 from ep.placement.placement import Placement
-from model import attention_plan
-from model.attention_plan import AttentionPlan, wanted_rows
+from model.attention import plan as attention_plan
+from model.attention.plan import AttentionPlan, wanted_rows
 from model.batch import AttentionForm, ForwardBatch
 from tests.model.driver import PagedRunner, load_all
+from tests.model.moe.thread_dispatcher import Meeting, ThreadDispatcher
 from tests.model.random_folder import make_random_folder
-from tests.model.thread_dispatcher import Meeting, ThreadDispatcher
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 PREFIX = {0: [3, 5, 8, 13], 1: [21] * 30}

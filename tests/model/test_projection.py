@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from kernels.elementwise.quantise import quantise
-from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
+from kernels.elementwise.rms_norm import rms_norm, rms_norms
 from kernels.gemm.block_dequantise import block_dequantise
 from model.batch import AttentionForm
-from model.checkpoint import Checkpoint
 from model.deepseek import DeepseekV3
 from model.projection import Projection
-from model.weights import LinearForm, Weights
+from model.weights.checkpoint import Checkpoint
+from model.weights.weights import LinearForm, Weights
 from tests.model.decode_rows import norm_error
 from tests.model.driver import PagedRunner, load_all
 from tests.model.random_folder import make_random_folder, quantise_blocks
@@ -55,7 +55,7 @@ def test_norms_give_what_forward_takes() -> None:
     factors = factors[0]
     assert torch.equal(plain.normed(x, factors, 1e-6), rms_norm(x, factors, 1e-6))
     normed, total = plain.add_normed(x, residual, factors, 1e-6)
-    assert torch.equal(normed, add_rms_norm(x, residual, factors, 1e-6)[0])
+    assert torch.equal(normed, rms_norms(x, residual, factors, 1e-6)[0])
     quantised, same = projection.add_normed(x, residual, factors, 1e-6)
     assert torch.equal(total, same)
     assert norm_error(projection.forward(quantised), plain.forward(normed)) < 0.04

@@ -14,7 +14,6 @@ from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint
 from model.weight_bytes import (
     ATTENTION,
     DENSE,
@@ -24,8 +23,9 @@ from model.weight_bytes import (
     held_weights,
     planned_weights,
 )
-from model.weights import LinearForm, Weights
-from tests.model.test_dummy_checkpoint import FP8, INT4, config_folder
+from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.weights import LinearForm, Weights
+from tests.model.weights.test_dummy_checkpoint import FP8, INT4, config_folder
 
 OTHERS: dict[str, dict[str, Any]] = {
     "as usual": {},

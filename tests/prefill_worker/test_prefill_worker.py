@@ -31,6 +31,7 @@ from engine.sampling.sampling_params import Sampling
 from engine.server.wire import target_message
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel, to_error
+from tests.eventually import eventually
 from tests.free_ports import free_port
 from tests.packed_sampling import params_of
 from tests.prefill_worker.one_rank import (
@@ -120,9 +121,7 @@ class Receiver:
     async def wait_for(self, attempt_id: str, num_layers: int, num_tokens: int) -> None:
         """Until all is announced, each page of each layer once."""
         expected = list(product(range(num_layers), range(-(-num_tokens // PAGE))))
-        async with asyncio.timeout(20):
-            while len(self.landed.get(attempt_id, ())) < len(expected):
-                await asyncio.sleep(0.0005)
+        await eventually(lambda: len(self.landed.get(attempt_id, ())) >= len(expected))
         assert sorted(self.landed[attempt_id]) == expected
 
     def kv(self, target: KvTarget, num_tokens: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from router.settings import RouterSettings
 from router.workers.table import StatusArrived, StreamBroken
 from router.workers.worker import Worker, WorkerState
 from rpc.client import channel, to_error
+from tests.eventually import eventually
 from tests.router.fake_worker import FakeWorker
 
 PATIENCE_SECONDS = 30.0
@@ -73,9 +74,7 @@ class RunningRouter:
 
     async def until_waiting(self, number: int) -> None:
         """Assign calls arrive without any event of a worker: look at each turn of the loop."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.cluster.assigner.num_waiting != number:
-                await asyncio.sleep(0)
+        await eventually(lambda: self.cluster.assigner.num_waiting == number, PATIENCE_SECONDS)
 
     def call(self, **fields: Any) -> "grpc.aio.UnaryUnaryCall[Any, AssignResponse]":  # noqa: ANN401 - fields of AssignRequest
         request = AssignRequest(**{"model": "demo", "num_prompt_tokens": 100, **fields})

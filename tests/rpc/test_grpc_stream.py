@@ -14,6 +14,7 @@ from h2.events import Event, PingAckReceived
 from rpc import grpc_stream
 from rpc.grpc_stream import GrpcStream
 from rpc.options import MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from tests.eventually import eventually
 
 PATH = "/echo.Echo/Echo"
 
@@ -164,8 +165,7 @@ async def test_a_method_that_is_not_there_and_a_server_that_stops() -> None:
         assert (await heard.end()).code() is grpc.StatusCode.UNIMPLEMENTED
         heard = Heard(address, [b"a"])
         await heard.stream.connect()
-        while not heard.messages:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: heard.messages)
     assert await asyncio.wait_for(heard.ended, 60) is not None
     error = await Heard(address, []).end()  # nobody listens there any more
     assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -334,9 +334,7 @@ async def test_a_peer_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch
     async with serving(echo) as address:
         heard = Heard(address, [])
         await heard.stream.connect()
-        async with asyncio.timeout(60):
-            while len(pings) < 3:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(pings) >= 3, 60)
         assert not heard.ended.done()
         heard.stream.close()
         assert set(pings) == {b"epserve."}

@@ -19,7 +19,7 @@ from engine.link.messages import RankStats, Ready
 from engine.server.worker_metrics import WorkerMetrics
 from proto.router_pb2 import GetProcessConfigResponse, ProcessConfig
 from proto.worker_pb2 import ROLE_DECODE, ROLE_GATEWAY, ROLE_PREFILL, ROLE_ROUTER, ProcessIdentity
-from tests.ctl.admin_server import ScriptedAdmin, admin_server
+from tests.ctl.admin.admin_server import ScriptedAdmin, admin_server
 
 ROLES = {
     "gateway": ROLE_GATEWAY, "router": ROLE_ROUTER, "prefill": ROLE_PREFILL, "decode": ROLE_DECODE

@@ -23,6 +23,7 @@ from engine.link.messages import (
 )
 from engine.process.front import StartError, WorkerFront
 from engine.process.settings import WorkerSettings
+from tests.eventually import eventually
 
 FAKE_RANK = Path(__file__).parents[1] / "fake_rank.py"
 SUBMIT = Submit(request_id="a", num_prompt_tokens=1, output_token_ids=pack_ids([5]), sampling=b"")
@@ -56,19 +57,13 @@ async def make_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def test_ranks_answer_and_leave_when_told(make_front: MakeFront) -> None:
     front, heard = await make_front("serve", ranks=2)
     await front.start()
     assert [ready.rank for ready in front.ready] == [0, 1]
     front.send(1, SUBMIT)
     front.send(0, Abort(request_id="b"))
-    await until(lambda: len(heard) == 2)
+    await eventually(lambda: len(heard) == 2)
     answers = dict(heard)
     assert answers[0] == Ended(request_id="b")
     assert answers[1] == Produced(
@@ -90,7 +85,7 @@ async def test_a_dead_rank_takes_the_others_with_it(make_front: MakeFront) -> No
     reason = await asyncio.wait_for(front.died, 20)
     assert "rank 1" in reason
     assert "signal 9" in reason
-    await until(lambda: not Path(f"/proc/{pids[0]}/exe").exists())
+    await eventually(lambda: not Path(f"/proc/{pids[0]}/exe").exists())
 
 
 async def test_a_rank_that_hangs_is_ended(

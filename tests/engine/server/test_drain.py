@@ -15,6 +15,7 @@ from proto import worker_pb2, worker_pb2_grpc
 from rpc.client import to_error
 from rpc.server import LIVENESS
 from tests.engine.server.test_worker_server import SUBMIT, health, python_path, ready, running
+from tests.eventually import eventually
 
 __all__ = ["python_path"]  # a fixture
 
@@ -46,7 +47,7 @@ async def test_an_idle_worker_is_drained_at_once_and_stays(tmp_path: Path) -> No
         await ready(peer)
         await drain(peer)
         await status_with(peer, draining=True, drained=True)
-        await asyncio.sleep(0.2)  # longer than the grace
+        await eventually(lambda: server.drain._timer is None)  # the grace ends with it
         assert server.service.handed_over == []
         assert not run.done()
         assert await health(peer, LIVENESS) == SERVING  # whoever restarts it need not
@@ -77,9 +78,7 @@ async def test_a_grace_ends_with_handing_over(tmp_path: Path) -> None:
         await drain(peer, grace_seconds=0.1)
         status = await status_with(peer, draining=True, drained=False)
         assert status.num_open == 2
-        async with asyncio.timeout(20):
-            while not server.service.handed_over:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: server.service.handed_over)
         server.service.end_all()
         await status_with(peer, draining=True, drained=True)
         (error,) = server.service.handed_over
@@ -93,11 +92,9 @@ async def test_pages_that_are_held_keep_it_from_being_drained(tmp_path: Path) ->
     async with running(tmp_path, "serve") as (server, _, peer):
         await ready(peer)
         server.front.send(0, SUBMIT)  # the fake rank holds pages from then on
-        async with asyncio.timeout(20):
-            while not server.service.heard:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: server.service.heard)
         await drain(peer, grace_seconds=0)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: server.service.handed_over)
         assert not (await status_with(peer, draining=True, drained=False)).num_open
 
 
@@ -111,7 +108,7 @@ async def test_undoing_forgets_the_grace(tmp_path: Path) -> None:
         assert (await status_with(peer, draining=False, drained=False)).num_open == 1
         server.drain.begin(0.05)
         server.drain.undo()
-        await asyncio.sleep(0.2)
+        assert server.drain._timer is None
         assert server.service.handed_over == []
         await drain(peer, grace_seconds=0)
         await status_with(peer, draining=True, drained=True)
@@ -147,10 +144,8 @@ async def test_stopping_hands_over_then_waits_then_leaves(tmp_path: Path) -> Non
         service = server.service
         service.num_open, service.clings = 1, True
         server.stop_asked.set()
-        async with asyncio.timeout(20):
-            while not service.handed_over:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: service.handed_over)
+        await status_with(peer, draining=True, drained=False)
         assert not run.done()  # it has not let go of it yet
         service.end_all()
         assert await asyncio.wait_for(run, 20) == 0
@@ -176,7 +171,7 @@ async def test_asked_twice_it_leaves_at_once(tmp_path: Path) -> None:
         await ready(peer)
         server.service.num_open = 1
         server.stop_asked.set()
-        await asyncio.sleep(0.2)
+        await status_with(peer, draining=True, drained=False)
         assert not run.done()
         server.hurry_asked.set()
         assert await asyncio.wait_for(run, 20) == 0

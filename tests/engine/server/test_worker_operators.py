@@ -1,6 +1,5 @@
 """What operators may ask of a worker, over real sockets: settings, log level, explanations."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from rpc.admin_token import bearer_metadata
 from rpc.client import to_error
 from rpc.multiplex_client import MultiplexClient
 from tests.engine.server.test_worker_server import ready, running
+from tests.eventually import eventually
 
 Call = "grpc.aio.UnaryUnaryCall[object, object]"
 
@@ -66,9 +66,9 @@ async def test_the_log_level_of_front_and_ranks(tmp_path: Path) -> None:
         assert type(error) is InvalidRequest
         assert "debug, info, warning, error" in error.message
         # The fake rank reports the level that it logs from as its number of waiting requests.
-        async with asyncio.timeout(20):
-            while [stats.num_waiting for stats in server.front.stats] != [logging.WARNING] * 2:
-                await asyncio.sleep(0.02)
+        await eventually(
+            lambda: [stats.num_waiting for stats in server.front.stats] == [logging.WARNING] * 2
+        )
 
 
 async def test_operators_calls_are_not_multiplexed(tmp_path: Path) -> None:

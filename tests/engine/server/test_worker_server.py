@@ -27,6 +27,7 @@ from engine.server.worker_server import RoleService, WorkerServer
 from engine.server.worker_service import Load
 from proto import generate_pb2, generate_pb2_grpc, worker_pb2, worker_pb2_grpc
 from rpc.client import channel
+from tests.eventually import eventually
 
 FAKE_RANK = Path(__file__).parents[1] / "fake_rank.py"
 SUBMIT = Submit(request_id="a", num_prompt_tokens=1, output_token_ids=pack_ids([5]), sampling=b"")
@@ -187,7 +188,7 @@ async def test_a_start_that_fails_ends_the_worker(tmp_path: Path) -> None:
 
 async def test_a_stop_during_the_start_is_obeyed(tmp_path: Path) -> None:
     async with running(tmp_path, "hang") as (server, run, _peer):
-        await asyncio.sleep(0.3)
+        await eventually(lambda: any(server.front.pids))
         server.stop_asked.set()
         assert await asyncio.wait_for(run, 20) == 0
 
@@ -196,9 +197,7 @@ async def test_rank_statistics_become_metrics(tmp_path: Path) -> None:
     async with running(tmp_path, "serve", ranks=2, metrics_port=0) as (server, _, peer):
         await ready(peer)
         server.front.send(0, SUBMIT)
-        async with asyncio.timeout(20):
-            while not server.service.heard:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: server.service.heard)
         port = server._metrics_server.port
         text = await asyncio.to_thread(
             lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()

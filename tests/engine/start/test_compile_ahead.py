@@ -16,11 +16,10 @@ from engine.start.compile_ahead import LibraryBuilds, Passes, asked_for, compile
 from kernels.ahead.deep_gemm_ahead import Product
 from kernels.build import cuda_build
 from kernels.build.fp8_gemm_blocks import DENSE
-from model.batch import AttentionForm
-from model.decode_batch import DecodeBatch
+from model.batch import AttentionForm, DecodeBatch
 from model.deepseek import DeepseekV3
-from model.dummy_checkpoint import DummyCheckpoint
-from tests.model.test_dummy_checkpoint import FP8, config_folder
+from model.weights.dummy_checkpoint import DummyCheckpoint
+from tests.model.weights.test_dummy_checkpoint import FP8, config_folder
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from engine.start.rank_model import dispatch_needs, recorded_passes, recorded_si
 from ep.dispatch.dispatchers import dispatch_terms
 from model.batch import AttentionForm
 from model.config import ModelConfig
-from model.dummy_checkpoint import DummyCheckpoint
 from model.weight_bytes import planned_weights
-from model.weights import Weights
+from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.weights import Weights
 
 GIB = 1 << 30
 H200_BYTES = 140 * GIB  # as the driver tells it

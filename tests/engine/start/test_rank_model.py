@@ -23,9 +23,9 @@ from ep.group.group import EpGroup
 from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
-from model.moe import Moe
+from model.moe.moe import Moe
 from tests.ep.thread_ranks import Meeting, on_all_ranks
-from tests.model.test_dummy_checkpoint import FP8, config_folder
+from tests.model.weights.test_dummy_checkpoint import FP8, config_folder
 
 
 @pytest.fixture

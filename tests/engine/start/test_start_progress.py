@@ -23,7 +23,7 @@ from engine.start.rank import build_context
 from engine.start.start_clock import StartClock
 from engine.step import graph_capture
 from engine.step.graph_capture import GIB, RepeatedCall, capture_sizes
-from tests.model.test_dummy_checkpoint import FP8, config_folder
+from tests.model.weights.test_dummy_checkpoint import FP8, config_folder
 
 PHASES = (
     "group", "plan", "dispatchers", "load", "compile", "memory", "warm_up", "graphs", "transfer"

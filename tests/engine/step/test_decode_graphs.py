@@ -17,8 +17,7 @@ from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatch.expert_shard import ExpertShard
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
-from model.batch import AttentionForm, ForwardBatch
-from model.decode_batch import DecodeBatch
+from model.batch import AttentionForm, DecodeBatch, ForwardBatch
 from model.deepseek import DeepseekV3
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 from tests.model.driver import PAGE_TOKENS, PagedRunner, load_all

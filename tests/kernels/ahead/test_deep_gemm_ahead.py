@@ -59,13 +59,13 @@ def test_what_is_asked_for_is_noted_and_zero() -> None:
     from kernels.gemm import fp8_gemm_deep_gemm
 
     with noted_products() as products:
-        dense = fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
+        dense = fp8_gemm_deep_gemm.dense(operands(5, n=192, k=256))
         counts = torch.zeros(3, dtype=torch.int32)
-        masked = fp8_gemm_deep_gemm.masked(*operands(3, 128, n=256, k=128, experts=3), counts, 7)
+        masked = fp8_gemm_deep_gemm.masked(operands(3, 128, n=256, k=128, experts=3), counts, 7)
         ends = torch.zeros(4, dtype=torch.int32)
         rows = operands(256, n=128, k=128, experts=4)
-        contiguous = fp8_gemm_deep_gemm.contiguous(*rows, ends)
-        fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
+        contiguous = fp8_gemm_deep_gemm.contiguous(rows, ends)
+        fp8_gemm_deep_gemm.dense(operands(5, n=192, k=256))
     assert products == {
         Product(DENSE, 0, 192, 256, 5, 0),
         Product(MASKED, 3, 256, 128, 128, 7),
@@ -76,7 +76,7 @@ def test_what_is_asked_for_is_noted_and_zero() -> None:
     assert contiguous.shape == (256, 128)
     assert not any(out.any() for out in (dense, masked, contiguous))
     with pytest.raises(AttributeError):
-        fp8_gemm_deep_gemm.dense(*operands(5, n=192, k=256))
+        fp8_gemm_deep_gemm.dense(operands(5, n=192, k=256))
 
 
 def made_up(rng: random.Random, count: int) -> set[Product]:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from kernels.attention.rope import rope
+from kernels.attention.rope_write import rope
 from tests.kernels.tensors import TOLERANCE, generator, randn
 
 

@@ -1,15 +1,17 @@
 """The CUDA path of FP8 products of few tokens: its cuts, and on a GPU against the reference."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
+from bench.kernel_cases.fp8_cuts import cluster_cuts
 from kernels.build.fp8_gemm_blocks import Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_gemm_clusters import (
     HEIGHTS,
     MAX_ROWS,
     MULTIPROCESSOR_BYTES,
     ClusterBlocks,
-    candidates,
 )
 from kernels.gemm import fp8_gemm_cuda
 from kernels.gemm.fp8_gemm import TOLERANCE, fp8_gemm_reference
@@ -38,7 +40,7 @@ def blocks(
 def test_cuts_fit_and_are_bounded() -> None:
     for n, k in ((7168, 16384), (2112, 7168), (24576, 1536), (7168, 2048)):
         for rows in (1, 9, 64, 65, MAX_ROWS):
-            found = list(candidates(rows, n, k))
+            found = list(cluster_cuts(rows, n, k))
             assert 5 < len(found) == len(set(found)) <= 150
             assert any(each.tokens_first for each in found) == (rows > 64)
             for each in found:
@@ -48,8 +50,8 @@ def test_cuts_fit_and_are_bounded() -> None:
                 num_bytes = stages * 128 * 64 * each.warpgroups
                 num_bytes += each.token_stages(rows, k) * 128 * height
                 assert each.per_multiprocessor * num_bytes < MULTIPROCESSOR_BYTES
-                assert ClusterBlocks(**each.record()) == each
-    assert not list(candidates(MAX_ROWS + 1, 7168, 16384))
+                assert ClusterBlocks(**asdict(each)) == each
+    assert not list(cluster_cuts(MAX_ROWS + 1, 7168, 16384))
 
 
 def test_cuts_that_no_kernel_has_are_refused() -> None:
@@ -88,9 +90,9 @@ def test_against_the_reference(
         chosen = blocks(1, 1, chosen.splits)
     operands = (*activations(rng, rows, k, device="cuda"), *weights(rng, n, k, device="cuda"))
     assert fp8_gemm_cuda.is_possible(*operands[:3])
-    out = fp8_gemm_cuda.dense(*operands, blocks=chosen)
+    out = fp8_gemm_cuda.dense(operands, blocks=chosen)
     assert relative_error(out, fp8_gemm_reference(*operands)) < TOLERANCE
-    assert torch.equal(out, fp8_gemm_cuda.dense(*operands, blocks=chosen))
+    assert torch.equal(out, fp8_gemm_cuda.dense(operands, blocks=chosen))
 
 
 @pytest.mark.gpu
@@ -102,13 +104,13 @@ def test_follows_what_is_in_front(rng: torch.Generator) -> None:
     other = activations(rng, rows, k, device="cuda")[0]
     weight, w_scale = weights(rng, n, k, device="cuda")
     chosen = blocks(2, 1, 2)
-    fp8_gemm_cuda.dense(x, x_scale, weight, w_scale, blocks=chosen)
+    fp8_gemm_cuda.dense((x, x_scale, weight, w_scale), blocks=chosen)
     given, results = x.clone(), torch.empty(2, rows, n, dtype=torch.bfloat16, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for source, result in zip((x, other), results, strict=True):
             given.copy_(source)
-            result.copy_(fp8_gemm_cuda.dense(given, x_scale, weight, w_scale, blocks=chosen))
+            result.copy_(fp8_gemm_cuda.dense((given, x_scale, weight, w_scale), blocks=chosen))
     for _ in range(3):
         results.fill_(float("nan"))
         graph.replay()

@@ -25,7 +25,7 @@ from kernels.attention.mla_decode_splits import Splits
 from kernels.build import cuda_build, paths, tuned
 from kernels.build.fp8_scales import empty_scales
 from kernels.build.paths import noted
-from kernels.gemm import fp8_gemm, fp8_gemm_cuda, router_gemm, router_gemm_cuda
+from kernels.gemm import fp8_gemm, fp8_gemm_choice, fp8_gemm_cuda, router_gemm, router_gemm_cuda
 from kernels.moe import fp8_grouped_gemm
 
 META = torch.device("meta")
@@ -73,7 +73,7 @@ class Launches:
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """On a machine: tensors of `meta` are on its H200."""
     installed: Collection[str] = request.param[0]
-    best_path, fp8_table = paths._best_path, tuned._fp8_table
+    best_path, fp8_table = paths._best_path, tuned.fp8_table
     best_path.cache_clear()
     fp8_table.cache_clear()
     monkeypatch.delenv("EPSERVE_KERNELS", raising=False)
@@ -83,7 +83,7 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cuda_build, "is_built", lambda *_: request.param[1])
     monkeypatch.setattr(paths, "_best_path", lambda name, _, index: best_path(name, "cuda", index))
     monkeypatch.setattr(paths, "_noted", {})
-    monkeypatch.setattr(tuned, "_fp8_table", lambda _, index: fp8_table("cuda", index))
+    monkeypatch.setattr(fp8_gemm_choice, "fp8_table", lambda _: fp8_table(torch.device("cuda")))
     monkeypatch.setattr(mla_decode_cuda, "_is_hopper", lambda _: True)
     yield Launches(monkeypatch)
     best_path.cache_clear()

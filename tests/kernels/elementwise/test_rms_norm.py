@@ -2,12 +2,7 @@ import pytest
 import torch
 
 from kernels.elementwise.combine import Combination
-from kernels.elementwise.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_both,
-    add_rms_norm_quantise,
-    rms_norm,
-)
+from kernels.elementwise.rms_norm import rms_norm, rms_norms
 from tests.kernels.tensors import TOLERANCE, generator, randn
 
 
@@ -26,7 +21,7 @@ def test_against_float64(
     weight = randn(rng, shape[1])
     kept = other.clone()
     torch.testing.assert_close(rms_norm(x, weight, 1e-6), reference(x, weight, 1e-6), **TOLERANCE)
-    normed, total = add_rms_norm(x, other, weight, 1e-5)
+    normed, *_, total = rms_norms(x, other, weight, 1e-5)
     torch.testing.assert_close(normed, reference(x + other, weight, 1e-5), **TOLERANCE)
     assert torch.equal(total, x + kept)
     assert torch.equal(other, kept)
@@ -46,13 +41,14 @@ def test_a_combination_is_what_it_adds_up_to(
     )
     total = parts.combined() + residual
     assert torch.equal(parts.combined()[1], base[1] if has_base else torch.zeros(256))
-    for norm in (add_rms_norm, add_rms_norm_quantise, add_rms_norm_both):
-        *got, got_total = norm(parts, residual, weight, 1e-6)
-        *want, _ = norm(total, torch.zeros_like(total), weight, 1e-6)
+    for plain, quantises in ((True, False), (False, True), (True, True)):
+        form = {"plain": plain, "quantises": quantises}
+        *got, got_total = rms_norms(parts, residual, weight, 1e-6, **form)
+        *want, _ = rms_norms(total, torch.zeros_like(total), weight, 1e-6, **form)
         assert torch.equal(got_total, total)
-        assert len(got) == len(want) > 0
+        assert [each is not None for each in got] == [plain, quantises, quantises, False]
         for one, other in zip(got, want, strict=True):
-            assert torch.equal(one.float(), other.float())
+            assert one is other is None or torch.equal(one.float(), other.float())
 
 
 def test_bfloat16_is_averaged_in_float32() -> None:

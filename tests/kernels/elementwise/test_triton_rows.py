@@ -15,11 +15,10 @@ from kernels.elementwise import (
     silu_mul_triton,
 )
 from kernels.elementwise.combine import Combination, combine_reference
-from kernels.elementwise.quantise import quantise_masked_reference, quantise_reference
+from kernels.elementwise.quantise import quantise_reference
 from kernels.elementwise.rescale import rescale_reference
 from kernels.elementwise.rms_norm import norm_reference
 from kernels.elementwise.silu_mul import (
-    silu_mul_quantise_masked_reference,
     silu_mul_quantise_reference,
     silu_mul_reference,
 )
@@ -68,7 +67,7 @@ def test_quantise_masked(rng: torch.Generator, device: str, expected_rows: int) 
     x = randn(rng, 4, TOKENS, WIDTH).to(device, dtypes()[-1])
     counts = torch.tensor([2, 0, TOKENS, 1], dtype=torch.int32, device=device)
     out = quantise_triton.launch(x, counts, expected_rows=expected_rows)
-    want = quantise_masked_reference(x, counts)
+    want = quantise_reference(x, counts)
     for expert, count in enumerate(counts.tolist()):
         found = (out[0][expert, :count], out[1][expert, :count])
         assert_same_fp8(found, (want[0][expert, :count], want[1][expert, :count]))
@@ -81,15 +80,14 @@ def test_one_given_scale(rng: torch.Generator, device: str, *, gated: bool) -> N
     counts = torch.tensor([TOKENS, 0, 3], dtype=torch.int32, device=device)
     scale = torch.tensor(0.173, device=device)
     launch = silu_mul_triton.launch_quantise if gated else quantise_triton.launch
-    of_rows = silu_mul_quantise_reference if gated else quantise_reference
-    of_masked = silu_mul_quantise_masked_reference if gated else quantise_masked_reference
+    reference = silu_mul_quantise_reference if gated else quantise_reference
     found = launch(x[0], scale=scale)
-    want = of_rows(x[0], scale=scale)
+    want = reference(x[0], scale=scale)
     assert float(want[0].float().abs().max()) == 448
     assert found[1] is scale
     assert_same_fp8(found, want)
     out, _ = launch(x, counts, scale=scale)
-    want = of_masked(x, counts, scale=scale)
+    want = reference(x, counts, scale=scale)
     for expert, count in enumerate(counts.tolist()):
         assert_same_fp8((out[expert, :count], scale), (want[0][expert, :count], want[1]))
 
@@ -119,7 +117,7 @@ def test_silu_mul_masked(rng: torch.Generator, device: str) -> None:
     x = randn(rng, 3, TOKENS, 2 * WIDTH).to(device, dtypes()[-1])
     counts = torch.tensor([TOKENS, 0, 3], dtype=torch.int32, device=device)
     out = silu_mul_triton.launch_quantise(x, counts)
-    want = silu_mul_quantise_masked_reference(x, counts)
+    want = silu_mul_quantise_reference(x, counts)
     for expert, count in enumerate(counts.tolist()):
         found = (out[0][expert, :count], out[1][expert, :count])
         assert_same_fp8(found, (want[0][expert, :count], want[1][expert, :count]))

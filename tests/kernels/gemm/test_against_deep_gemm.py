@@ -18,7 +18,7 @@ from kernels.moe.w4a8_grouped_gemm import (
     w4a8_grouped_gemm_masked,
 )
 from kernels.moe.w4a8_grouped_gemm_packing import PackedWeights, pack_weights
-from model.quantize_int4 import pack_nibbles
+from model.weights.int4 import pack_nibbles
 from tests.kernels.tensors import generator, randn
 
 pytestmark = pytest.mark.gpu
@@ -74,7 +74,7 @@ def test_masked(
     filled = torch.arange(128, device=DEVICE) < counts[:, None]
     theirs = deep_gemm.masked(x, x_scale, values, w_scale, counts, 128)[filled]
     ours = w4a8_grouped_gemm_masked(x, x_scale, packed, counts, expected_rows=expected_rows)
-    fp8 = fp8_gemm_triton.masked(x, x_scale, values, w_scale, counts, 128)
+    fp8 = fp8_gemm_triton.masked((x, x_scale, values, w_scale), counts, 128)
     assert relative_error(ours[filled], theirs) < BOUND
     assert relative_error(fp8[filled], theirs) < BOUND
 
@@ -88,7 +88,7 @@ def test_contiguous(deep_gemm: ModuleType, rng: torch.Generator, n: int, k: int)
     expert_of = torch.arange(len(rows), device=DEVICE).int().repeat_interleave(counts)
     theirs = deep_gemm.contiguous(x, x_scale, values, w_scale, counts.cumsum(0).int())
     ours = w4a8_grouped_gemm_contiguous(x, x_scale, packed, counts)
-    fp8 = fp8_gemm_triton.contiguous(x, x_scale, values, w_scale, expert_of)
+    fp8 = fp8_gemm_triton.contiguous((x, x_scale, values, w_scale), expert_of)
     assert relative_error(ours, theirs) < BOUND
     assert relative_error(fp8, theirs) < BOUND
 

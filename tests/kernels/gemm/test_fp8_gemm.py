@@ -1,14 +1,16 @@
 """FP8 products: references against float64, the paths against the references."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
+from bench.kernel_cases.fp8_cuts import triton_cuts
 from kernels.build.fp8_gemm_blocks import (
     DENSE,
     LAYOUTS,
     Fp8Blocks,
     Fp8Choice,
-    candidates,
     default_fp8_blocks,
 )
 from kernels.elementwise.quantise import quantise_reference
@@ -69,7 +71,7 @@ def test_reference_against_float64(rng: torch.Generator) -> None:
 def test_dense(rng: torch.Generator, device: str, rows: int, n: int, k: int) -> None:
     operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
     want = fp8_gemm_reference(*operands)
-    assert relative_error(fp8_gemm_triton.dense(*operands), want) < BOUND
+    assert relative_error(fp8_gemm_triton.dense(operands), want) < BOUND
     assert relative_error(fp8_gemm(*operands), want) < TOLERANCE
 
 
@@ -91,21 +93,21 @@ CUTS = [
 def test_each_way_to_cut(rng: torch.Generator, device: str, blocks: Fp8Blocks) -> None:
     rows, n, k = (20, 328, 384) if INTERPRETED else (200, 4040, 2048)
     operands = (*activations(rng, rows, k, device=device), *weights(rng, n, k, device=device))
-    out = fp8_gemm_triton.dense(*operands, blocks=blocks)
+    out = fp8_gemm_triton.dense(operands, blocks=blocks)
     assert relative_error(out, fp8_gemm_reference(*operands)) < BOUND
-    assert torch.equal(out, fp8_gemm_triton.dense(*operands, blocks=blocks))
+    assert torch.equal(out, fp8_gemm_triton.dense(operands, blocks=blocks))
 
 
 def test_cuts_are_possible_and_bounded() -> None:
     for layout in range(len(LAYOUTS)):
         for rows in (1, 17, 64, 65, 4096):
-            found = list(candidates(layout, rows, 7168, 16384))
+            found = list(triton_cuts(layout, rows, 7168, 16384))
             assert found[0] == default_fp8_blocks(layout, rows, 7168, 16384)
             assert len(found) == len(set(found)) <= 150
             for each in found:
                 assert each.stage_bytes * each.num_stages <= 227 * 1024
                 assert each.splits == 1 or layout == DENSE
-                assert Fp8Blocks(**each.record()) == each
+                assert Fp8Blocks(**asdict(each)) == each
     cpu = torch.device("cpu")
     assert fp8_blocks(cpu, DENSE, 64, 7168, 16384) == default_fp8_blocks(DENSE, 64, 7168, 16384)
     # Too few programs for the device share their sums; those of enough do not.
@@ -123,9 +125,9 @@ def test_untuned_products_are_left_to_deep_gemm() -> None:
 
 def test_cuts_that_no_kernel_has_are_refused() -> None:
     with pytest.raises(ValueError, match="two halves"):
-        Fp8Blocks(**(CUTS[0].record() | {"halves": 2}))
+        Fp8Blocks(**(asdict(CUTS[0]) | {"halves": 2}))
     with pytest.raises(ValueError, match="no kernel"):
-        Fp8Blocks(**(CUTS[0].record() | {"block_n": 256}))
+        Fp8Blocks(**(asdict(CUTS[0]) | {"block_n": 256}))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -138,7 +140,7 @@ def test_masked(rng: torch.Generator, device: str, expected_rows: int, capacity:
     operands = (x, x_scale, *weights(rng, 4, n, k, device=device), counts)
     want = fp8_grouped_gemm_masked_reference(*operands)
     for out in (
-        fp8_gemm_triton.masked(*operands, expected_rows),
+        fp8_gemm_triton.masked(operands[:4], counts, expected_rows),
         fp8_grouped_gemm_masked(*operands, expected_rows=expected_rows),
     ):
         for expert, count in enumerate(counts.tolist()):
@@ -162,7 +164,7 @@ def test_contiguous(rng: torch.Generator, device: str) -> None:
     want = fp8_grouped_gemm_contiguous_reference(*operands, ends)
     live = expert_of >= 0
     for out in (
-        fp8_gemm_triton.contiguous(*operands),
+        fp8_gemm_triton.contiguous(operands[:4], expert_of),
         fp8_grouped_gemm_contiguous(*operands, ends),
     ):
         assert relative_error(out[live], want[live]) < BOUND

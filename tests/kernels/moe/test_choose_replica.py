@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.moe.choose_replica import choose_replica
-from kernels.moe.count_experts import count_experts
+from kernels.moe.gate import count_experts
 
 
 @settings(deadline=None)

@@ -1,5 +1,7 @@
 """Routed experts in one call: the reference against one token at a time, Triton against it."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,4 +96,4 @@ def test_what_does_not_fit_is_refused(request: pytest.FixtureRequest) -> None:
 def test_untuned_shapes_have_blocks() -> None:
     blocks = blocks_for(torch.device("cpu"), torch.bfloat16, 32, 4096, 7168, 3)
     assert blocks == default_blocks(torch.bfloat16, 3)
-    assert Blocks(**blocks.record()) == blocks
+    assert Blocks(**asdict(blocks)) == blocks

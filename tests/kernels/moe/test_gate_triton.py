@@ -7,8 +7,7 @@ from kernels.gemm import router_gemm_triton
 from kernels.gemm.router_gemm import MANY_ROWS, TOLERANCE, router_gemm, router_gemm_reference
 from kernels.moe import gate_triton
 from kernels.moe.choose_replica import choose_replica
-from kernels.moe.count_experts import count_experts
-from kernels.moe.gate import drop_groups, gate
+from kernels.moe.gate import count_experts, drop_groups, gate
 from tests.kernels.tensors import generator, randn
 from tests.kernels.triton_device import DEVICES, INTERPRETED
 

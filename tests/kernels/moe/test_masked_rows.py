@@ -9,8 +9,7 @@ from kernels.elementwise import combine_triton, rescale_triton, silu_mul_triton
 from kernels.elementwise.combine import combine_reference
 from kernels.elementwise.quantise import quantise_reference
 from kernels.elementwise.silu_mul import (
-    silu_mul_masked_reference,
-    silu_mul_quantise_masked_reference,
+    silu_mul_quantise_reference,
     silu_mul_reference,
 )
 from kernels.gemm.grouped_linear import (
@@ -23,8 +22,7 @@ from kernels.gemm.grouped_linear import (
 from kernels.gemm.grouped_linear_triton import aligned, masked
 from kernels.gemm.linear import favoured_layout
 from kernels.moe import gate_triton, permute_masked_triton
-from kernels.moe.count_experts import count_experts
-from kernels.moe.gate import gate, route
+from kernels.moe.gate import count_experts, gate, route
 from kernels.moe.masked_rows import MaskedRows
 from kernels.moe.permute_masked import permute_masked, permute_masked_reference
 from tests.kernels.tensors import generator, randn
@@ -231,9 +229,9 @@ def test_silu_mul(rng: torch.Generator, device: str, dtype: torch.dtype) -> None
     x = (randn(rng, 3, 9, 2 * WIDTH) * 5).to(device, dtype)
     counts = torch.tensor([9, 0, 2], dtype=torch.int32, device=device)
     bound = 2**-7 if dtype == torch.bfloat16 else 1e-5
-    want = silu_mul_masked_reference(x, counts)
+    want = silu_mul_reference(x, counts)
     for expected_rows in (0, 1, 9):
-        found = silu_mul_triton.launch_masked(x, counts, expected_rows)
+        found = silu_mul_triton.launch(x, counts, expected_rows=expected_rows)
         for expert, count in enumerate(counts.tolist()):
             here = found[expert, :count], want[expert, :count]
             torch.testing.assert_close(*here, rtol=bound, atol=bound)
@@ -247,7 +245,7 @@ def test_few_programs_do_all_rows(rng: torch.Generator, device: str, expected_ro
     x = randn(rng, 2, 19, 256).to(device, dtypes()[-1])
     counts = torch.tensor([19, 3], dtype=torch.int32, device=device)
     found = silu_mul_triton.launch_quantise(x, counts, expected_rows=expected_rows)
-    want = silu_mul_quantise_masked_reference(x, counts)
+    want = silu_mul_quantise_reference(x, counts)
     whole = torch.tensor(0.3, device=device)
     rescaled = rescale_triton.launch(*want, whole, counts, expected_rows)
     want_rescaled = rescale_triton.launch(*want, whole, counts)

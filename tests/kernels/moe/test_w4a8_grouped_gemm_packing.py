@@ -8,10 +8,9 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     PackedWeights,
     dequantise_weights,
     pack_weights,
-    unpack_weights,
 )
 from tests.kernels.tensors import generator
-from tests.kernels.w4a8_cases import Make, experts, mixed, plain, symmetric
+from tests.kernels.w4a8_cases import Make, experts, mixed, plain, symmetric, unpack_weights
 
 
 @pytest.mark.parametrize("make", [experts, symmetric, mixed])

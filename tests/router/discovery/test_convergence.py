@@ -22,6 +22,7 @@ from router.settings import RouterSettings
 from router.watch import Watchers
 from router.workers.table import StatusArrived, StreamBroken
 from router.workers.worker import role_name
+from tests.eventually import eventually
 from tests.router.fake_kubernetes import FakeKubernetes, Pod, Trouble
 from tests.router.statuses import make_status
 
@@ -76,9 +77,7 @@ class World:
             self.api.trouble = Trouble()
             self.api.refusal = None
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    while self.difference() is not None:
-                        await asyncio.sleep(0.02)
+                await eventually(lambda: self.difference() is None, PATIENCE_SECONDS)
             except TimeoutError:
                 pytest.fail(self.difference() or "it took too long")
             following.cancel()

@@ -12,6 +12,7 @@ from core.resolver import is_literal, resolve, system_lookup
 from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from router.discovery.dns import NUM_ABSENCES, DnsDiscovery, after_answer
 from router.discovery.members import Member, Roster
+from tests.eventually import eventually
 
 PATIENCE_SECONDS = 30.0
 
@@ -51,9 +52,7 @@ class Followed:
         return {member.address for member in self.roster.members}
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not holds():
-                await asyncio.sleep(0.005)
+        await eventually(holds, PATIENCE_SECONDS)
 
     async def close(self) -> None:
         self.task.cancel()

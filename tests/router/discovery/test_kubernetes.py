@@ -19,6 +19,7 @@ from router.discovery.kubernetes import KubernetesDiscovery
 from router.discovery.kubernetes_api import PodApi
 from router.discovery.members import DiscoveryError, Join, Leave, Member, Roster
 from router.workers.worker import Standing
+from tests.eventually import eventually
 from tests.router.fake_kubernetes import FakeKubernetes, Refusal
 
 SELECTOR = "epserve.io/role=decode"
@@ -48,7 +49,7 @@ class View:
         return found
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        await _until(holds)
+        await eventually(holds)
 
     async def until_addresses(self, **standings: Standing) -> None:
         """10_0_0_1=Standing.OPEN: exactly these, at the usual port."""
@@ -61,12 +62,6 @@ class View:
     async def close(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -147,7 +142,7 @@ async def test_a_pod_without_a_port_is_left_out_with_a_word(api: FakeKubernetes)
     )
     with capture_logs() as logs:
         view = View(discovery)
-        await _until(lambda: api.num_watches == 1)
+        await eventually(lambda: api.num_watches == 1)
         await view.close()
     assert view.addresses == {}
     assert [entry["pods"] for entry in logs if "--worker-port" in entry["event"]] == [["unnamed"]]

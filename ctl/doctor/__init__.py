@@ -1,0 +1,1 @@
+"""`ctl doctor`: checks of a machine. From outside: the command, for `ctl.main`."""

@@ -1,0 +1,87 @@
+"""Whether a process serves: standard gRPC health, or an HTTP path of the gateway."""
+
+import asyncio
+import ssl
+from http import HTTPStatus
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from core.address import parse_address
+from ctl.local.process_spec import ProcessSpec
+from rpc.client import channel
+
+_ASK_AGAIN_SECONDS = 0.2
+_ANSWER_SECONDS = 2.0
+
+
+class NotHealthy(Exception):
+    """The process does not serve; the message says how it looks instead."""
+
+
+async def wait_until_ready(spec: ProcessSpec) -> None:
+    """Returns once the process serves; asks for as long as it is not cancelled."""
+    while True:
+        try:
+            if spec.role == "gateway":
+                await check_http(spec.address, tls=spec.speaks_tls)
+            else:
+                await check_grpc(spec.address)
+        except NotHealthy:
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        else:
+            return
+
+
+async def check_grpc(
+    address: str, service: str = "", timeout_seconds: float = _ANSWER_SECONDS
+) -> None:
+    """Raises NotHealthy, or ValueError for an address that is none."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    async with channel(address) as peer:
+        try:
+            reply = await health_pb2_grpc.HealthStub(peer).Check(request, timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise NotHealthy(f"{error.code().name}: {error.details()}") from error
+    status: int = reply.status
+    if status != health_pb2.HealthCheckResponse.SERVING:
+        raise NotHealthy(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
+async def check_http(
+    address: str,
+    path: str = "/health",
+    timeout_seconds: float = _ANSWER_SECONDS,
+    *,
+    tls: bool = False,
+    alive: bool = False,
+) -> None:
+    """Raises NotHealthy unless the answer is 200, or ValueError for an address that is none.
+    `tls` does not look at the certificate: it is made for another name than this machine's.
+    `alive`: who asks for a key lives, too."""
+    target = parse_address(address)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            status = await _http_status(target.host, target.port, path, tls=tls)
+    except TimeoutError as error:
+        raise NotHealthy(f"no answer within {timeout_seconds:g} s") from error
+    except (OSError, ValueError) as error:
+        raise NotHealthy(f"no HTTP answer: {error}") from error
+    if status != HTTPStatus.OK and not (alive and status == HTTPStatus.UNAUTHORIZED):
+        raise NotHealthy(f"GET {path} says {status}")
+
+
+async def _http_status(host: str, port: int, path: str, *, tls: bool) -> int:
+    """Raises OSError or ValueError without an HTTP answer."""
+    context = None
+    if tls:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    try:
+        request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+        writer.write(request.encode())
+        _version, status, *_reason = (await reader.readline()).split(maxsplit=2)
+        return int(status)
+    finally:
+        writer.close()

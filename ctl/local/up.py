@@ -1,0 +1,116 @@
+"""`ctl up`: the whole cluster on this machine."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from core.errors import CheckpointError
+from ctl.base.checkpoint import check_model_folder, demo_model_folder
+from ctl.base.options import with_options
+from ctl.base.output import make_console
+from ctl.base.ports import free_ports, is_free
+from ctl.local.cluster_options import DECODE_RANKS, WORKER_ROLES, ClusterOptions, parse_settings
+from ctl.local.gpus import count_gpus
+from ctl.local.layout import Machine, cluster
+from ctl.local.process_spec import ProcessSpec
+from ctl.local.supervision import Limits
+from ctl.local.supervisor import Supervisor
+from ctl.local.terminal import Terminal
+
+_DEMO_NAME = "demo"
+# After their graces: a gateway ends its responses and its processes.
+_GATEWAY_END_SECONDS = 3.5
+_END_SECONDS = 0.5
+
+
+@with_options(ClusterOptions)
+def up(
+    options: ClusterOptions,
+    log_dir: Annotated[Path, typer.Option(help="Folder for the logs, one a process")] = Path(
+        "logs"
+    ),
+    ready_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a cluster that is not up is given up")
+    ] = 600.0,
+) -> None:
+    """Starts gateway, router, prefill and decode workers here, and keeps them running."""
+    num_gpus = 0
+    if options.device == "cuda":
+        num_gpus = count_gpus()
+        if num_gpus == 0:
+            raise typer.BadParameter("no GPU found (nvidia-smi -L)", param_hint="--device")
+        ranks = options.decode_ranks or min(DECODE_RANKS, num_gpus)
+        options = replace(options, decode_ranks=ranks)
+    try:
+        options = _with_model(options)
+        specs = _layout(options, num_gpus)
+    except CheckpointError as error:
+        raise typer.BadParameter(error.message, param_hint="--model") from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    raise typer.Exit(run(specs, options, log_dir, ready_timeout))
+
+
+def run(
+    specs: Sequence[ProcessSpec],
+    options: ClusterOptions,
+    log_dir: Path,
+    ready_timeout_seconds: float,
+) -> int:
+    """Runs the processes until the operator has had enough; returns the exit status."""
+    log_folder = log_dir.expanduser().resolve()
+    try:
+        log_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{log_folder}: {error.strerror}"
+        raise typer.BadParameter(reason, param_hint="--log-dir") from error
+    # Sockets of all processes: theirs to fill, ours to remove, also when they were killed.
+    with TemporaryDirectory(prefix="epserve-", ignore_cleanup_errors=True) as run_folder:
+        environment = {"TMPDIR": run_folder}
+        if options.device == "cpu":
+            # KV travels on this machine only: what moves it need not listen to others.
+            environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
+        terminal = Terminal(make_console(lasting=True, markup=True), specs, options, log_folder)
+        terminal.begin()
+        supervisor = Supervisor(
+            [replace(spec, environment=environment) for spec in specs],
+            log_folder,
+            terminal,
+            limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
+        )
+        return asyncio.run(supervisor.run())
+
+
+def stop_limits(specs: Sequence[ProcessSpec]) -> Limits:
+    """Times that are enough for all graces."""
+    gateways = [spec.grace_seconds for spec in specs if spec.role == "gateway"]
+    others = [spec.grace_seconds for spec in specs if spec.role != "gateway"]
+    return Limits(
+        front_seconds=max(gateways, default=0.0) + _GATEWAY_END_SECONDS,
+        kill_after_seconds=max(others, default=0.0) + _END_SECONDS,
+    )
+
+
+def _with_model(options: ClusterOptions) -> ClusterOptions:
+    """With folder and name of the model. Raises CheckpointError for one that cannot be served."""
+    settings = parse_settings(options.settings or ())
+    made_up = all(settings[role].get("load-format") == "dummy" for role in WORKER_ROLES)
+    folder = options.model.expanduser().resolve() if options.model else demo_model_folder()
+    check_model_folder(folder, with_weights=not made_up)
+    name = folder.name if options.model else _DEMO_NAME
+    return replace(options, model=folder, served_model_name=options.served_model_name or name)
+
+
+def _layout(options: ClusterOptions, num_gpus: int) -> list[ProcessSpec]:
+    """The processes, on free ports. Raises ValueError for what cannot be."""
+    for port, role in ((options.port, "gateway"), (options.router_port, "router")):
+        if not is_free(port):
+            raise ValueError(f"port {port} of the {role} is in use; choose another with --port")
+    machine = Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=num_gpus)
+    return cluster(options, machine, free_ports(options.first_worker_port))
