@@ -18,11 +18,7 @@ import math
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-<<<<<<< HEAD
-=======
 from dataclasses import asdict
-from types import ModuleType
->>>>>>> kernels
 
 import torch
 

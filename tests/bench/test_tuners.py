@@ -9,9 +9,9 @@ import torch
 
 from bench import tune_fp8_clusters, tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
+from bench.kernel_cases.tuning import write_section
 from bench.tune_fp8_clusters import choice_of, rows_of, shapes_of
 from bench.tune_fused_moe import best_pair, candidates
-from bench.kernel_cases.tuning import write_section
 from kernels.build.fp8_gemm_blocks import Fp8Blocks, Fp8Choice, default_fp8_blocks
 from kernels.build.fp8_gemm_clusters import ClusterBlocks
 from kernels.build.tuned import Blocks, default_blocks, read_table

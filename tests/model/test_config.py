@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench import deepseek_v3_config as config_json
+from bench.ranks import deepseek_v3_config as config_json
 from core.errors import CheckpointError
 from model.config import ModelConfig
 
