@@ -22,10 +22,6 @@ class CudaKernel:
         self._source = source
         self._parameters = parameters
 
-    def of(self, source: Path) -> "CudaKernel":
-        """The same of another source, which may be in another folder."""
-        return CudaKernel(source, *self._parameters)
-
     def is_built(self, otherwise: str) -> bool:
         """As `cuda_build.is_built`."""
         return cuda_build.is_built(self._source, otherwise)

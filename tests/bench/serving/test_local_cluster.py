@@ -24,4 +24,4 @@ def test_a_cluster_that_is_not_left_in_time_tells_where_its_threads_are() -> Non
     for name in ("gateway", "router", "prefill-0", "decode-0"):
         log = said.partition(f"--- {name}.log")[2].partition("\n--- ")[0]
         assert "most recent call first" in log, name
-    assert "decode_worker/loop.py" in said
+    assert "engine/rank_loop.py" in said  # where ranks wait for work
