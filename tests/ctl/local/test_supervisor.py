@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,7 @@ class Heard:
     def __init__(self) -> None:
         self.words: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
         self.pids: dict[str, int] = {}
+        self.num_starts: Counter[str] = Counter()
 
     async def until(self, kind: str) -> tuple[object, ...]:
         async with asyncio.timeout(20):
@@ -71,6 +73,7 @@ class Heard:
 
     def started(self, name: str, pid: int) -> None:
         self.pids[name] = pid
+        self.num_starts[name] += 1
 
     def all_ready(self, seconds: float) -> None:
         self.words.put_nowait(("all_ready",))
@@ -99,8 +102,7 @@ def supervisor(
 ) -> Supervisor:
     async def says_up(probed: ProcessSpec) -> None:
         log = logs / f"{probed.name}.log"
-        runs = log.read_text().count("up\n")
-        while log.read_text().count("up\n") == runs:
+        while log.read_text().count("up\n") < heard.num_starts[probed.name]:
             await asyncio.sleep(0.01)
 
     return Supervisor(
