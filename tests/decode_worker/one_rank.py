@@ -52,8 +52,8 @@ from ep.group.group import EpGroup
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from tests.transfer.memory import MemoryTransfer
 from transfer.api import AgentDescriptor, Copy, Transfer
-from transfer.memory import MemoryTransfer
 
 PAGE_TOKENS = 8
 _NAMES = itertools.count()

@@ -37,7 +37,7 @@ from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from prefill_worker.loop import PrefillLoop
-from transfer.memory import MemoryTransfer
+from tests.transfer.memory import MemoryTransfer
 
 PAGE = 8
 FINGERPRINT = "same model"
