@@ -5,6 +5,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from core.address import Address, parse_address
 
@@ -44,39 +45,27 @@ def system_lookup(host: str, port: int) -> list[str]:
 async def resolve(
     address: str, *, timeout_seconds: float, lookup: Lookup = system_lookup
 ) -> list[str]:
-    """All `ip:port` behind `host:port`, sorted; [] when there are none.
+    """All `ip:port` of `host:port`, sorted; [] when there are none.
 
     Raises OSError when the resolver could not tell, or not within `timeout_seconds`.
     """
     host, port = parse_address(address)
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
-
-    def settle(addresses: list[str], error: OSError | None) -> None:
-        if found.done():
-            return
-        if error is not None:
-            found.set_exception(error)
-        else:
-            found.set_result(addresses)
+    found: Future[list[str]] = Future()
+    found.set_running_or_notify_cancel()  # whoever stops waiting does not cancel it
 
     def work() -> None:
-        addresses: list[str] = []
-        failure: OSError | None = None
         try:
-            addresses = lookup(host, port)
-        except (OSError, UnicodeError) as error:  # the latter for names that cannot be one
-            failure = error if isinstance(error, OSError) else OSError(str(error))
-        try:
-            loop.call_soon_threadsafe(settle, addresses, failure)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
+            found.set_result(lookup(host, port))
+        except OSError as error:
+            found.set_exception(error)
+        except UnicodeError as error:  # a name that cannot be one
+            found.set_exception(OSError(str(error)))
 
     # A thread of its own: a pool's threads are waited for when the loop ends, for as long as the
     # resolver likes.
     threading.Thread(target=work, name=f"resolve {host}", daemon=True).start()
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await found
+            return await asyncio.wrap_future(found)
     except TimeoutError:
         raise OSError(f"no answer for {host!r} within {timeout_seconds:g} s") from None
