@@ -44,7 +44,7 @@ class Dispatchers:
 def agree(group: EpGroup, wanted: Wanted, needs: DispatchNeeds, device: torch.device) -> Choice:
     """What all ranks decide, from what all of them tell. ValueError, on all of them, when what is
     wanted cannot be had."""
-    ranks = [RankFacts.of_numbers(facts) for facts in group.exchange(own_facts(device).numbers())]
+    ranks = [RankFacts(*facts) for facts in group.exchange(own_facts(device))]
     choice = choose(wanted, needs, ranks)
     _tell(group, choice)
     return choice
