@@ -22,8 +22,6 @@ from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
@@ -55,8 +53,8 @@ class InTurn:
 class Balanced(LocalDispatcher):
     """As its base, but to slots in turn, whatever the gate says."""
 
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots)
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        super().__init__(num_slots, max_tokens)
         self._in_turn = InTurn(num_slots)
 
     def dispatch(
@@ -69,14 +67,6 @@ class Balanced(LocalDispatcher):
     ) -> Dispatched:
         slots = self._in_turn.like(topk_idx)
         return super().dispatch(hidden, slots, topk_weights, tokens_per_rank, meanwhile)
-
-
-class BalancedAligned(LocalAlignedDispatcher):
-    """As its base, but to slots in turn, whatever the gate says."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots)
-        self._in_turn = InTurn(num_slots)
 
     def dispatch_aligned(
         self,
@@ -93,14 +83,6 @@ class BalancedAligned(LocalAlignedDispatcher):
         return super().dispatch_aligned(
             hidden, slots, topk_weights, tokens_per_rank, payload, alignment, meanwhile, rows
         )
-
-
-class BalancedMasked(LocalMaskedDispatcher):
-    """As its base, but to slots in turn, whatever the gate says."""
-
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
-        super().__init__(num_slots, max_tokens)
-        self._in_turn = InTurn(num_slots)
 
     def dispatch_masked(
         self,
@@ -144,13 +126,14 @@ class EmulatedRank:
         dtype = torch.bfloat16 if on_gpu else torch.float32
         placement = Placement.trivial(config.num_moe_layers, config.num_experts, NUM_RANKS)
         num_slots = placement.slots_per_rank
+        balanced = Balanced(num_slots, max_tokens)
         experts = ExpertShard.build(
             placement,
             0,
-            Balanced(num_slots),
+            balanced,
             device,
-            aligned=BalancedAligned(num_slots) if on_gpu else None,
-            masked=BalancedMasked(num_slots, max_tokens),
+            aligned=balanced if on_gpu else None,
+            masked=balanced,
         )
         source = DummyCheckpoint(folder, device)
         model = DeepseekV3.load(

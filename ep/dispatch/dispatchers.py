@@ -13,11 +13,7 @@ from ep.dispatch.deep_ep_buffer import DeepEpBuffer
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.dispatch.dispatcher_choice import Choice, DispatcherName, RankFacts, Wanted, choose
-from ep.dispatch.expert_shard import (
-    make_aligned_dispatcher,
-    make_dispatcher,
-    make_masked_dispatcher,
-)
+from ep.dispatch.expert_shard import make_dispatcher
 from ep.dispatch.rank_facts import deep_ep_library, own_facts
 from ep.group.group import EpGroup
 
@@ -70,13 +66,12 @@ def make_dispatchers(
             return made
         choice = Choice(name="collective", reason="DeepEP does not begin")
         _tell(group, choice)
-    slots, masked_tokens = needs.slots_per_rank, needs.masked_tokens
-    on_gpu = device.type == "cuda"
+    dispatcher = make_dispatcher(group, needs.slots_per_rank, needs.masked_tokens)
     return Dispatchers(
         choice=choice,
-        dispatcher=make_dispatcher(group, slots),
-        aligned=make_aligned_dispatcher(group, slots) if on_gpu else None,
-        masked=make_masked_dispatcher(group, slots, masked_tokens) if masked_tokens else None,
+        dispatcher=dispatcher,
+        aligned=dispatcher if device.type == "cuda" else None,
+        masked=dispatcher if needs.masked_tokens else None,
     )
 
 
