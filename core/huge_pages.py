@@ -1,9 +1,8 @@
 """Huge pages for the memory of a process that has started.
 
-What an interpreter touches for one request lies in thousands of small pages all over its heap;
-in a virtual machine each of them that the processor has no translation for costs several reads
-of memory. Where the system gives huge pages to those who ask (Linux: the usual "madvise"), a
-process that asks for what it has by then spends a twentieth less time on a request.
+A request touches thousands of small pages all over the heap; in a virtual machine each that the
+processor has no translation for costs several reads of memory. Where the system gives huge pages
+on request (Linux: "madvise"), a process that asks spends a twentieth less time on a request.
 """
 
 import ctypes
@@ -21,8 +20,7 @@ _MADV_COLLAPSE = 25
 
 
 def use_huge_pages() -> int:
-    """Asks for the private memory of this process; returns the bytes that were moved, 0 where the
-    system has no such thing."""
+    """For the private memory of this process; returns the bytes moved, 0 without such a system."""
     if not sys.platform.startswith("linux"):
         return 0
     madvise = ctypes.CDLL(None).madvise
@@ -39,7 +37,7 @@ def use_huge_pages() -> int:
 
 
 def _whole_huge_pages() -> Iterator[tuple[int, int]]:
-    """Begin and end of memory that no file is behind and that is written to."""
+    """Begin and end of memory that no file backs and that is written to."""
     try:
         lines = MAPS.read_text().splitlines()
     except OSError:
@@ -48,8 +46,8 @@ def _whole_huge_pages() -> Iterator[tuple[int, int]]:
         area, permissions, _, _, _, *name = line.split(maxsplit=5)
         if permissions != "rw-p" or name not in ([], ["[heap]"]):
             continue
-        first, behind = (int(address, 16) for address in area.split("-"))
+        first, after = (int(address, 16) for address in area.split("-"))
         begin = -(-first // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        end = behind // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        end = after // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         if begin < end:
             yield begin, end

@@ -2,7 +2,7 @@
 
 chatcmpl-4f...        the request, as its reply names it
 chatcmpl-4f...-1      its second choice
-chatcmpl-4f...-1.2    the third call for that choice, behind two moves to other workers
+chatcmpl-4f...-1.2    the third call for that choice, after two moves to other workers
 """
 
 import re

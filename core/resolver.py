@@ -26,10 +26,8 @@ def is_literal(address: str) -> bool:
 
 def system_lookup(host: str, port: int) -> list[str]:
     """All `ip:port` of a name, sorted; [] when no such name exists. Blocks.
-
-    A host with addresses of both families would be met twice: only its IPv4 ones are given.
-    Raises OSError when the resolver could not tell.
-    """
+    Of a host with addresses of both families only IPv4 ones, so that it is met once. OSError when
+    the resolver could not tell."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -46,9 +44,7 @@ async def resolve(
     address: str, *, timeout_seconds: float, lookup: Lookup = system_lookup
 ) -> list[str]:
     """All `ip:port` of `host:port`, sorted; [] when there are none.
-
-    Raises OSError when the resolver could not tell, or not within `timeout_seconds`.
-    """
+    OSError when the resolver could not tell, or not within `timeout_seconds`."""
     host, port = parse_address(address)
     found: Future[list[str]] = Future()
     found.set_running_or_notify_cancel()  # whoever stops waiting does not cancel it

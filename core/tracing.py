@@ -194,7 +194,7 @@ def configure(role: str, name: str, endpoint: str, sample_ratio: float) -> None:
 
 
 def shutdown() -> None:
-    """Sends what is left, within bounds; nothing is recorded behind this."""
+    """Sends what is left, within bounds; nothing is recorded after this."""
     global _recorder
     recorder, _recorder = _recorder, None
     if recorder is not None:

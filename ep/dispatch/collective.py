@@ -235,8 +235,7 @@ class CollectiveDispatcher:
         everything = exchange_and_combine(
             rows,
             handle.way,
-            self._group.collectives,
-            self._group.size,
+            self._group,
             self._slots_per_rank,
             exact=rows.is_cpu if self._exact is None else self._exact,
             base=base,

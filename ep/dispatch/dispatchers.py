@@ -22,7 +22,7 @@ log = get_logger("ep.dispatchers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatchers:
-    """`aligned` and `masked` are None where nobody asks for them; `buffer` where it is not
+    """`aligned` and `masked` are None where they are not asked for; `buffer` where it is not
     DeepEP."""
 
     choice: Choice
@@ -32,7 +32,7 @@ class Dispatchers:
     buffer: DeepEpBuffer | None = None
 
     def close(self) -> None:
-        """In front of the group, on all ranks."""
+        """Before the group, on all ranks."""
         if self.buffer is not None:
             self.buffer.close()
 
@@ -95,7 +95,7 @@ def with_deep_ep(
             reason = failure or f"rank {began.index((0,))} fails"
             raise ValueError(f"ep-dispatcher deep_ep cannot be had: {reason}")
         return None
-    # What the device waits for in DeepEP's kernels, nobody else would notice the end of.
+    # A peer that ends while DeepEP's kernels wait for it would not be noticed otherwise.
     group.watch()
     dispatcher = DeepEpDispatcher(buffer, needs)
     return Dispatchers(

@@ -1,12 +1,12 @@
 """The ranks that share the experts of a model, and how they keep step.
 
 A step begins with `exchange`: every rank tells its facts to all, so that all can compute the
-same plan. After an exchange in which nobody had work all ranks wait in `idle_wait`, without
+same plan. After an exchange in which no rank had work all wait in `idle_wait`, without
 using the CPU. The first rank that gets work begins the next exchange; what it sends is what
 wakes the others, so that no wake-up can be lost or come too late:
 
     facts = group.exchange([num_tokens, ...])
-    while nobody has work:
+    while no rank has work:
         group.idle_wait(socket, timeout)         # own message, a peer's exchange, or timeout
         take in own messages
         if own work or group.peer_woke():
@@ -164,7 +164,7 @@ class EpGroup:
             poller.register(connection.fileno(), zmq.POLLIN)
         with self._watch.idle() if self._watch is not None else nullcontext():
             poller.poll(math.ceil(timeout_seconds * 1000))
-        self.peer_woke()  # finds a peer that died while nobody had work
+        self.peer_woke()  # finds a peer that died while no rank had work
 
     def wake(self) -> None:
         """Sends all peers into the next exchange ahead of our own facts."""
