@@ -27,7 +27,7 @@ import torch
 from ep.dispatch.combine_exchange import CombineExchange, exchange_and_combine, one_of_each
 from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
 from ep.dispatch.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
-from ep.dispatch.routes import plan_routes
+from ep.dispatch.routes import Routes, plan_routes
 from ep.dispatch.weighted_sum import weighted_sum
 from ep.group.group import EpGroup
 from kernels.moe.pack_tokens import Unpacked, pack_tokens, unpack
@@ -36,12 +36,9 @@ from kernels.moe.permute import permute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveHandle:
-    """The way back; fields as in `Routes`, and weights [T, K] float32."""
+    """Of the form with counts on the host; weights [T, K] float32."""
 
-    send_row: torch.Tensor
-    send_rows: list[int]
-    receive_rows: list[int]
-    row_of: torch.Tensor
+    routes: Routes
     weights: torch.Tensor
 
 
@@ -106,17 +103,11 @@ class CollectiveDispatcher:
             rank=self._group.rank,
             slots_per_rank=self._slots_per_rank,
         )
-        device = hidden.device
+        gathered_row = torch.from_numpy(routes.gathered_row).to(hidden.device)
         return Dispatched(
-            hidden=all_hidden.index_select(0, torch.from_numpy(routes.gathered_row).to(device)),
+            hidden=all_hidden.index_select(0, gathered_row),
             expert_counts=torch.from_numpy(routes.expert_counts),
-            handle=CollectiveHandle(
-                send_row=torch.from_numpy(routes.send_row).to(device),
-                send_rows=routes.send_rows,
-                receive_rows=routes.receive_rows,
-                row_of=torch.from_numpy(routes.row_of).to(device),
-                weights=topk_weights,
-            ),
+            handle=CollectiveHandle(routes=routes, weights=topk_weights),
         )
 
     def combine(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
@@ -124,14 +115,12 @@ class CollectiveDispatcher:
         if isinstance(handle, NothingHandle):
             return expert_out
         assert isinstance(handle, CollectiveHandle), type(handle)
-        received = expert_out.new_empty((sum(handle.receive_rows), expert_out.shape[1]))
-        self._group.collectives.all_to_all(
-            received,
-            handle.receive_rows,
-            expert_out.index_select(0, handle.send_row),
-            handle.send_rows,
-        )
-        return weighted_sum(received, handle.row_of, handle.weights)
+        routes, device = handle.routes, expert_out.device
+        sent = expert_out.index_select(0, torch.from_numpy(routes.send_row).to(device))
+        received = expert_out.new_empty((sum(routes.receive_rows), expert_out.shape[1]))
+        self._group.collectives.all_to_all(received, routes.receive_rows, sent, routes.send_rows)
+        row_of = torch.from_numpy(routes.row_of).to(device)
+        return weighted_sum(received, row_of, handle.weights)
 
     def dispatch_aligned(
         self,

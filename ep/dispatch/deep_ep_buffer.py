@@ -43,10 +43,8 @@ class DeepEpBuffer:
 
     def __init__(self, library: Any, group: EpGroup, needs: Sequence[DispatchNeeds]) -> None:  # noqa: ANN401
         """`library` is the module `deep_ep`; the buffers serve each of `needs`, one a model.
-
         ValueError for what DeepEP cannot do. RuntimeError is DeepEP's own; peers may be left
-        waiting, so that the process can only end.
-        """
+        waiting, so that the process can only end."""
         for each in needs:
             reason = refusal(each, group.size)
             if reason:

@@ -23,11 +23,8 @@ def decode_cap(max_running: int, num_ranks: int, draft_tokens: int = 0) -> int:
 
 def sub_steps(tokens_per_rank: tuple[int, ...], cap: int) -> tuple[tuple[slice, ...], ...]:
     """[sub-step][rank]: which of the rank's tokens go in it, `cap` of them at most.
-
-    As few sub-steps as the longest rank needs, one even when no rank has a token. The tokens of
-    every rank are spread evenly over them, in order; a rank with few has empty slices. ValueError
-    for a cap below 1.
-    """
+    As few sub-steps as the longest rank needs, at least one. The tokens of every rank are spread
+    evenly over them, in order. ValueError for a cap below 1."""
     if cap < 1:
         raise ValueError(f"cap must be at least 1, got {cap}")
     num_steps = max(1, -(-max(tokens_per_rank) // cap))

@@ -1,7 +1,6 @@
-"""Stages the experts that a rank is to hold, in a thread beside its steps, layer after layer.
-
-The weights in service are only read. What is staged waits in spare memory, of which there is
-enough for WINDOW layers, until the layer is installed on all ranks.
+"""Stages the experts that a rank is to hold, in a thread beside its steps, layer after layer: in
+spare memory for WINDOW layers, until a layer is installed on all ranks. The weights in service
+are only read.
 """
 
 import threading
