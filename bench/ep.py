@@ -102,7 +102,7 @@ Combine = Callable[[torch.Tensor, object], object]
 def measure(group: EpGroup, device: torch.device, size: Size) -> list[Times]:
     """On every rank at once, in the same order."""
     needs = size.needs(group.size)
-    ranks = [RankFacts.of_numbers(facts) for facts in group.exchange(own_facts(device).numbers())]
+    ranks = [RankFacts(*facts) for facts in group.exchange(own_facts(device))]
     obstacle = deep_ep_obstacle(needs, ranks)
     if obstacle and group.rank == 0:
         sys.stdout.write(f"no DeepEP: {obstacle}\n")

@@ -1,21 +1,4 @@
-"""Errors that cross process borders, and what they look like on each side of one.
-
-    EpserveError                    gRPC status          HTTP  OpenAI type, code
-    |- InvalidRequest               INVALID_ARGUMENT     400   invalid_request_error, invalid_value
-    |  `- ContextLengthExceeded     INVALID_ARGUMENT     400   .., context_length_exceeded
-    |- Unauthenticated              UNAUTHENTICATED      401   .., invalid_admin_token
-    |- ModelNotFound                NOT_FOUND            404   .., model_not_found
-    |- NotFound                     NOT_FOUND            404   .., not_found
-    |- Overloaded                   RESOURCE_EXHAUSTED   429   rate_limit_error, overloaded
-    |  `- RateLimited               RESOURCE_EXHAUSTED   429   .., rate_limit_exceeded
-    |- Unavailable                  UNAVAILABLE          503   server_error, unavailable
-    |  |- Draining                  UNAVAILABLE          503   server_error, draining
-    |  `- TransferError             UNAVAILABLE          503   server_error, transfer_failed
-    |- Mismatch                     FAILED_PRECONDITION  503   server_error, mismatch
-    |- DeadlineExceeded             DEADLINE_EXCEEDED    504   server_error, deadline_exceeded
-    |- Cancelled                    CANCELLED            499   server_error, cancelled
-    |- CheckpointError (ValueError) INTERNAL             500   server_error, checkpoint
-    `- InternalError                INTERNAL             500   server_error, internal
+"""Errors that cross process borders; `STATUS` says what they look like on each side of one.
 
 A message is meant for the peer (in the end, the user): no traces, no file contents.
 """
@@ -108,8 +91,8 @@ class RateLimited(Overloaded):
     """The caller has used up what it may for now; others have not."""
 
 
-class Unavailable(EpserveError):
-    """A needed peer is not there, or died; the request may be tried elsewhere."""
+class _PeerError(EpserveError):
+    """About one worker, which `failed_epoch` names; the request may be tried again."""
 
     def __init__(
         self, message: str, *, failed_epoch: str = "", retry_after_seconds: float = 1.0
@@ -119,24 +102,21 @@ class Unavailable(EpserveError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Unavailable(_PeerError):
+    """A needed peer is not there, or died; the request may be tried elsewhere."""
+
+
 class Draining(Unavailable):
-    """A process is about to leave, as somebody wants it to, and has let go of the request: it
-    writes nothing for it any more. Somebody else is there, or about to come."""
+    """A process leaves as it was told to, and has let go of the request: it writes nothing for
+    it any more. Another one is there, or about to come."""
 
 
 class TransferError(Unavailable):
     """KV pages could not be moved."""
 
 
-class Mismatch(EpserveError):
+class Mismatch(_PeerError):
     """A peer is not the one that was meant: other epoch, fingerprint or version."""
-
-    def __init__(
-        self, message: str, *, failed_epoch: str = "", retry_after_seconds: float = 1.0
-    ) -> None:
-        super().__init__(message)
-        self.failed_epoch = failed_epoch
-        self.retry_after_seconds = retry_after_seconds
 
 
 class DeadlineExceeded(EpserveError):
@@ -155,7 +135,7 @@ class InternalError(EpserveError):
     """A defect of ours; details are in the log of the process that raised it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ErrorStatus:
     """One row of the table: gRPC status name, HTTP status, OpenAI `type` and `code`."""
 
@@ -165,43 +145,33 @@ class ErrorStatus:
     code: str
 
 
-def _row(grpc: str, http: int, type_: str, code: str) -> ErrorStatus:
-    return ErrorStatus(grpc=grpc, http=http, type=type_, code=code)
-
-
+_INVALID = "invalid_request_error"
+# Of the classes with one gRPC status, the first is what the bare status means.
 STATUS: dict[type[EpserveError], ErrorStatus] = {
-    InvalidRequest: _row("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_value"),
-    ContextLengthExceeded: _row(
-        "INVALID_ARGUMENT", 400, "invalid_request_error", "context_length_exceeded"
-    ),
-    Unauthenticated: _row("UNAUTHENTICATED", 401, "invalid_request_error", "invalid_admin_token"),
-    ModelNotFound: _row("NOT_FOUND", 404, "invalid_request_error", "model_not_found"),
-    NotFound: _row("NOT_FOUND", 404, "invalid_request_error", "not_found"),
-    Overloaded: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
-    RateLimited: _row("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded"),
-    Unavailable: _row("UNAVAILABLE", 503, "server_error", "unavailable"),
-    Draining: _row("UNAVAILABLE", 503, "server_error", "draining"),
-    TransferError: _row("UNAVAILABLE", 503, "server_error", "transfer_failed"),
-    Mismatch: _row("FAILED_PRECONDITION", 503, "server_error", "mismatch"),
-    DeadlineExceeded: _row("DEADLINE_EXCEEDED", 504, "server_error", "deadline_exceeded"),
-    Cancelled: _row("CANCELLED", 499, "server_error", "cancelled"),
-    CheckpointError: _row("INTERNAL", 500, "server_error", "checkpoint"),
-    InternalError: _row("INTERNAL", 500, "server_error", "internal"),
-    EpserveError: _row("INTERNAL", 500, "server_error", "internal"),
+    cls: ErrorStatus(grpc, http, type_, code)
+    for cls, grpc, http, type_, code in (
+        (InvalidRequest, "INVALID_ARGUMENT", 400, _INVALID, "invalid_value"),
+        (ContextLengthExceeded, "INVALID_ARGUMENT", 400, _INVALID, "context_length_exceeded"),
+        (Unauthenticated, "UNAUTHENTICATED", 401, _INVALID, "invalid_admin_token"),
+        (ModelNotFound, "NOT_FOUND", 404, _INVALID, "model_not_found"),
+        (NotFound, "NOT_FOUND", 404, _INVALID, "not_found"),
+        (Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
+        (RateLimited, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded"),
+        (Unavailable, "UNAVAILABLE", 503, "server_error", "unavailable"),
+        (Draining, "UNAVAILABLE", 503, "server_error", "draining"),
+        (TransferError, "UNAVAILABLE", 503, "server_error", "transfer_failed"),
+        (Mismatch, "FAILED_PRECONDITION", 503, "server_error", "mismatch"),
+        (DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "server_error", "deadline_exceeded"),
+        (Cancelled, "CANCELLED", 499, "server_error", "cancelled"),
+        (InternalError, "INTERNAL", 500, "server_error", "internal"),
+        (CheckpointError, "INTERNAL", 500, "server_error", "checkpoint"),
+        (EpserveError, "INTERNAL", 500, "server_error", "internal"),
+    )
 }
 
 _BY_CODE: dict[str, type[EpserveError]] = {
     row.code: cls for cls, row in STATUS.items() if cls is not EpserveError
 }
-# What a bare status means; also statuses that only the gRPC library itself produces.
-_BY_GRPC: dict[str, type[EpserveError]] = {
-    "INVALID_ARGUMENT": InvalidRequest,
-    "OUT_OF_RANGE": InvalidRequest,
-    "NOT_FOUND": ModelNotFound,
-    "UNAUTHENTICATED": Unauthenticated,
-    "RESOURCE_EXHAUSTED": Overloaded,
-    "UNAVAILABLE": Unavailable,
-    "FAILED_PRECONDITION": Mismatch,
-    "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "CANCELLED": Cancelled,
-}
+_BY_GRPC: dict[str, type[EpserveError]] = {"OUT_OF_RANGE": InvalidRequest}  # gRPC's library says it
+for _cls, _status in STATUS.items():
+    _BY_GRPC.setdefault(_status.grpc, _cls)

@@ -1,9 +1,8 @@
 """Huge pages for the memory of a process that has started.
 
-What an interpreter touches for one request lies in thousands of small pages all over its heap;
-in a virtual machine each of them that the processor has no translation for costs several reads
-of memory. Where the system gives huge pages to those who ask (Linux: the usual "madvise"), a
-process that asks for what it has by then spends a twentieth less time on a request.
+A request touches thousands of small pages all over the heap; in a virtual machine each that the
+processor has no translation for costs several reads of memory. Where the system gives huge pages
+on request (Linux: "madvise"), a process that asks spends a twentieth less time on a request.
 """
 
 import ctypes
@@ -21,8 +20,7 @@ _MADV_COLLAPSE = 25
 
 
 def use_huge_pages() -> int:
-    """Asks for the private memory of this process; returns the bytes that were moved, 0 where the
-    system has no such thing."""
+    """For the private memory of this process; returns the bytes moved, 0 without such a system."""
     if not sys.platform.startswith("linux"):
         return 0
     madvise = ctypes.CDLL(None).madvise

@@ -3,8 +3,8 @@
     log = get_logger("router.watch")
     log.info("worker joined", worker=name, epoch=epoch)
 
-The request id travels in a context variable: set it with `request_context` (rpc servers do
-so by themselves) and every line logged beneath carries it, also from libraries.
+Lines logged within `request_context` (rpc servers enter it) carry the request's id, also those of
+libraries.
 """
 
 import faulthandler
@@ -40,9 +40,7 @@ STACKS_SIGNAL = signal.SIGURG
 @contextmanager
 def request_context(request_id: str) -> Iterator[None]:
     """Marks everything logged inside the block with `request_id`.
-
-    NOTE: not for async generators, whose pieces may run in different contexts; there, set
-    `REQUEST_ID` once at the start.
+    NOTE: async generators, whose pieces may run in different contexts, set `REQUEST_ID` instead.
     """
     token = REQUEST_ID.set(request_id)
     try:
@@ -52,11 +50,8 @@ def request_context(request_id: str) -> Iterator[None]:
 
 
 def configure(role: str, name: str, level: str = "info", fmt: LogFormat = "console") -> None:
-    """Sends structlog and the standard library's logging to stderr, one format for both, and on
-    STACKS_SIGNAL where each thread is.
-
-    `role` and `name` are on every line. Raises ValueError for an unknown level.
-    """
+    """Sends structlog and the standard library's logging to stderr, in one format, `role` and
+    `name` on every line; on STACKS_SIGNAL where each thread is. ValueError for an unknown level."""
     number = _level_number(level)
 
     def add_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

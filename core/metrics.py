@@ -95,10 +95,8 @@ class MetricsServer:
 
 
 def serve(port: int, registry: CollectorRegistry, host: str = "127.0.0.1") -> MetricsServer:
-    """Serves `registry` over HTTP from a daemon thread.
-
-    `port` 0 takes a free one, -1 switches the endpoint off. Raises OSError when taken.
-    """
+    """Serves `registry` over HTTP from a daemon thread. `port` 0 takes a free one, -1 switches the
+    endpoint off; OSError when it is taken."""
     if port < 0:
         return MetricsServer(None)
     server, _thread = start_http_server(port, addr=host, registry=registry)

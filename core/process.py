@@ -30,12 +30,9 @@ class Identity:
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Has the kernel SIGKILL this process when the thread that started it ends.
-
-    Call it first thing in a child. `parent_pid` (as the parent told it) closes the gap in
-    which the parent died before this call: the process then leaves at once.
-    NOTE: the signal follows the starting *thread*; start children from the main thread.
-    """
+    """Has the kernel SIGKILL this process when the thread that started it ends: start children from
+    the main thread. Call it first in a child; one whose parent is not `parent_pid` (as the
+    parent told it) any more leaves at once."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)

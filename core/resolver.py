@@ -5,6 +5,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from core.address import Address, parse_address
 
@@ -25,10 +26,8 @@ def is_literal(address: str) -> bool:
 
 def system_lookup(host: str, port: int) -> list[str]:
     """All `ip:port` of a name, sorted; [] when no such name exists. Blocks.
-
-    A host with addresses of both families would be met twice: only its IPv4 ones are given.
-    Raises OSError when the resolver could not tell.
-    """
+    Of a host with addresses of both families only IPv4 ones, so that it is met once. OSError when
+    the resolver could not tell."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -44,39 +43,25 @@ def system_lookup(host: str, port: int) -> list[str]:
 async def resolve(
     address: str, *, timeout_seconds: float, lookup: Lookup = system_lookup
 ) -> list[str]:
-    """All `ip:port` after `host:port`, sorted; [] when there are none.
-
-    Raises OSError when the resolver could not tell, or not within `timeout_seconds`.
-    """
+    """All `ip:port` of `host:port`, sorted; [] when there are none.
+    OSError when the resolver could not tell, or not within `timeout_seconds`."""
     host, port = parse_address(address)
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
-
-    def settle(addresses: list[str], error: OSError | None) -> None:
-        if found.done():
-            return
-        if error is not None:
-            found.set_exception(error)
-        else:
-            found.set_result(addresses)
+    found: Future[list[str]] = Future()
+    found.set_running_or_notify_cancel()  # whoever stops waiting does not cancel it
 
     def work() -> None:
-        addresses: list[str] = []
-        failure: OSError | None = None
         try:
-            addresses = lookup(host, port)
-        except (OSError, UnicodeError) as error:  # the latter for names that cannot be one
-            failure = error if isinstance(error, OSError) else OSError(str(error))
-        try:
-            loop.call_soon_threadsafe(settle, addresses, failure)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
+            found.set_result(lookup(host, port))
+        except OSError as error:
+            found.set_exception(error)
+        except UnicodeError as error:  # a name that cannot be one
+            found.set_exception(OSError(str(error)))
 
     # A thread of its own: a pool's threads are waited for when the loop ends, for as long as the
     # resolver likes.
     threading.Thread(target=work, name=f"resolve {host}", daemon=True).start()
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await found
+            return await asyncio.wrap_future(found)
     except TimeoutError:
         raise OSError(f"no answer for {host!r} within {timeout_seconds:g} s") from None

@@ -21,10 +21,6 @@ from core.address import Address, parse_address
 from core.log import LogFormat
 
 
-def _check_address(text: str) -> str:
-    return str(parse_address(text))
-
-
 def split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever it got
     """ "a,b" or ["a", "b,c"] as a tuple of texts; anything else as it is."""
     parts = value.split(",") if isinstance(value, str) else value
@@ -34,7 +30,7 @@ def split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whate
 
 
 # host:port; port 0 takes a free one where the process listens.
-HostPort = Annotated[str, AfterValidator(_check_address)]
+HostPort = Annotated[str, AfterValidator(lambda text: str(parse_address(text)))]
 # host:port,host:port,... in flags and variables alike; a flag may also be repeated.
 HostPorts = Annotated[tuple[HostPort, ...], NoDecode, BeforeValidator(split_commas)]
 
@@ -93,10 +89,8 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Self:
-        """Settings from command-line flags (first), environment and defaults.
-
-        Exits with status 2 and one line a problem on stderr when they are not valid.
-        """
+        """From command-line flags (first), environment and defaults. Exits with status 2 and one
+        line a problem on stderr when they are not valid."""
         try:
             return CliApp.run(cls, cli_args=list(argv))
         except ValidationError as error:

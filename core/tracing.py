@@ -170,10 +170,8 @@ _recorder: _Recorder | None = None
 
 def configure(role: str, name: str, endpoint: str, sample_ratio: float) -> None:
     """From now on spans of this process go to the collector at `endpoint` (host:port or a URL,
-    "": nowhere); of traces that begin here, a part of `sample_ratio`.
-
-    Raises ValueError where the libraries for that are not installed.
-    """
+    "": nowhere); of traces that begin here, a part of `sample_ratio`. ValueError where the
+    libraries are not installed."""
     global _recorder
     if not endpoint:
         return

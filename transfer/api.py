@@ -17,7 +17,7 @@ class AgentDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """All that a peer needs in order to write into this agent's buffer.
 
     name          unique for ever: it carries the epoch, so a restarted process is another peer
-    backend       "nixl" or "memory"
+    backend       "nixl"; the twin in tests says "memory"
     metadata      backend's own connection blob
     base_address  address of byte 0 of the registered buffer in the owner's process
     num_bytes     of the buffer

@@ -33,14 +33,7 @@ from nixl._api import nixl_xfer_handle
 
 from core.errors import TransferError
 from core.log import get_logger
-from transfer.api import (
-    AgentDescriptor,
-    Completion,
-    Copy,
-    Notification,
-    State,
-    TransferId,
-)
+from transfer.api import AgentDescriptor, Completion, Copy, Notification, State, TransferId
 from transfer.nixl_library import NIXL_ERRORS, create_agent
 from transfer.ranges import merged_ranges
 

@@ -7,7 +7,7 @@ transfer that lands within QUICK_SECONDS, and the least again with one that does
 on their way for 0.2 ms over NVLink, for 4 s at 16 MB/s.
 
 What waits for a peer waits in flows, such as requests, which take turns: little is not kept
-waiting by the gigabytes that were before it.
+waiting by the gigabytes that came before it.
 """
 
 import itertools
@@ -62,7 +62,7 @@ class _Line:
 
 
 class PacedTransfer:
-    """The sending half of a `Transfer`, over another one that nobody else submits to. Transfers of
+    """The sending half of a `Transfer`, over another one of its own. Transfers of
     one flow to a peer begin in the order of `submit`; when one fails, so does all that waits for
     the peer."""
 

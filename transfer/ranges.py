@@ -1,6 +1,7 @@
 """From many small copies to few large ones: a backend's cost is per range, not per byte."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from transfer.api import Copy
 
@@ -14,7 +15,7 @@ def merged_ranges(copies: Sequence[Copy], *, source_bytes: int, target_bytes: in
     that is empty or reaches outside either of them.
     """
     ranges: list[Range] = []
-    for copy in sorted(copies, key=_source_offset):
+    for copy in sorted(copies, key=attrgetter("source_offset")):
         source, target, num_bytes = copy.source_offset, copy.target_offset, copy.num_bytes
         if num_bytes < 1:
             raise ValueError(f"a copy needs at least one byte, got {num_bytes}")
@@ -29,7 +30,3 @@ def merged_ranges(copies: Sequence[Copy], *, source_bytes: int, target_bytes: in
                 continue
         ranges.append((source, target, num_bytes))
     return ranges
-
-
-def _source_offset(copy: Copy) -> int:
-    return copy.source_offset

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -21,8 +21,6 @@ from engine.sampling.sampling_params import Sampling
 from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
@@ -31,7 +29,6 @@ from model.weights.dummy_checkpoint import DummyCheckpoint
 
 NUM_RANKS = 8
 PAGE_TOKENS = 64
-Local = TypeVar("Local", LocalDispatcher, LocalAlignedDispatcher, LocalMaskedDispatcher)
 
 
 class InTurn:
@@ -52,16 +49,22 @@ class InTurn:
         return self._slots[shape]
 
 
-def balanced(dispatcher: Local, method: str, num_slots: int) -> Local:
-    """Its `method`, one of those that dispatch, gives slots in turn, whatever the gate says."""
-    in_turn, dispatch = InTurn(num_slots), getattr(dispatcher, method)
+def balanced(dispatcher: LocalDispatcher, num_slots: int) -> LocalDispatcher:
+    """Whatever is dispatched goes to slots in turn, not to what the gate says."""
+    in_turn = InTurn(num_slots)
 
-    def to_slots_in_turn(
-        hidden: torch.Tensor, topk_idx: torch.Tensor, *others: object, **named: object
-    ) -> object:
-        return dispatch(hidden, in_turn.like(topk_idx), *others, **named)
+    def to_slots_in_turn(method: str) -> None:
+        dispatch = getattr(dispatcher, method)
 
-    setattr(dispatcher, method, to_slots_in_turn)
+        def dispatch_in_turn(
+            hidden: torch.Tensor, topk_idx: torch.Tensor, *others: object, **named: object
+        ) -> object:
+            return dispatch(hidden, in_turn.like(topk_idx), *others, **named)
+
+        setattr(dispatcher, method, dispatch_in_turn)
+
+    for method in ("dispatch", "dispatch_aligned", "dispatch_masked"):
+        to_slots_in_turn(method)
     return dispatcher
 
 
@@ -94,15 +97,14 @@ class EmulatedRank:
         dtype = torch.bfloat16 if on_gpu else torch.float32
         placement = Placement.trivial(config.num_moe_layers, config.num_experts, NUM_RANKS)
         num_slots = placement.slots_per_rank
-        aligned = balanced(LocalAlignedDispatcher(num_slots), "dispatch_aligned", num_slots)
-        masked = LocalMaskedDispatcher(num_slots, max_tokens)
+        local = balanced(LocalDispatcher(num_slots, max_tokens), num_slots)
         experts = ExpertShard.build(
             placement,
             0,
-            balanced(LocalDispatcher(num_slots), "dispatch", num_slots),
+            local,
             device,
-            aligned=aligned if on_gpu else None,
-            masked=balanced(masked, "dispatch_masked", num_slots),
+            aligned=local if on_gpu else None,
+            masked=local,
         )
         source = DummyCheckpoint(folder, device)
         model = DeepseekV3.load(

@@ -1,5 +1,7 @@
 """Dispatcher over an all-gather and an all-to-all: sockets on the CPU, NCCL on GPUs.
 
+The form with counts on the host:
+
     dispatch  every rank gets the hidden rows and expert ids of all tokens, packed into one
               all-gather padded to the longest rank, and keeps the rows of its experts
     combine   each (token, choice) row returns, unweighted, to the rank of its token, by one
@@ -9,6 +11,12 @@ Why rows and not a reduce-scatter of per-rank partial sums: partial sums would b
 order that depends on the placement. Like this the sum is taken over the same rows in the same
 order as by `LocalDispatcher`, bit for bit, whatever the number of ranks; and K rows a token
 are not more than R - 1 partial sums a token unless the group is smaller than K.
+
+The forms with counts on the device gather the weights too, and combine as in `combine_exchange`:
+exactly on the CPU, partial sums on GPUs, or as told. The masked form can be part of a captured
+CUDA graph. The aligned one waits for the device once a dispatch, to learn how many rows are for
+the experts of this rank: room for all that could be would be as many times too large as there
+are ranks.
 """
 
 from collections.abc import Callable
@@ -16,20 +24,21 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.dispatch.dispatcher import Dispatched
-from ep.dispatch.routes import plan_routes
+from ep.dispatch.combine_exchange import CombineExchange, exchange_and_combine, one_of_each
+from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.dispatch.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
+from ep.dispatch.routes import Routes, plan_routes
 from ep.dispatch.weighted_sum import weighted_sum
 from ep.group.group import EpGroup
+from kernels.moe.pack_tokens import Unpacked, pack_tokens, unpack
+from kernels.moe.permute import permute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveHandle:
-    """The way back; fields as in `Routes`, and weights [T, K] float32."""
+    """Of the form with counts on the host; weights [T, K] float32."""
 
-    send_row: torch.Tensor
-    send_rows: list[int]
-    receive_rows: list[int]
-    row_of: torch.Tensor
+    routes: Routes
     weights: torch.Tensor
 
 
@@ -38,15 +47,37 @@ class NothingHandle:
     """No rank had a token."""
 
 
-class CollectiveDispatcher:
-    """All ranks of the group call in the same order, with the same `tokens_per_rank`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeHandle:
+    """Of `num_tokens` own tokens, which `way` pads to the longest rank's."""
 
-    def __init__(self, group: EpGroup, slots_per_rank: int) -> None:
-        """ValueError when `slots_per_rank` is below 1."""
-        if slots_per_rank < 1:
-            raise ValueError(f"slots_per_rank must be at least 1, got {slots_per_rank}")
+    way: CombineExchange
+    num_tokens: int
+
+
+class CollectiveDispatcher:
+    """All three forms. All ranks of the group call in the same order, with the same
+    `tokens_per_rank`; the masked form with equally many tokens."""
+
+    def __init__(
+        self, group: EpGroup, slots_per_rank: int, max_tokens: int = 0, *, exact: bool | None = None
+    ) -> None:
+        """`max_tokens` of the masked form; 0: there is no need of it. `exact` as in
+        `combine_exchange`; None: on the CPU. ValueError when there is no slot."""
+        if slots_per_rank < 1 or max_tokens < 0:
+            raise ValueError(
+                f"slots_per_rank must be at least 1, got {slots_per_rank}, for {max_tokens} tokens"
+            )
         self._group = group
         self._slots_per_rank = slots_per_rank
+        self._max_tokens = max_tokens
+        self._exact = exact
+        # By T. Captured graphs read them: they stay.
+        self._one_of_each: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def max_tokens(self) -> int:
+        return self._max_tokens
 
     def dispatch(
         self,
@@ -72,17 +103,11 @@ class CollectiveDispatcher:
             rank=self._group.rank,
             slots_per_rank=self._slots_per_rank,
         )
-        device = hidden.device
+        gathered_row = torch.from_numpy(routes.gathered_row).to(hidden.device)
         return Dispatched(
-            hidden=all_hidden.index_select(0, torch.from_numpy(routes.gathered_row).to(device)),
+            hidden=all_hidden.index_select(0, gathered_row),
             expert_counts=torch.from_numpy(routes.expert_counts),
-            handle=CollectiveHandle(
-                send_row=torch.from_numpy(routes.send_row).to(device),
-                send_rows=routes.send_rows,
-                receive_rows=routes.receive_rows,
-                row_of=torch.from_numpy(routes.row_of).to(device),
-                weights=topk_weights,
-            ),
+            handle=CollectiveHandle(routes=routes, weights=topk_weights),
         )
 
     def combine(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
@@ -90,14 +115,141 @@ class CollectiveDispatcher:
         if isinstance(handle, NothingHandle):
             return expert_out
         assert isinstance(handle, CollectiveHandle), type(handle)
-        received = expert_out.new_empty((sum(handle.receive_rows), expert_out.shape[1]))
-        self._group.collectives.all_to_all(
-            received,
-            handle.receive_rows,
-            expert_out.index_select(0, handle.send_row),
-            handle.send_rows,
+        routes, device = handle.routes, expert_out.device
+        sent = expert_out.index_select(0, torch.from_numpy(routes.send_row).to(device))
+        received = expert_out.new_empty((sum(routes.receive_rows), expert_out.shape[1]))
+        self._group.collectives.all_to_all(received, routes.receive_rows, sent, routes.send_rows)
+        row_of = torch.from_numpy(routes.row_of).to(device)
+        return weighted_sum(received, row_of, handle.weights)
+
+    def dispatch_aligned(
+        self,
+        hidden: torch.Tensor,  # [T, H]
+        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids
+        topk_weights: torch.Tensor,  # [T, K] float32
+        tokens_per_rank: tuple[int, ...],
+        payload: Payload,
+        alignment: int,
+        meanwhile: Callable[[], None] | None = None,
+        rows: Rows | None = None,
+    ) -> DispatchedAligned:
+        """`rows` are not used: what travels is packed from `hidden`, quantised on the way."""
+        rank, slots = self._group.rank, self._slots_per_rank
+        assert tokens_per_rank[rank] == len(hidden), (tokens_per_rank, len(hidden))
+        longest = max(tokens_per_rank)
+        if longest:
+            tokens = self._gather_packed(
+                hidden, topk_idx, topk_weights, payload, longest, meanwhile
+            )
+            values, scales, topk_idx = tokens.hidden, tokens.scales, tokens.topk_idx.long()
+        else:
+            (values, scales), tokens = as_payload(hidden, payload), None
+            if meanwhile is not None:
+                meanwhile()
+        first = rank * slots
+        here = (topk_idx >= first) & (topk_idx < first + slots)
+        permuted = permute(
+            values.contiguous(),
+            torch.where(here, topk_idx - first, -1),
+            slots,
+            alignment=alignment,
+            scale=scales,
+            most=int(here.sum()),
         )
-        return weighted_sum(received, handle.row_of, handle.weights)
+        handle: object = NothingHandle()
+        if tokens is not None:
+            way = CombineExchange(
+                row_of=permuted.row_of,
+                weights=tokens.weights,
+                own_idx=topk_idx[rank * longest :][:longest],
+                own_weights=tokens.weights[rank * longest :][:longest],
+            )
+            handle = ExchangeHandle(way=way, num_tokens=len(hidden))
+        return DispatchedAligned(
+            hidden=permuted.rows,
+            scales=permuted.scales,
+            counts=permuted.counts,
+            ends=permuted.ends,
+            slot_of=permuted.expert_of,
+            handle=handle,
+        )
+
+    def dispatch_masked(
+        self,
+        hidden: torch.Tensor,  # [T, H]
+        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids, -1: none; else distinct
+        topk_weights: torch.Tensor,  # [T, K] float32
+        payload: Payload,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchedMasked:
+        num_tokens, slots = len(hidden), self._slots_per_rank
+        check_tokens(num_tokens, self._max_tokens)
+        tokens = self._gather_packed(hidden, topk_idx, topk_weights, payload, num_tokens, meanwhile)
+        if num_tokens not in self._one_of_each:
+            self._one_of_each[num_tokens] = one_of_each(self._group.size, num_tokens, hidden)
+        blocks = blocks_of(
+            (tokens.hidden, tokens.scales), tokens.topk_idx, slots, first=self._group.rank * slots
+        )
+        way = CombineExchange(
+            row_of=blocks.row_of,
+            weights=tokens.weights,
+            own_idx=topk_idx,
+            own_weights=topk_weights,
+            one_of_each=self._one_of_each[num_tokens],
+        )
+        return DispatchedMasked(
+            hidden=blocks.rows,
+            scales=blocks.scales,
+            counts=blocks.counts,
+            handle=ExchangeHandle(way=way, num_tokens=num_tokens),
+            expected_rows=mean_rows(topk_idx.numel(), slots),
+        )
+
+    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
+        """[M, H] -> [T, H] in the dtype of `expert_out`."""
+        if isinstance(handle, NothingHandle):
+            return expert_out[:0]
+        return self._exchange(expert_out, handle, None)
+
+    def combine_masked(
+        self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[S, C, H] -> [T, H] in the dtype of `expert_out`."""
+        return self._exchange(expert_out.flatten(0, 1), handle, base)
+
+    def _exchange(
+        self, rows: torch.Tensor, handle: object, base: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert isinstance(handle, ExchangeHandle), type(handle)
+        everything = exchange_and_combine(
+            rows,
+            handle.way,
+            self._group,
+            self._slots_per_rank,
+            exact=rows.is_cpu if self._exact is None else self._exact,
+            base=base,
+        )
+        return everything[: handle.num_tokens]
+
+    def _gather_packed(
+        self,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor,
+        payload: Payload,
+        longest: int,  # T of the rank that has most
+        meanwhile: Callable[[], None] | None,
+    ) -> Unpacked:
+        """N = ranks * longest rows, those of rank r from r * longest on, with ids of -1 where a
+        rank has no such token. `meanwhile` is called while they travel."""
+        own = pack_tokens(
+            hidden, topk_idx, weights, longest, quantises=payload.quantises, scale=payload.scale
+        )
+        everything = own.new_empty((self._group.size * longest, own.shape[1]))
+        self._group.collectives.all_gather(everything, own, meanwhile)
+        width, num_choices = hidden.shape[1], topk_idx.shape[1]
+        dtype = torch.float8_e4m3fn if payload.quantises else hidden.dtype
+        return unpack(everything, width, num_choices, dtype, payload.num_scales(width))
 
     def _gather(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ep.group.collectives import Collectives
+from ep.group.group import EpGroup
 from kernels.elementwise.combine import combine
 
 
@@ -37,8 +37,7 @@ class CombineExchange:
 def exchange_and_combine(
     rows: torch.Tensor,  # [M, H]
     way: CombineExchange,
-    collectives: Collectives,
-    num_ranks: int,
+    group: EpGroup,
     slots_per_rank: int,
     *,
     exact: bool,
@@ -46,24 +45,14 @@ def exchange_and_combine(
 ) -> torch.Tensor:
     """[T, H] in the dtype of `rows`."""
     if not exact:
-        return _partial(rows, way, collectives, num_ranks, base)
-    num_choices = way.row_of.shape[0]
-    places = min(num_choices, slots_per_rank)
-    received = _swap(_returned(rows, way.row_of, places).flatten(0, 1), collectives, num_ranks)
+        received = _swap(combine(rows, way.row_of, way.weights), group)
+        num_tokens = len(received) // group.size
+        row_of, ones = way.one_of_each or one_of_each(group.size, num_tokens, rows)
+        return combine(received, row_of, ones, base=base)
+    places = min(way.row_of.shape[0], slots_per_rank)
+    received = _swap(_returned(rows, way.row_of, places).flatten(0, 1), group)
     row_of = _row_of_choice(way.own_idx, slots_per_rank, places)
     return combine(received, row_of, way.own_weights, base=base)
-
-
-def _partial(
-    rows: torch.Tensor,
-    way: CombineExchange,
-    collectives: Collectives,
-    num_ranks: int,
-    base: torch.Tensor | None,
-) -> torch.Tensor:
-    received = _swap(combine(rows, way.row_of, way.weights), collectives, num_ranks)
-    row_of, ones = way.one_of_each or one_of_each(num_ranks, len(received) // num_ranks, rows)
-    return combine(received, row_of, ones, base=base)
 
 
 def one_of_each(
@@ -76,24 +65,24 @@ def one_of_each(
     return numbers.view(num_ranks, num_tokens), ones
 
 
-def _swap(rows: torch.Tensor, collectives: Collectives, num_ranks: int) -> torch.Tensor:
+def _swap(rows: torch.Tensor, group: EpGroup) -> torch.Tensor:
     """Equally many rows to and from each rank."""
     received = torch.empty_like(rows)
-    counts = [len(rows) // num_ranks] * num_ranks
-    collectives.all_to_all(received, counts, rows, counts)
+    counts = [len(rows) // group.size] * group.size
+    group.collectives.all_to_all(received, counts, rows, counts)
     return received
 
 
 def _returned(rows: torch.Tensor, row_of: torch.Tensor, places: int) -> torch.Tensor:
     """[R T, places, H]: the rows of each token's choices that are here, in order; what is in the
-    places behind them means nothing."""
+    places after them means nothing."""
     row_of = row_of.t().long()
     here = row_of >= 0
     place = torch.where(here, here.cumsum(1) - 1, places).clamp_max_(places)
     chosen = row_of.new_zeros(len(row_of), places + 1)
     chosen.scatter_(1, place, row_of)
     chosen = chosen[:, :places].clamp_min(0)
-    if not len(rows):  # nobody is looked up in what is empty
+    if not len(rows):  # nothing is looked up in what is empty
         return rows.new_zeros(*chosen.shape, rows.shape[1])
     return rows.index_select(0, chosen.reshape(-1)).view(*chosen.shape, rows.shape[1])
 

@@ -206,7 +206,7 @@ class DeepEpDispatcher:
         meanwhile: Callable[[], None] | None,
         rows: Rows | None = None,
     ) -> _Received:
-        """`meanwhile` is enqueued in front of the wait for the counts, beside DeepEP's stream."""
+        """`meanwhile` is enqueued before the wait for the counts, beside DeepEP's stream."""
         group, raw = self._buffer.group, self._buffer.raw
         assert len(tokens_per_rank) == group.size, tokens_per_rank
         assert tokens_per_rank[group.rank] == len(hidden), (tokens_per_rank, len(hidden))

@@ -43,10 +43,8 @@ class DeepEpBuffer:
 
     def __init__(self, library: Any, group: EpGroup, needs: Sequence[DispatchNeeds]) -> None:  # noqa: ANN401
         """`library` is the module `deep_ep`; the buffers serve each of `needs`, one a model.
-
         ValueError for what DeepEP cannot do. RuntimeError is DeepEP's own; peers may be left
-        waiting, so that the process can only end.
-        """
+        waiting, so that the process can only end."""
         for each in needs:
             reason = refusal(each, group.size)
             if reason:
@@ -80,7 +78,7 @@ class DeepEpBuffer:
         return self.library.Buffer.get_combine_config(self.group.size)
 
     def begin_low_latency(self, layout: Layout) -> None:
-        """In front of every low-latency dispatch. Asserts that no more than two results of them
+        """Before every low-latency dispatch. Asserts that no more than two results of them
         are in use, which is how many buffers there are. ValueError for another layout than that of
         a graph: its replays would not see that signals lie elsewhere by now."""
         assert self._num_open < MOST_OPEN, "a third dispatch before the first one is combined"
@@ -97,12 +95,12 @@ class DeepEpBuffer:
         self._num_open += 1
 
     def end_low_latency(self) -> None:
-        """Behind every low-latency combine."""
+        """After every low-latency combine."""
         assert self._num_open, "combined twice"
         self._num_open -= 1
 
     def end_normal(self) -> None:
-        """Behind every combine of the normal mode: between nodes it has left its rows in the
+        """After every combine of the normal mode: between nodes it has left its rows in the
         memory of the low-latency mode. Cleaned here, because a captured dispatch cannot."""
         if num_nodes(self.group.size) > 1:
             self._is_clean = False

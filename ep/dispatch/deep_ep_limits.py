@@ -26,10 +26,6 @@ def refusal(needs: DispatchNeeds, num_ranks: int) -> str:
         return f"{needs.slots_per_rank} experts a rank are more than {MOST_SLOTS}"
     if not needs.masked_tokens:
         return ""
-    return _low_latency_refusal(needs, num_ranks)
-
-
-def _low_latency_refusal(needs: DispatchNeeds, num_ranks: int) -> str:
     if needs.hidden not in LOW_LATENCY_HIDDEN:
         known = ", ".join(map(str, LOW_LATENCY_HIDDEN))
         return f"its low-latency kernels know rows of {known} values, not of {needs.hidden}"

@@ -153,7 +153,7 @@ class MaskedDispatcher(Protocol):
     def dispatch_masked(
         self,
         hidden: torch.Tensor,  # [T, H]
-        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids, -1: nobody; else distinct
+        topk_idx: torch.Tensor,  # [T, K] int64, physical expert ids, -1: none; else distinct
         topk_weights: torch.Tensor,  # [T, K] float32
         payload: Payload,
         meanwhile: Callable[[], None] | None = None,

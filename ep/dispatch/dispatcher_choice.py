@@ -1,8 +1,8 @@
 """Which dispatcher a group takes: decided from what all ranks say of themselves, by all alike."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from ep.dispatch.buffer_plan import NVLINK_PEERS
 from ep.dispatch.deep_ep_limits import refusal
@@ -12,9 +12,8 @@ DispatcherName = Literal["local", "collective", "deep_ep"]
 Wanted = Literal["auto", "local", "collective", "deep_ep"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """What a rank knows of itself, in whole numbers, so that all can be told.
+class RankFacts(NamedTuple):
+    """What a rank knows of itself, in numbers that `EpGroup.exchange` tells to all; yes is 1.
 
     installed  whether `import deep_ep` works
     hopper     whether its device is a GPU that DeepEP is made for
@@ -24,27 +23,12 @@ class RankFacts:
     rdma       whether the machine has a network that GPUs can send over by themselves
     """
 
-    installed: bool
-    hopper: bool
+    installed: int
+    hopper: int
     host: int
     device: int
     peers: int
-    rdma: bool
-
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(map(int, astuple(self)))
-
-    @classmethod
-    def of_numbers(cls, numbers: Sequence[int]) -> "RankFacts":
-        installed, hopper, host, device, peers, rdma = numbers
-        return cls(
-            installed=bool(installed),
-            hopper=bool(hopper),
-            host=host,
-            device=device,
-            peers=peers,
-            rdma=bool(rdma),
-        )
+    rdma: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,7 @@ from ep.dispatch.deep_ep_buffer import DeepEpBuffer
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.dispatch.dispatcher_choice import Choice, DispatcherName, RankFacts, Wanted, choose
-from ep.dispatch.expert_shard import (
-    make_aligned_dispatcher,
-    make_dispatcher,
-    make_masked_dispatcher,
-)
+from ep.dispatch.expert_shard import make_dispatcher
 from ep.dispatch.rank_facts import deep_ep_library, own_facts
 from ep.group.group import EpGroup
 
@@ -26,7 +22,7 @@ log = get_logger("ep.dispatchers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatchers:
-    """`aligned` and `masked` are None where nobody asks for them; `buffer` where it is not
+    """`aligned` and `masked` are None where they are not asked for; `buffer` where it is not
     DeepEP."""
 
     choice: Choice
@@ -36,7 +32,7 @@ class Dispatchers:
     buffer: DeepEpBuffer | None = None
 
     def close(self) -> None:
-        """In front of the group, on all ranks."""
+        """Before the group, on all ranks."""
         if self.buffer is not None:
             self.buffer.close()
 
@@ -44,7 +40,7 @@ class Dispatchers:
 def agree(group: EpGroup, wanted: Wanted, needs: DispatchNeeds, device: torch.device) -> Choice:
     """What all ranks decide, from what all of them tell. ValueError, on all of them, when what is
     wanted cannot be had."""
-    ranks = [RankFacts.of_numbers(facts) for facts in group.exchange(own_facts(device).numbers())]
+    ranks = [RankFacts(*facts) for facts in group.exchange(own_facts(device))]
     choice = choose(wanted, needs, ranks)
     _tell(group, choice)
     return choice
@@ -70,13 +66,12 @@ def make_dispatchers(
             return made
         choice = Choice(name="collective", reason="DeepEP does not begin")
         _tell(group, choice)
-    slots, masked_tokens = needs.slots_per_rank, needs.masked_tokens
-    on_gpu = device.type == "cuda"
+    dispatcher = make_dispatcher(group, needs.slots_per_rank, needs.masked_tokens)
     return Dispatchers(
         choice=choice,
-        dispatcher=make_dispatcher(group, slots),
-        aligned=make_aligned_dispatcher(group, slots) if on_gpu else None,
-        masked=make_masked_dispatcher(group, slots, masked_tokens) if masked_tokens else None,
+        dispatcher=dispatcher,
+        aligned=dispatcher if device.type == "cuda" else None,
+        masked=dispatcher if needs.masked_tokens else None,
     )
 
 
@@ -100,7 +95,7 @@ def with_deep_ep(
             reason = failure or f"rank {began.index((0,))} fails"
             raise ValueError(f"ep-dispatcher deep_ep cannot be had: {reason}")
         return None
-    # What the device waits for in DeepEP's kernels, nobody else would notice the end of.
+    # A peer that ends while DeepEP's kernels wait for it would not be noticed otherwise.
     group.watch()
     dispatcher = DeepEpDispatcher(buffer, needs)
     return Dispatchers(

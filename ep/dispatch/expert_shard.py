@@ -5,12 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from ep.dispatch.collective import CollectiveDispatcher
-from ep.dispatch.collective_aligned import CollectiveAlignedDispatcher
-from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatch.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
 from ep.placement.placement_maps import PlacementMaps
@@ -89,8 +85,8 @@ class ExpertShard:
     ) -> "ExpertShard":
         """All experts on one rank."""
         placement = Placement.trivial(num_layers, num_logical, 1)
-        masked = LocalMaskedDispatcher(num_logical, ALONE_MAX_TOKENS)
-        return cls.build(placement, 0, LocalDispatcher(num_logical), device, masked=masked)
+        local = LocalDispatcher(num_logical, ALONE_MAX_TOKENS)
+        return cls.build(placement, 0, local, device, masked=local)
 
     def local_experts(self, layer: int) -> tuple[int, ...]:
         """[slots_per_rank] logical experts of MoE layer `layer` (counted without the dense
@@ -98,24 +94,11 @@ class ExpertShard:
         return self.placement.local_experts(layer, self.rank)
 
 
-def make_dispatcher(group: EpGroup, slots_per_rank: int) -> Dispatcher:
-    """What serves a group of this size."""
+def make_dispatcher(
+    group: EpGroup, slots_per_rank: int, max_tokens: int = 0
+) -> LocalDispatcher | CollectiveDispatcher:
+    """What serves a group of this size, in all three forms; the masked one for at most
+    `max_tokens` a rank."""
     if group.size == 1:
-        return LocalDispatcher(slots_per_rank)
-    return CollectiveDispatcher(group, slots_per_rank)
-
-
-def make_aligned_dispatcher(group: EpGroup, slots_per_rank: int) -> AlignedDispatcher:
-    """The same with the rows' places on the device: for ranks on GPUs."""
-    if group.size == 1:
-        return LocalAlignedDispatcher(slots_per_rank)
-    return CollectiveAlignedDispatcher(group, slots_per_rank)
-
-
-def make_masked_dispatcher(
-    group: EpGroup, slots_per_rank: int, max_tokens: int
-) -> MaskedDispatcher:
-    """The same for steps of fixed sizes, of at most `max_tokens` a rank."""
-    if group.size == 1:
-        return LocalMaskedDispatcher(slots_per_rank, max_tokens)
-    return CollectiveMaskedDispatcher(group, slots_per_rank, max_tokens)
+        return LocalDispatcher(slots_per_rank, max_tokens)
+    return CollectiveDispatcher(group, slots_per_rank, max_tokens)

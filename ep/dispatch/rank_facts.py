@@ -21,12 +21,13 @@ _RDMA_DRIVER = "mlx5_core"  # the only one over which GPUs send by themselves in
 
 def own_facts(device: torch.device) -> RankFacts:
     on_cuda = device.type == "cuda"
+    index = device.index if device.index is not None or not on_cuda else torch.cuda.current_device()
     return RankFacts(
         installed=on_cuda and deep_ep_library() is not None,
         hopper=on_cuda and torch.cuda.get_device_capability(device)[0] >= 9,
         host=_host(),
-        device=_index(device) if on_cuda else 0,
-        peers=_peers(_index(device)) if on_cuda else 0,
+        device=index if on_cuda else 0,
+        peers=_peers(index) if on_cuda else 0,
         rdma=_has_rdma(_NETWORKS),
     )
 
@@ -48,10 +49,6 @@ def _host() -> int:
     boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
     digest = hashlib.sha256(f"{socket.gethostname()} {boot}".encode()).digest()
     return int.from_bytes(digest[:7], "little")
-
-
-def _index(device: torch.device) -> int:
-    return int(device.index if device.index is not None else torch.cuda.current_device())
 
 
 def _peers(device: int) -> int:

@@ -12,7 +12,7 @@ ROWS_MULTIPLE = 4
 
 def decode_cap(max_running: int, num_ranks: int, draft_tokens: int = 0) -> int:
     """Tokens of a rank in one decode step at most: those of a full batch, each request with
-    `draft_tokens` guesses behind its token. Rounded up so that the blocks of rows that all ranks
+    `draft_tokens` guesses after its token. Rounded up so that the blocks of rows that all ranks
     fill together are whole tiles of a grouped product. ValueError for no batch."""
     if max_running < 1 or draft_tokens < 0:
         raise ValueError(f"no batch: {max_running} requests with {draft_tokens} guesses each")
@@ -23,11 +23,8 @@ def decode_cap(max_running: int, num_ranks: int, draft_tokens: int = 0) -> int:
 
 def sub_steps(tokens_per_rank: tuple[int, ...], cap: int) -> tuple[tuple[slice, ...], ...]:
     """[sub-step][rank]: which of the rank's tokens go in it, `cap` of them at most.
-
-    As few sub-steps as the longest rank needs, one even when nobody has a token. The tokens of
-    every rank are spread evenly over them, in order; a rank with few has empty slices. ValueError
-    for a cap below 1.
-    """
+    As few sub-steps as the longest rank needs, at least one. The tokens of every rank are spread
+    evenly over them, in order. ValueError for a cap below 1."""
     if cap < 1:
         raise ValueError(f"cap must be at least 1, got {cap}")
     num_steps = max(1, -(-max(tokens_per_rank) // cap))

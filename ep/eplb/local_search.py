@@ -32,7 +32,7 @@ KEPT = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Some layers behind a step.
+    """Some layers after a step.
 
     rows          [Y] which layers
     slots         [Y, R, S]
@@ -100,8 +100,8 @@ def descend(slots: Slots, load: Load, rules: Rules) -> Iterator[Stage]:
 
 def _step(books: RankLoads, goes_on: Mask, only_swaps: Mask, frugal: bool) -> Mask:
     """[X]: where something was done, of those that go on. `only_swaps` [X], changed in place:
-    behind a replica that was no gain by itself there are trades, as long as they gain; it would be
-    taken back else."""
+    after a replica that was no gain by itself come trades, as long as they gain; else it would be
+    taken back."""
     swap, reshare = best_swap(books), best_reshare(books)
     swaps = goes_on & (swap.gain > MIN_GAIN)
     price = [np.maximum(step.num_moves(books), FREE) if frugal else 1 for step in (swap, reshare)]

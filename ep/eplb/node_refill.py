@@ -56,7 +56,7 @@ def refill(
 
 
 def _swapped_groups(groups: Slots, load: Load) -> Iterator[Slots]:
-    """[Y, nodes, groups / nodes]: as they are, and behind trades of the heaviest node's."""
+    """[Y, nodes, groups / nodes]: as they are, and after trades of the heaviest node's."""
     num_groups = groups[0].size
     books = RankLoads(groups, load.reshape(len(load), num_groups, -1).sum(axis=2), limit=1)
     for _ in range(MAX_GROUP_TRADES):
@@ -79,7 +79,7 @@ def groups_of_nodes(
     node_slots = slots.reshape(num_layers, num_nodes, -1)
     layer, node = np.arange(num_layers)[:, None, None], np.arange(num_nodes)[None, :, None]
     has = np.zeros((num_layers, num_nodes, num_groups + 1), dtype=np.bool_)
-    # EMPTY falls into the group behind the last one.
+    # EMPTY falls into the group after the last one.
     group = np.where(node_slots < 0, num_groups, node_slots * num_groups // num_logical)
     has[layer, node, group] = True
     has = has[..., :-1]

@@ -1,6 +1,6 @@
 """Which rank holds what and how loaded it is, of many independent layers at once.
 
-    slots          [X, R, S] int64    experts; N, behind the last expert, for an empty slot
+    slots          [X, R, S] int64    experts; N, after the last expert, for an empty slot
     load           [X, N + 1] float64 of each expert, above 0
     counts         [X, N + 1] int64   its replicas
     share          [X, N + 1] float64 load of each of them
@@ -11,8 +11,7 @@
     num_moves      [X] int64          slots with experts that their ranks did not hold in the
                                       beginning: each copy travels
 
-An empty slot is one more expert, without load, which is everywhere and of which nobody ever has
-enough or too few.
+An empty slot is one more expert, without load, which is everywhere and never full.
 """
 
 from typing import Any

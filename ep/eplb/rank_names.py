@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ep.eplb.balancedness import Slots
+from ep.eplb.rank_loads import copies_by_rank
 from ep.placement.placement import EMPTY
 
 
@@ -55,11 +56,8 @@ def _renamed(old: Slots, new: Slots, may: npt.NDArray[np.bool_]) -> Slots:
 
 def _held(slots: Slots, other: Slots) -> npt.NDArray[np.bool_]:
     """[L, E + 1, R] of `slots`, with room for the experts of both; the last one is EMPTY, which
-    nobody holds."""
+    no rank holds."""
     num_experts = int(max(slots.max(initial=0), other.max(initial=0))) + 1
-    num_layers, num_ranks, _ = slots.shape
-    layer, rank = np.arange(num_layers)[:, None, None], np.arange(num_ranks)[None, :, None]
-    held = np.zeros((num_layers, num_experts + 1, num_ranks), dtype=np.bool_)
-    held[layer, slots, rank] = True
+    held: npt.NDArray[np.bool_] = copies_by_rank(slots, num_experts + 1) > 0
     held[:, EMPTY] = False
     return held

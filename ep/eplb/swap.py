@@ -97,7 +97,7 @@ def _best_swaps(books: RankLoads, heavy: Rows, partners: Rows, busy: Rows | None
     mine, theirs = books.slots[rows[..., 0], heavy], books.slots[rows, partners]
     weight = pick(books.total, heavy)
     middle = (weight[..., None] + pick(books.total, partners)) / 2  # [X, H, P]
-    # With itself nobody trades.
+    # No rank trades with itself.
     no_partner = partners == heavy[..., None]
     if busy is not None:
         no_partner |= partners == busy[:, None, None]

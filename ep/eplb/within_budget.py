@@ -22,7 +22,7 @@ from ep.eplb.rank_names import keep_ranks, num_new
 ENOUGH = 0.995
 # Nodes are filled anew in layers that do not reach so much of what is possible.
 REFILL = 0.98
-# Nobody waits for the last part of a layer this even.
+# The last part of a layer this even is not waited for.
 EVEN = 0.998
 STEPS_PER_RANK = 4
 FEW = 1 / 8  # so small a part of the layers is not waited for
@@ -200,7 +200,7 @@ def _choose_while_all_fits(
         if not gains.size:
             break
         chosen = best[gains]
-        # No change comes in front of those that it builds on.
+        # No change comes before those that it builds on.
         last[gains] = np.minimum(last[gains], rate[chosen, gains])
         changes.append((last[gains], more[chosen, gains], chosen, gains))
         choice[gains] = chosen

@@ -1,12 +1,12 @@
 """The ranks that share the experts of a model, and how they keep step.
 
 A step begins with `exchange`: every rank tells its facts to all, so that all can compute the
-same plan. After an exchange in which nobody had work all ranks wait in `idle_wait`, without
+same plan. After an exchange in which no rank had work all wait in `idle_wait`, without
 using the CPU. The first rank that gets work begins the next exchange; what it sends is what
 wakes the others, so that no wake-up can be lost or come too late:
 
     facts = group.exchange([num_tokens, ...])
-    while nobody has work:
+    while no rank has work:
         group.idle_wait(socket, timeout)         # own message, a peer's exchange, or timeout
         take in own messages
         if own work or group.peer_woke():
@@ -71,11 +71,10 @@ class EpGroup:
     ) -> "EpGroup":
         """Waits until all `size` ranks are there; one group a process.
 
-        `rendezvous` is "host:port", an address of rank 0 that all ranks reach; unused by a
-        group of one. `timeout_seconds` bounds the forming, `silence_seconds` (default: the same)
-        later how long a peer may keep the others waiting; a dead one is noticed at once.
-        `backend` moves the tensors: "auto" is NCCL for a CUDA device and sockets for the CPU.
-        ValueError for bad arguments, else Unavailable.
+        `rendezvous` is "host:port" of rank 0, which all reach; a group of one does not use it.
+        `timeout_seconds` bounds the forming, `silence_seconds` (default: the same) later how long
+        a peer may keep the others waiting. `backend` "auto" is NCCL for a CUDA device and sockets
+        for the CPU. ValueError for bad arguments, else Unavailable.
         """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 .. {size - 1}")
@@ -124,14 +123,12 @@ class EpGroup:
 
     def broadcast(self, payload: bytes, num_bytes: int) -> bytes:
         """Rank 0's payload, on all ranks; all know its length, others pass b""."""
-        if self.rank == 0:
-            assert len(payload) == num_bytes, (len(payload), num_bytes)
-            nothing = [memoryview(bytearray())] * self.size
-            self._mesh.swap([memoryview(payload)] * self.size, nothing)
-            return payload
-        incoming = [memoryview(bytearray(num_bytes if r == 0 else 0)) for r in range(self.size)]
-        self._mesh.swap([memoryview(b"")] * self.size, incoming)
-        return bytes(incoming[0])
+        here = self.rank == 0
+        assert not here or len(payload) == num_bytes, (len(payload), num_bytes)
+        from_first = memoryview(bytearray(0 if here else num_bytes))
+        incoming = [from_first, *[memoryview(bytearray())] * (self.size - 1)]
+        self._mesh.swap([memoryview(payload if here else b"")] * self.size, incoming)
+        return payload if here else bytes(from_first)
 
     def gather(self, own: bytes) -> list[bytes]:
         """Equally long payloads of all ranks, on rank 0; elsewhere nothing."""
@@ -142,9 +139,8 @@ class EpGroup:
         return [own, *map(bytes, incoming[1:])] if here else []
 
     def side_connections(self, name: str, timeout_seconds: float) -> dict[int, socket.socket]:
-        """New connections to all other ranks, by rank, for traffic beside the group's own; all
-        ranks ask for the same name, each name once. For any thread. Unavailable when not all
-        ranks come within the time."""
+        """New connections to all other ranks, by rank; all ask for the same name, each name once.
+        For any thread. Unavailable when not all ranks come within the time."""
         if self._store is None:
             return {}
         # A connection to it of our own: NCCL uses the other one, and may not wait for us.
@@ -155,16 +151,15 @@ class EpGroup:
         )
 
     def idle_wait(self, inbox: zmq.Socket[bytes], timeout_seconds: float) -> None:
-        """Returns when `inbox` is readable, a peer has begun the next exchange or called
-        `wake`, or the time (in whole milliseconds) is over; may be called again before that
-        exchange."""
+        """Returns when `inbox` is readable, a peer has begun the next exchange or called `wake`, or
+        the time (in whole milliseconds) is over."""
         poller = zmq.Poller()
         poller.register(inbox, zmq.POLLIN)
         for connection in self._mesh.sockets:
             poller.register(connection.fileno(), zmq.POLLIN)
         with self._watch.idle() if self._watch is not None else nullcontext():
             poller.poll(math.ceil(timeout_seconds * 1000))
-        self.peer_woke()  # finds a peer that died while nobody had work
+        self.peer_woke()  # finds a peer that died while no rank had work
 
     def wake(self) -> None:
         """Sends all peers into the next exchange ahead of our own facts."""
@@ -175,9 +170,9 @@ class EpGroup:
         return self._mesh.has_news()
 
     def watch(self) -> None:
-        """From now on the process ends when a peer is lost and this rank does not notice, because
-        its device waits for that peer; after the first `idle_wait` also when a step takes longer
-        than a peer may be silent. For dispatchers whose kernels wait without a limit."""
+        """For dispatchers whose kernels wait without a limit: from now on the process ends when a
+        peer is lost; after the first `idle_wait` also when a step takes longer than a peer may be
+        silent."""
         if self._watch is None and self.size > 1:
             seconds = self._mesh.timeout_seconds
             self._watch = GroupWatch(self._mesh.sockets, silence_seconds=seconds)

@@ -45,7 +45,7 @@ class GroupWatch:
         self._stop_reading, self._stop_writing = os.pipe()
         self._poller.register(self._stop_reading, select.POLLIN)
         self._has_idled = False
-        self._began: float | None = None  # the step; None: nobody waits for anything
+        self._began: float | None = None  # the step; None: there is none
         self._thread = threading.Thread(target=self._look, name="group-watch", daemon=True)
         self._thread.start()
 

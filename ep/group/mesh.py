@@ -8,7 +8,7 @@ All ranks make the same calls in the same order, and know the sizes of what they
 frame is a header (kind u8, sequence number u64, payload bytes u64) and its payload.
 
 Payloads are sent in rounds of ROUND_BYTES a peer, each round received before the next is sent.
-The rank that is furthest behind finds all that it sent in earlier rounds received, so that its
+The slowest rank finds all that it sent in earlier rounds received, so that its
 round always fits into the kernel's buffers: sending before receiving cannot deadlock.
 """
 

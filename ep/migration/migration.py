@@ -2,7 +2,7 @@
 
     migration.begin(target)                  # at a step boundary, on all ranks at the same one
     ... facts of the next exchange hold migration.report ...
-    outcome = migration.at_boundary(reports)  # behind every exchange; not None when it is over
+    outcome = migration.at_boundary(reports)  # after every exchange; not None when it is over
 
 All that a step reads (weights, maps) changes in `at_boundary` only.
 """
@@ -139,7 +139,7 @@ class ExpertMigration:
         self._perform(self._state.begin(len(self._changed)))
 
     def at_boundary(self, reports: Sequence[Report]) -> Ended | None:
-        """Takes in all ranks' reports; on all ranks behind every exchange."""
+        """Takes in all ranks' reports; on all ranks after every exchange."""
         return self._perform(self._state.exchanged(reports))
 
     def _perform(self, actions: Sequence[Action]) -> Ended | None:
@@ -175,10 +175,8 @@ class ExpertMigration:
             return jobs
 
         self._staging = Staging(run, self._shard.rank, self._layers[0].device)
-        if restore or not self._can_carry:
-            self._staging.begin(plan, _no_carrier, self._read_expert)
-        else:
-            self._staging.begin(plan, self._connect)
+        reads = restore or not self._can_carry
+        self._staging.begin(plan, None if reads else self._connect, self._read_expert)
 
     def _job(self, layer: int, now: tuple[int, ...], goal: Placement) -> LayerJob:
         return LayerJob(
@@ -222,15 +220,3 @@ class ExpertMigration:
         if self._own_group is None:
             return sockets
         return DeviceCarrier(self._own_group, sockets, bytes_per_second=self._bytes_per_second)
-
-
-class _NoCarrier:
-    def carry(self, sends: Sequence[object], receives: Sequence[object]) -> None:
-        raise AssertionError("nothing travels when layers are restored")
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-def _no_carrier(_staging: Staging) -> Carrier:
-    return _NoCarrier()

@@ -3,7 +3,7 @@
 It has a process group of its own and, on a GPU, uses the stream of the thread that stages, so that
 the group's steps go on meanwhile. Every rank goes through the same rounds in the same order.
 Nothing ends a wait within NCCL but the end of the process, so a round begins when all ranks have
-met at it: who fails before leaves nobody waiting there.
+met at it: one that fails before leaves none waiting there.
 """
 
 import time
@@ -19,7 +19,7 @@ Span = tuple[int, torch.Tensor]  # the other rank, 1-D uint8 on the group's devi
 
 
 class DeviceCarrier:
-    """One migration's; one thread uses it. `group` is a process group that nobody else uses;
+    """One migration's; one thread uses it. `group` is a process group of its own;
     `meeting` connects the same ranks."""
 
     def __init__(
@@ -30,7 +30,7 @@ class DeviceCarrier:
         self._seconds_per_byte = 1 / bytes_per_second
 
     def carry(self, sends: Sequence[Span], receives: Sequence[Span]) -> None:
-        """As `SocketCarrier.carry`; slowed down behind the round, not within."""
+        """As `SocketCarrier.carry`; slowed down after the round, not within."""
         self._meeting.meet()
         operations = [
             dist.P2POp(operation, tensor, peer, self._group)

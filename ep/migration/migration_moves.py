@@ -1,9 +1,8 @@
 """What has to travel for one layer to change from one placement to another: a pure function.
 
-Every rank computes the same moves from the same two placements, so that sender and receiver of
-each expert agree without a word. A slot that changes is filled from the same rank if that rank
-holds the expert in any slot, else from one of the ranks that hold it, the one that has least to
-send so far.
+Every rank computes the same moves, so that sender and receiver agree without a word. A slot that
+changes is filled from the same rank if that holds the expert, else from the holder that has least
+to send so far.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,6 @@
-"""Stages the experts that a rank is to hold, in a thread beside its steps, layer after layer.
-
-The weights in service are only read. What is staged waits in spare memory, of which there is
-enough for WINDOW layers, until the layer is installed on all ranks.
+"""Stages the experts that a rank is to hold, in a thread beside its steps, layer after layer: in
+spare memory for WINDOW layers, until a layer is installed on all ranks. The weights in service
+are only read.
 """
 
 import threading
@@ -72,11 +71,11 @@ class Staging:
     def begin(
         self,
         plan: Callable[[], Sequence[LayerJob]],
-        connect: Callable[["Staging"], Carrier],
-        read_expert: ReadExpert | None = None,
+        connect: Callable[["Staging"], Carrier] | None,
+        read_expert: ReadExpert,
     ) -> None:
-        """Stages what is planned from the other ranks, by way of a carrier; or all that changes
-        from `read_expert`. The thread calls all three."""
+        """Stages what is planned from the other ranks, by way of a carrier; without one, all that
+        changes from `read_expert`. The thread calls all three."""
         self._note_stream()
         threading.Thread(
             target=self._run,
@@ -104,24 +103,26 @@ class Staging:
     def _run(
         self,
         plan: Callable[[], Sequence[LayerJob]],
-        connect: Callable[["Staging"], Carrier],
-        read_expert: ReadExpert | None,
+        connect: Callable[["Staging"], Carrier] | None,
+        read_expert: ReadExpert,
     ) -> None:
         carrier: Carrier | None = None
         try:
             self._jobs = plan()
             with self._on_own_stream():
                 self._make_room()
-                carrier = connect(self)
+                if connect is not None:
+                    carrier = connect(self)
                 for index, job in enumerate(self._jobs):
                     self._room.acquire()
                     if not self.is_wanted:
                         return
                     self._await_installs()
-                    if read_expert is None:
-                        self._stage(job, self._rows[index % WINDOW], carrier)
+                    rows = self._rows[index % WINDOW]
+                    if carrier is not None:
+                        self._stage(job, rows, carrier)
                     else:
-                        self._read(job, self._rows[index % WINDOW], read_expert)
+                        self._read(job, rows, read_expert)
                     if self._device.type == "cuda":
                         torch.cuda.current_stream(self._device).synchronize()
                     self.num_staged = index + 1

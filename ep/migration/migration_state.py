@@ -1,17 +1,16 @@
 """When which layer's experts change places: the same decisions on all ranks of a group.
 
-Weights of one layer after the other are staged in the background. A rank reports how many
-layers it has staged with every exchange of the group; a layer is installed at the first step
-boundary at which all ranks have, on all of them at once. Since every rank decides from the same
-reports, none needs to ask another.
+Layers are staged in the background, one after the other. A rank reports how many it has staged
+with every exchange of the group; a layer is installed on all ranks at the first step boundary at
+which all have it. Every rank decides from the same reports.
 
     idle -> moving -> idle (done)
               |
               +----> restoring -> idle (restored, or broken)
 
-A rank whose transfer fails says so, and the group turns back: layers installed by then return
-to the old placement, from a source that does not depend on the other ranks. Were that to fail
-as well, each layer still has one placement that all ranks agree on.
+When a rank's transfer fails, the group turns back: layers installed by then return to the old
+placement, from the checkpoint. Were that to fail as well, each layer still has one placement that
+all ranks agree on.
 """
 
 from collections.abc import Sequence
@@ -121,10 +120,8 @@ class MigrationState:
             self._has_failed = True
 
     def exchanged(self, reports: Sequence[Report]) -> list[Action]:
-        """All ranks' reports, at a step boundary.
-
-        One layer a boundary, so that no step is held up by more than one.
-        """
+        """All ranks' reports, at a step boundary. One layer a boundary, so that no step is held up
+        by more than one."""
         if self.phase is MigrationPhase.IDLE:
             return []
         if any(report.has_failed for report in reports):

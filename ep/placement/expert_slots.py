@@ -38,8 +38,7 @@ class ExpertSlots:
             piece.copy_(part)
 
     def write(self, slot: int, row: torch.Tensor) -> None:
-        """Copies `row` [slot_bytes] uint8 into a slot, behind the work that is enqueued on the
-        current stream."""
+        """Copies `row` [slot_bytes] uint8 into a slot, in order on the current stream."""
         for part, piece in zip(self.parts(slot), self.split(row), strict=True):
             part.copy_(piece)
 

@@ -11,9 +11,9 @@ A placement is dumped to a file as JSON:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 EMPTY = -1
 FORMAT = "epserve-expert-placement"
@@ -58,10 +58,8 @@ class Placement:
     def trivial(
         cls, num_layers: int, num_logical: int, num_ranks: int, num_redundant: int = 0
     ) -> "Placement":
-        """Consecutive experts to consecutive ranks, counts differing by at most one; behind the
-        last expert the first ones again, `num_redundant` of them.
-
-        ValueError when a number is too small.
+        """Consecutive experts to consecutive ranks, counts differing by at most one; after the
+        last expert the first `num_redundant` again. ValueError when a number is too small.
         """
         if num_logical < 1 or num_ranks < 1 or num_layers < 0 or num_redundant < 0:
             raise ValueError(
@@ -101,7 +99,11 @@ class Placement:
 
     def has_shape_of(self, other: "Placement") -> bool:
         """Whether one can take the place of the other in running ranks."""
-        return _shape(self) == _shape(other)
+        return self._shape == other._shape
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self.num_ranks, self.slots_per_rank, self.num_logical, self.num_layers
 
     def local_experts(self, layer: int, rank: int) -> tuple[int, ...]:
         """[slots_per_rank] experts of `rank` in slot order, EMPTY where there is none."""
@@ -130,14 +132,9 @@ class Placement:
         unknown = set(changed) - set(range(self.num_layers))
         if unknown:
             raise ValueError(f"there is no MoE layer {min(unknown)}")
-        return Placement(
-            num_ranks=self.num_ranks,
-            slots_per_rank=self.slots_per_rank,
-            num_logical=self.num_logical,
-            physical_to_logical=tuple(
-                tuple(changed.get(layer, experts))
-                for layer, experts in enumerate(self.physical_to_logical)
-            ),
+        layers = enumerate(self.physical_to_logical)
+        return replace(
+            self, physical_to_logical=tuple(tuple(changed.get(i, experts)) for i, experts in layers)
         )
 
     def as_json(self) -> str:
@@ -165,24 +162,15 @@ class Placement:
         )
 
 
-def _shape(placement: Placement) -> tuple[int, ...]:
-    return (
-        placement.num_ranks,
-        placement.slots_per_rank,
-        placement.num_logical,
-        placement.num_layers,
-    )
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _integer(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not _is_integer(value):
         raise ValueError(f"{name} of an expert placement must be an integer, got {value!r}")
     return value
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _layers(value: object) -> tuple[tuple[int, ...], ...]:

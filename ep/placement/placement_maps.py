@@ -46,8 +46,8 @@ class PlacementMaps:
         return LayerMaps(physical=self.physical[layer], num_replicas=self.num_replicas[layer])
 
     def write(self, placement: Placement, layers: Iterable[int]) -> None:
-        """Puts these layers of a placement of the same shape in force, behind the work that is
-        enqueued on the current stream and in front of what follows."""
+        """Puts these layers of a placement of the same shape in force, in order on the current
+        stream."""
         for layer in layers:
             physical, num_replicas = arrays(placement, (layer,))
             assert physical.shape[1:] == self.physical.shape[1:], "a placement of another shape"

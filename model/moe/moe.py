@@ -7,8 +7,7 @@ import torch
 
 from ep.dispatch.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload, Rows
 from ep.dispatch.expert_shard import ExpertShard
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.dispatch.local import LocalDispatcher
 from ep.dispatch.split_dispatch import in_sub_steps
 from ep.placement.placement_maps import LayerMaps
 from kernels.elementwise.combine import Update, combined
@@ -97,7 +96,7 @@ class Moe:
     @property
     def waits_for_no_rank(self) -> bool:
         """Whether `forward` needs no other rank and no look of the host at what the gate chose."""
-        return self.fused or isinstance(self.aligned, LocalAlignedDispatcher)
+        return self.fused or isinstance(self.aligned, LocalDispatcher)
 
     def forward(
         self,
@@ -153,7 +152,7 @@ class Moe:
             wanted = self.experts.payload, self.experts.alignment
             arrived = self.aligned.dispatch_aligned(*told, *wanted, compute_shared, ready)
             computed = self.experts.forward_aligned(arrived)
-            if isinstance(self.aligned, LocalAlignedDispatcher):
+            if isinstance(self.aligned, LocalDispatcher):
                 base = beside[0] if beside else None
                 return self.aligned.combination_of(computed, arrived.handle, base=base)
             routed = self.aligned.combine_aligned(computed, arrived.handle)
@@ -175,7 +174,7 @@ class Moe:
         """(RMSNorm of x + residual, the same quantised where `forward_parts` takes it, or, if it
         `decodes`, `decode_parts`, x + residual)."""
         if decodes:
-            is_local = isinstance(self.masked, LocalMaskedDispatcher) and not self.fused
+            is_local = isinstance(self.masked, LocalDispatcher) and not self.fused
             payload = self.experts.payload if is_local else Payload.PLAIN
             quantises = payload.quantises or self._shared_is_fp8
         else:
@@ -207,7 +206,7 @@ class Moe:
             parts = zip(x.split(cap), is_row.split(cap), strict=True)
             return torch.cat([self.decode(*part) for part in parts])
         # The shared expert is computed while tokens travel, or beside the rest if they do not.
-        travels = not isinstance(self.masked, LocalMaskedDispatcher)
+        travels = not isinstance(self.masked, LocalDispatcher)
         side, shared = SideWork(x.device, has_stream=not travels), self.shared
 
         def start_shared() -> None:
@@ -227,7 +226,7 @@ class Moe:
             routed, base = self._fused(x, physical, topk_weights), side.join()
             return routed if base is None else routed + base
         told = (x, physical, topk_weights, self.experts.payload)
-        if isinstance(self.masked, LocalMaskedDispatcher):
+        if isinstance(self.masked, LocalDispatcher):
             sent = self.masked.dispatch_masked(*told, rows=None if rows is None else rows.sent)
             computed = self.experts.forward_masked(sent)
             return self.masked.combination_of(computed, sent.handle, base=side.join())

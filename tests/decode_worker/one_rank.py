@@ -54,8 +54,8 @@ from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from tests.packed_sampling import packed
+from tests.transfer.memory import MemoryTransfer
 from transfer.api import AgentDescriptor, Copy, Transfer
-from transfer.memory import MemoryTransfer
 
 PAGE_TOKENS = 8
 _NAMES = itertools.count()

@@ -9,7 +9,7 @@ import pytest
 from engine.link.messages import Failed, Finish, Produced
 from tests.decode_worker.one_rank import OneRank, one_rank, reference_tokens
 from tests.tiny_checkpoint import make_tiny_checkpoint
-from transfer.memory import MemoryTransfer
+from tests.transfer.memory import MemoryTransfer
 
 PROMPTS = [
     [(7 * n + 3 * j) % 250 + 5 for j in range(length)]

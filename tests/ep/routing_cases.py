@@ -13,7 +13,7 @@ from ep.dispatch.dispatcher import (
     MaskedDispatcher,
     Payload,
 )
-from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.dispatch.local import LocalDispatcher
 
 # Relative, by norm, of what FP8 payload does to hidden states: half a step of e4m3 at most.
 FP8_BOUND = 2**-4
@@ -83,7 +83,7 @@ class RoutingCase:
             num_tokens = len(everybody.hidden)
             if payload.scale is not None:
                 payload = replace(payload, scale=payload.scale.to(everybody.hidden.device))
-            masked = LocalMaskedDispatcher(num_slots, max(1, num_tokens))
+            masked = LocalDispatcher(num_slots, max(1, num_tokens))
             known = through_masked(masked, everybody, payload, first_slot=0)
             self.known[known_as] = known
         return self.known[known_as].split(self.tokens_per_rank)[rank]

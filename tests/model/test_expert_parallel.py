@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ep.dispatch.expert_shard import ExpertShard
-from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.dispatch.local import LocalDispatcher
 from ep.placement.placement import EMPTY, Placement
 from model.batch import AttentionForm
 from model.moe.moe import Moe
@@ -103,7 +103,7 @@ def test_decode_past_the_cap_of_the_dispatcher(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path)
     whole = load_all(folder)
     shard = ExpertShard.alone(2, 8)
-    capped = load_all(folder, experts=replace(shard, masked=LocalMaskedDispatcher(8, 2)))
+    capped = load_all(folder, experts=replace(shard, masked=LocalDispatcher(8, 2)))
     x = torch.randn(5, whole.config.hidden_size, generator=torch.Generator().manual_seed(1))
     is_row = torch.tensor([True, True, False, True, True])
     moe, capped_moe = (model.layers[-1].mlp for model in (whole, capped))

@@ -8,7 +8,7 @@ import torch
 
 from tests.prefill_worker.one_rank import Model
 from tests.tiny_checkpoint import make_tiny_checkpoint
-from transfer.memory import MemoryTransfer
+from tests.transfer.memory import MemoryTransfer
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from prefill_worker.loop import PrefillLoop
 from tests.packed_sampling import packed
-from transfer.memory import MemoryTransfer
+from tests.transfer.memory import MemoryTransfer
 
 PAGE = 8
 FINGERPRINT = "same model"

@@ -26,7 +26,7 @@ from tests.prefill_worker.one_rank import (
     submit_to,
     tokens,
 )
-from transfer.memory import MemoryTransfer
+from tests.transfer.memory import MemoryTransfer
 
 
 @pytest.mark.parametrize("num_tokens", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 97])

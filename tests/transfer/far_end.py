@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 import torch
 
+from tests.transfer.memory import MemoryTransfer
 from transfer.api import AgentDescriptor, Notification, Transfer
-from transfer.memory import MemoryTransfer
 
 PATIENCE_SECONDS = 10.0
 START_SECONDS = 60.0

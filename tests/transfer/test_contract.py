@@ -18,8 +18,8 @@ import torch
 
 from core.errors import TransferError
 from tests.transfer.far_end import Check, FarEnd, MakeFarEnd, MemoryFarEnd, NixlFarEnd
+from tests.transfer.memory import MemoryTransfer
 from transfer.api import AgentDescriptor, Completion, Copy, State, Transfer, TransferId
-from transfer.memory import MemoryTransfer
 
 NUM_BYTES = 8 << 20
 serial = itertools.count()

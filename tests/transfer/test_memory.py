@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from core.errors import TransferError
+from tests.transfer.memory import MemoryTransfer
 from transfer.api import Completion, Copy, State
-from transfer.memory import MemoryTransfer
 
 WHOLE = [Copy(0, 0, 8)]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from core.clock import ManualClock
+from tests.transfer.memory import MemoryTransfer
 from transfer.api import Copy, State, TransferId
-from transfer.memory import MemoryTransfer
 from transfer.paced import QUICK_SECONDS, PacedTransfer
 
 # Of room, and of a transfer: two fit at first.

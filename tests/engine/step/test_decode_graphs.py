@@ -13,7 +13,6 @@ from engine.step.decode_graphs import DecodeGraphs, graph_sizes
 from engine.step.graph_capture import RepeatedCall, Step
 from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.collective import CollectiveDispatcher
-from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatch.expert_shard import ExpertShard
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
@@ -164,7 +163,7 @@ def test_ranks_with_different_batches_and_with_none(folder: Path, num_ranks: int
                 group.rank,
                 CollectiveDispatcher(group, slots),
                 "cpu",
-                masked=CollectiveMaskedDispatcher(group, slots, SIZES[-1]),
+                masked=CollectiveDispatcher(group, slots, SIZES[-1]),
             ),
         )
         requests = Requests(model, 5, num_ranks)

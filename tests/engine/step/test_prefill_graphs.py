@@ -16,7 +16,6 @@ from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
 from ep.placement.placement import Placement
 from model.batch import AttentionForm, ForwardBatch
 from model.config import ModelConfig
@@ -35,7 +34,7 @@ def load(folder: Path, device: str) -> DeepseekV3:
     placement = Placement.trivial(config.num_moe_layers, config.num_experts, 1)
     shard = ExpertShard.build(
         placement, 0, LocalDispatcher(config.num_experts), device,
-        aligned=LocalAlignedDispatcher(config.num_experts),
+        aligned=LocalDispatcher(config.num_experts),
     )  # fmt: skip
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     return DeepseekV3.load(folder, device=device, dtype=dtype, experts=shard)

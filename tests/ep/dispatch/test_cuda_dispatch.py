@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from ep.dispatch.collective_aligned import CollectiveAlignedDispatcher
-from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
+from ep.dispatch.collective import CollectiveDispatcher
 from ep.dispatch.dispatcher import MaskedDispatcher, Payload
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
+from ep.dispatch.local import LocalDispatcher
 from ep.group.group import EpGroup
 from tests.ep.cuda_ranks import on_gpus
 from tests.ep.routing_cases import (
@@ -31,7 +29,7 @@ def cases(num_ranks: int, device: str) -> list[RoutingCase]:
 
 
 def test_one_gpu() -> None:
-    masked, aligned = LocalMaskedDispatcher(SLOTS, CAP), LocalAlignedDispatcher(SLOTS)
+    masked, aligned = LocalDispatcher(SLOTS, CAP), LocalDispatcher(SLOTS)
     on_cpu = cases(1, "cpu")
     for case, here in zip(on_cpu, cases(1, "cuda"), strict=True):
         (tokens,), counts = here.by_rank, case.tokens_per_rank
@@ -49,8 +47,8 @@ def test_one_gpu() -> None:
 def two_gpus(group: EpGroup, device: torch.device) -> None:
     first = group.rank * SLOTS
     for exact in (True, False):
-        masked = CollectiveMaskedDispatcher(group, SLOTS, CAP, exact=exact)
-        aligned = CollectiveAlignedDispatcher(group, SLOTS, exact=exact)
+        masked = CollectiveDispatcher(group, SLOTS, CAP, exact=exact)
+        aligned = CollectiveDispatcher(group, SLOTS, exact=exact)
         for case in cases(group.size, str(device)):
             tokens, counts = case.by_rank[group.rank], case.tokens_per_rank
             own = len(tokens.hidden)
@@ -76,7 +74,7 @@ def through_all_rows(
 
 def captured(group: EpGroup, device: torch.device, payload: Payload) -> None:
     """A graph of dispatch and combine, replayed for all routings."""
-    masked = CollectiveMaskedDispatcher(group, SLOTS, CAP)
+    masked = CollectiveDispatcher(group, SLOTS, CAP)
     every_case = cases(group.size, str(device))
     static = every_case[0].by_rank[group.rank].padded(CAP)
     first = group.rank * SLOTS
@@ -101,7 +99,7 @@ def captured(group: EpGroup, device: torch.device, payload: Payload) -> None:
         graph.replay()
         got = out.clone()
         assert torch.equal(got, step()), case.name
-        alone = LocalMaskedDispatcher(group.size * SLOTS, CAP)
+        alone = LocalDispatcher(group.size * SLOTS, CAP)
         want = through_all_rows(alone, tokens, payload, 0)
         torch.testing.assert_close(got, want.to(got.dtype), rtol=2**-6, atol=2**-6)
 

@@ -201,8 +201,8 @@ def on_rank(
             device=device,
             timeout_seconds=120.0,
         )
-        facts = group.exchange(own_facts(device).numbers())
-        obstacle = deep_ep_obstacle(needs(size), [RankFacts.of_numbers(one) for one in facts])
+        facts = group.exchange(own_facts(device))
+        obstacle = deep_ep_obstacle(needs(size), [RankFacts(*one) for one in facts])
         if name == "deep_ep" and obstacle:
             pipe.send(Outcome(obstacle=obstacle))
             return

@@ -56,7 +56,7 @@ def test_a_node_of_deep_ep_is_one_machine() -> None:
 )
 def test_one_rank_that_cannot_is_named(changes: dict[str, int], reason: str) -> None:
     ranks = node(4)
-    ranks[1] = replace(ranks[1], **changes)
+    ranks[1] = ranks[1]._replace(**changes)
     assert reason in choose("auto", NEEDS, ranks).reason
     with pytest.raises(ValueError, match=f"deep_ep cannot be had: .*{reason}"):
         choose("deep_ep", NEEDS, ranks)
@@ -83,9 +83,8 @@ def test_facts_travel_as_numbers() -> None:
     facts = own_facts(torch.device("cpu"))
     assert not facts.installed
     assert facts == own_facts(torch.device("cpu"))
-    numbers = facts.numbers()
-    assert all(0 <= number < 2**63 for number in numbers)
-    assert RankFacts.of_numbers(numbers) == facts
+    assert all(0 <= number < 2**63 for number in facts)
+    assert RankFacts(*map(int, facts)) == facts
     assert choose("auto", NEEDS, [facts, facts]).reason == "no DeepEP: it is not installed"
 
 

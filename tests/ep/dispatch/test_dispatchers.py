@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ep.dispatch.collective import CollectiveDispatcher
-from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatch.deep_ep import DeepEpDispatcher
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher_choice import Choice, Wanted
@@ -26,7 +25,7 @@ def test_without_gpus_there_are_collectives() -> None:
         choice = agree(group, "auto", NEEDS, CPU)
         made = make_dispatchers(group, choice, NEEDS, CPU)
         assert isinstance(made.dispatcher, CollectiveDispatcher)
-        assert isinstance(made.masked, CollectiveMaskedDispatcher)
+        assert isinstance(made.masked, CollectiveDispatcher)
         assert made.aligned is None
         made.close()
         return choice.reason

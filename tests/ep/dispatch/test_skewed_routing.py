@@ -4,12 +4,8 @@ import pytest
 import torch
 
 from ep.dispatch.collective import CollectiveDispatcher
-from ep.dispatch.collective_aligned import CollectiveAlignedDispatcher
-from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
 from ep.dispatch.dispatcher import Payload
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.group.group import EpGroup
 from tests.ep.routing_cases import (
     RoutingCase,
@@ -48,13 +44,11 @@ def test_one_rank(dtype: torch.dtype) -> None:
         (tokens,), counts = case.by_rank, case.tokens_per_rank
         padded = tokens.padded(CAP)
         for payload in payloads():
-            got = through_masked(LocalMaskedDispatcher(SLOTS, CAP), padded, payload, 0)
+            got = through_masked(LocalDispatcher(SLOTS, CAP), padded, payload, 0)
             assert not got[len(tokens.hidden) :].any()
             assert_as_expected(case, 0, payload, got[: len(tokens.hidden)], exact=True)
             for alignment in (1, 4):
-                got = through_aligned(
-                    LocalAlignedDispatcher(SLOTS), tokens, payload, alignment, 0, counts
-                )
+                got = through_aligned(LocalDispatcher(SLOTS), tokens, payload, alignment, 0, counts)
                 assert_as_expected(case, 0, payload, got, exact=True)
         if not case.has_nobody:
             got = through_contiguous(LocalDispatcher(SLOTS), tokens, 0, counts)
@@ -67,8 +61,8 @@ def test_one_rank(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("num_ranks", "dtype"), [(2, torch.float32), (4, torch.bfloat16)])
 def test_collective(num_ranks: int, dtype: torch.dtype, exact: bool) -> None:
     def on_rank(group: EpGroup, meeting: Meeting) -> int:
-        masked = CollectiveMaskedDispatcher(group, SLOTS, CAP, exact=exact)
-        aligned = CollectiveAlignedDispatcher(group, SLOTS, exact=exact)
+        masked = CollectiveDispatcher(group, SLOTS, CAP, exact=exact)
+        aligned = CollectiveDispatcher(group, SLOTS, exact=exact)
         first, compared = group.rank * SLOTS, 0
         for case in cases(num_ranks, dtype):
             tokens, counts = case.by_rank[group.rank], case.tokens_per_rank
@@ -94,7 +88,7 @@ def test_without_a_word_cpus_are_exact() -> None:
 
     def on_rank(group: EpGroup, meeting: Meeting) -> None:
         tokens = case.by_rank[group.rank]
-        masked = CollectiveMaskedDispatcher(group, SLOTS, CAP)
+        masked = CollectiveDispatcher(group, SLOTS, CAP)
         got = through_masked(masked, tokens.padded(CAP), Payload.PLAIN, group.rank * SLOTS)
         own = len(tokens.hidden)
         assert_as_expected(case, group.rank, Payload.PLAIN, got[:own], exact=True)
@@ -110,25 +104,24 @@ def test_past_the_cap_nothing_is_sent(payload: Payload) -> None:
 
     def on_rank(group: EpGroup, meeting: Meeting) -> None:
         tokens = full.by_rank[group.rank]
-        masked = CollectiveMaskedDispatcher(group, SLOTS, CAP - 1)
+        masked = CollectiveDispatcher(group, SLOTS, CAP - 1)
         with pytest.raises(ValueError, match="6 tokens in a dispatch for at most 5"):
             through_masked(masked, tokens, payload, group.rank * SLOTS)
         got = through_masked(
-            CollectiveMaskedDispatcher(group, SLOTS, CAP), tokens, payload, group.rank * SLOTS
+            CollectiveDispatcher(group, SLOTS, CAP), tokens, payload, group.rank * SLOTS
         )
         assert_as_expected(full, group.rank, payload, got, exact=True)
 
     on_all_ranks(2, on_rank)
-    alone = LocalMaskedDispatcher(2 * SLOTS, CAP - 1)
+    alone = LocalDispatcher(2 * SLOTS, CAP - 1)
     with pytest.raises(ValueError, match="6 tokens in a dispatch for at most 5"):
         through_masked(alone, full.by_rank[0], payload, 0)
 
 
 def test_dispatchers_of_nothing_are_refused() -> None:
     for make in (
-        lambda: LocalMaskedDispatcher(0, 1),
-        lambda: LocalMaskedDispatcher(1, 0),
-        lambda: LocalAlignedDispatcher(0),
+        lambda: LocalDispatcher(0, 1),
+        lambda: LocalDispatcher(1, -1),
     ):
         with pytest.raises(ValueError):
             make()

@@ -8,8 +8,6 @@ import torch
 
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import Placement
 from model.moe.moe import Moe
 from tests.model.decode_rows import norm_error
@@ -31,8 +29,8 @@ def load(folder: Path, device: str, dtype: torch.dtype) -> Moe:
     """With four experts twice."""
     placement = Placement.trivial(1, EXPERTS, 1, SLOTS - EXPERTS)
     shard = ExpertShard.build(
-        placement, 0, LocalDispatcher(SLOTS), device, aligned=LocalAlignedDispatcher(SLOTS),
-        masked=LocalMaskedDispatcher(SLOTS, CAP),
+        placement, 0, LocalDispatcher(SLOTS), device, aligned=LocalDispatcher(SLOTS),
+        masked=LocalDispatcher(SLOTS, CAP),
     )  # fmt: skip
     return load_moe(folder, shard=shard, device=device, dtype=dtype)
 

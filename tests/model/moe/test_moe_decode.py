@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ep.dispatch.collective_aligned import CollectiveAlignedDispatcher
-from ep.dispatch.collective_masked import CollectiveMaskedDispatcher
+from ep.dispatch.collective import CollectiveDispatcher
 from ep.dispatch.dispatcher import Payload
 from ep.dispatch.expert_shard import ExpertShard, make_dispatcher
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.group.group import EpGroup
 from ep.placement.expert_slots import ExpertSlots
 from ep.placement.placement import EMPTY, Placement
@@ -39,7 +36,7 @@ def alone(*, fold_shared: bool = False) -> ExpertShard:
     )
     return ExpertShard.build(
         placement, 0, LocalDispatcher(20), "cpu", fold_shared,
-        aligned=LocalAlignedDispatcher(20), masked=LocalMaskedDispatcher(20, CAP),
+        aligned=LocalDispatcher(20), masked=LocalDispatcher(20, CAP),
     )  # fmt: skip
 
 
@@ -122,8 +119,8 @@ def test_ranks_are_the_same_as_one(folders: dict[str, Path], kind: str) -> None:
     def on_rank(group: EpGroup, meeting: Meeting) -> None:
         shard = ExpertShard.build(
             placement, group.rank, make_dispatcher(group, 7), "cpu",
-            aligned=CollectiveAlignedDispatcher(group, 7),
-            masked=CollectiveMaskedDispatcher(group, 7, CAP),
+            aligned=CollectiveDispatcher(group, 7),
+            masked=CollectiveDispatcher(group, 7, CAP),
         )  # fmt: skip
         moe = load_moe(folders[kind], shard=shard)
         own = num_tokens[group.rank]

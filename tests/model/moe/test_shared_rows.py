@@ -7,8 +7,6 @@ import torch
 
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
-from ep.dispatch.local_aligned import LocalAlignedDispatcher
-from ep.dispatch.local_masked import LocalMaskedDispatcher
 from ep.placement.placement import Placement
 from kernels.elementwise.combine import combined
 from kernels.elementwise.rms_norm import rms_norms
@@ -30,8 +28,8 @@ def test_the_results_are_the_same(
         make_int4(folder, static="static" in experts)
     placement = Placement.trivial(2, 16, 1)
     shard = ExpertShard.build(
-        placement, 0, LocalDispatcher(16), "cpu", aligned=LocalAlignedDispatcher(16),
-        masked=LocalMaskedDispatcher(16, 64),
+        placement, 0, LocalDispatcher(16), "cpu", aligned=LocalDispatcher(16),
+        masked=LocalDispatcher(16, 64),
     )  # fmt: skip
     model = load_all(folder, linear="fp8", experts=shard)
     assert all(moe.shares_rows for moe in model.moe_layers)
