@@ -18,7 +18,6 @@ from core.metrics import (
     ProcessRegistry,
     add_build_info,
 )
-from gateway.base.batched_histogram import BatchedHistogram
 
 # How a request can end: well, by its client, or by an error.
 OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
@@ -193,6 +192,4 @@ class GatewayMetrics:
         return Gauge(name, text, registry=self.registry, multiprocess_mode=mode)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        # What others add up must be there at once.
-        kind = Histogram if is_shared() else BatchedHistogram
-        return kind(name, text, buckets=buckets, registry=self.registry)
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
