@@ -21,7 +21,7 @@ from gateway.cluster.client import Cluster, GenerateCall, TokenBatch
 from gateway.cluster.job import Job
 from gateway.output.chat_output import ChatOutput
 from gateway.output.choice_delta import ChoiceDelta
-from gateway.output.output_text import Output, OutputText
+from gateway.output.output_text import OutputText
 from gateway.output.tool_call_parser import ToolCallParser
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.requests.sampling_fields import choice_seed
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
 class _Choice:
     index: int
     call: GenerateCall
-    text: Output
+    text: OutputText | ChatOutput
     echo: PromptEcho | None
 
 
@@ -113,7 +113,7 @@ class RequestRun:
                 deltas, self._deltas = self._deltas, []
                 self._room.set()
                 if self._has_ended:
-                    self._changed.set()  # an error, or the end, may wait behind them
+                    self._changed.set()  # an error, or the end, may wait after them
                 return deltas
             if self._stop_error is not None:
                 raise self._stop_error
@@ -258,7 +258,9 @@ def _make_choice(
     return _Choice(index, call, _make_output(job, tokenizer, prompt.echo), prompt.echo)
 
 
-def _make_output(job: Job, tokenizer: Tokenizer, echo: PromptEcho | None) -> Output:
+def _make_output(
+    job: Job, tokenizer: Tokenizer, echo: PromptEcho | None
+) -> OutputText | ChatOutput:
     chat = job.chat
     if chat is None:
         return OutputText(

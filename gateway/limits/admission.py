@@ -156,7 +156,7 @@ class Admission:
             self._idle.set()
 
     def _note_end(self) -> None:
-        """What ends while nobody waits tells how many ask, not how fast a queue moves."""
+        """An end while no request waits says nothing about how fast the queue moves."""
         now = self._clock.now()
         if self._ended_at is not None:
             seconds, before = now - self._ended_at, self._seconds_between_ends

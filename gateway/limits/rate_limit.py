@@ -58,12 +58,9 @@ class RateLimiter:
                 raise _refusal("tokens", limits.tokens_per_minute, needed - levels.tokens)
             self._memory.write(key, levels._replace(tokens=levels.tokens - num_tokens))
 
-    def give_prompt_back(self, key: str, limits: Limits, num_tokens: int) -> None:
-        """Undoes `take_prompt` for a request that was not admitted."""
-        self.take_output(key, limits, -num_tokens)
-
     def take_output(self, key: str, limits: Limits, num_tokens: int) -> None:
-        """Counts tokens that were generated already."""
+        """Counts tokens that were generated already; below 0: gives back those of a prompt that
+        was not admitted."""
         if not limits.tokens_per_minute:
             return
         with self._memory.locked():

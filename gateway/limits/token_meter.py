@@ -38,9 +38,8 @@ class TokenMeter:
         """Counts what is left; gives the prompts back that were not admitted."""
         self._note(1)
         if self._client is not None and self._num_reserved:
-            client, num_tokens = self._client, self._num_reserved
+            self._limiter.take_output(self._client.name, self._client.limits, -self._num_reserved)
             self._num_reserved = 0
-            self._limiter.give_prompt_back(client.name, client.limits, num_tokens)
 
     def _note(self, num_least: int) -> None:
         if self._client is None:
