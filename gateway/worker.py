@@ -3,7 +3,7 @@
 import json
 import sys
 
-import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
+import core.fork_safety  # noqa: F401 - before whatever imports gRPC
 from core.log import configure
 from core.process import die_with_parent
 from gateway.base.settings import GatewaySettings

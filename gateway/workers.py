@@ -31,7 +31,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 # A process that has run for so long is started again without a pause.
 STEADY_SECONDS = 10.0
-# Behind the grace that running requests get.
+# After the grace that running requests get.
 EXIT_SECONDS = 3.0
 
 

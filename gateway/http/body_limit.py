@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.base.openai_error import http_error_response
 from gateway.http.http_protocol import BODY_IS_THERE
 
-# What is still read and thrown away of a body that is too large: a client that is answered
-# while it sends may see a broken connection and never the answer.
+# Read and discarded of a body that is too large: a client that is answered while it still sends
+# may see a broken connection instead of the answer.
 MAX_DISCARDED_BYTES = 64 * 2**20
 MAX_DISCARD_SECONDS = 5.0
 
@@ -20,7 +20,7 @@ CLOSE = {"connection": "close"}
 class BodyLimit:
     """Answers 413 to bodies over `max_bytes` and 408 to those not there in `timeout_seconds`.
 
-    Counts while reading: a chunked body has no length in front, and a length may lie.
+    Counts while reading: a chunked body declares no length, and a declared one may be wrong.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float) -> None:

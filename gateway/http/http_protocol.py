@@ -1,8 +1,6 @@
-"""uvicorn's HTTP connection with the bounds and the manners it lacks.
-
-Heads of requests are bounded in time and size, and what is no HTTP gets OpenAI's error object too.
-Whoever answers a request finds its connection in the scope: to be told when the client leaves,
-without a task that waits for it, and to cut a client off that does not read.
+"""uvicorn's HTTP connection, with bounds on heads in time and size and OpenAI's error object for
+what is no HTTP. It is in the scope of each request, to be told when the client leaves (without a
+task that waits for it) and to cut off a client that does not read.
 """
 
 import asyncio

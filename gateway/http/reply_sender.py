@@ -56,13 +56,13 @@ class ReplySender:
         await self._write(content, STREAM_HEADERS, more=more)
 
     def ping(self) -> None:
-        """Sends a comment, which clients skip, so that nobody takes silence for death; not
-        while a write waits."""
+        """Sends a comment, which clients skip, so that silence is not taken for a dead
+        server; not while a write waits."""
         if not self._is_writing:
             self._pinging = asyncio.create_task(self._write(PING, STREAM_HEADERS, more=True))
 
     async def close(self) -> None:
-        """Nothing is written behind this."""
+        """Nothing is written after this."""
         if self._pinging is not None:
             self._pinging.cancel()
             await asyncio.gather(self._pinging, return_exceptions=True)

@@ -67,6 +67,6 @@ class RequestParser:
 
 def _make_parser(receiver: Receiver) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(receiver)
-    # As uvicorn's own: what comes behind a last request is left out, and costs no answer to that.
+    # As uvicorn's own: what comes after the last request is ignored.
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser

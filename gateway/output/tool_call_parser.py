@@ -24,18 +24,18 @@ SEPARATOR = "<｜tool▁sep｜>"
 
 
 class _State(Enum):
-    TEXT = "before the calls, and behind them"
+    TEXT = "before the calls, and after them"
     BETWEEN = "before a call, among calls"
     HEAD = "in a call, before its arguments"
     ARGUMENTS = "in the arguments"
-    TAIL = "behind the arguments, before the call's end"
+    TAIL = "after the arguments, before the call's end"
 
 
 class ToolCallParser:
     """Splits one choice's text. `num_calls` is how many calls have begun."""
 
     def __init__(self, *, at_most_one: bool) -> None:
-        """`at_most_one`: what comes behind the first call is left out."""
+        """`at_most_one`: what comes after the first call is left out."""
         self.num_calls = 0
         self._at_most_one = at_most_one
         self._state = _State.TEXT
@@ -56,7 +56,7 @@ class ToolCallParser:
 
     def finish(self, *, is_cut_off: bool) -> tuple[str, list[CallDelta]]:
         """All that was held back. `is_cut_off`: more would have come. The arguments of a call
-        that was cut off stay cut off, and what is in front of them is left out; marks without
+        that was cut off stay cut off, and what is before them is left out; marks without
         a call are text where the model has ended with them."""
         if self._state is _State.TEXT:
             self._say(self._buffer)
