@@ -51,20 +51,17 @@ class GatewayMetrics:
             "outcome",
         )
         # From the start, so that rates begin at 0.
-        self._requests_by_outcome = {
-            outcome: self.requests.labels(outcome=outcome) for outcome in OUTCOMES
-        }
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome=outcome)
         self.http_responses = self._counter(
             "epserve_gateway_http_responses_total",
             "HTTP responses by path (known ones only) and status",
             "path",
             "code",
         )
-        # Found again without the library's own way, which is long.
-        self._http_responses: dict[tuple[str, int], Counter] = {}
         for path in GENERATION_PATHS:
             for code in GENERATION_CODES:
-                self.http_response(path, code)
+                self.http_responses.labels(path=path, code=str(code))
         self.inflight = self._gauge(
             "epserve_gateway_num_running_requests", "Generation requests in progress"
         )
@@ -151,7 +148,7 @@ class GatewayMetrics:
         self, outcome: str, seconds: float, *, num_prompt: int, num_cached: int, num_generated: int
     ) -> None:
         """A request is over, `seconds` after its arrival; tokens of all its choices."""
-        self._requests_by_outcome[outcome].inc()
+        self.requests.labels(outcome=outcome).inc()
         self.latency.observe(seconds)
         self.cached_tokens.inc(num_cached)
         self.request_prompt_tokens.observe(num_prompt)
@@ -159,15 +156,11 @@ class GatewayMetrics:
 
     def count_refusal(self, outcome: str) -> None:
         """A request is over before there was anything to generate."""
-        self._requests_by_outcome[outcome].inc()
+        self.requests.labels(outcome=outcome).inc()
 
-    def http_response(self, path: str, code: int) -> Counter:
-        """The count of responses with this status; `path` as metrics may name it."""
-        counter = self._http_responses.get((path, code))
-        if counter is None:
-            counter = self.http_responses.labels(path=path, code=str(code))
-            self._http_responses[path, code] = counter
-        return counter
+    def count_response(self, path: str, code: int) -> None:
+        """`path` as metrics may name it."""
+        self.http_responses.labels(path=path, code=str(code)).inc()
 
     def count_move(self, reason: str) -> None:
         self.moves.labels(reason=reason).inc()

@@ -24,22 +24,16 @@ CLOSE = (b"connection", b"close")
 
 
 class RequestScope:
-    """Gives each request an id: the client's `x-request-id` when it is safe to repeat, a new
-    one otherwise. It is on the response, in every log line and, through the context, in the
-    metadata of every call made on the request's behalf; and so is the trace, but for the response.
-    While the gateway stops, connections end with their responses: clients that try again would
-    otherwise come back to it, and not to one that stays.
+    """Gives each request an id: the client's `x-request-id` when it is safe to repeat, else a new
+    one. It is on the response and, as the trace, in every log line and the metadata of every call.
+    While the gateway stops, responses close their connections, so that clients try elsewhere.
 
     NOTE: a plain ASGI middleware; Starlette's BaseHTTPMiddleware loses count of streams
     that clients cancel.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        metrics: GatewayMetrics,
-        paths: frozenset[str],
-        admission: Admission,
+        self, app: ASGIApp, metrics: GatewayMetrics, paths: frozenset[str], admission: Admission
     ) -> None:
         """`paths` are those that metrics may name; all others count as one."""
         self._app = app
@@ -94,7 +88,7 @@ class RequestScope:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         # No status: the client went away before there was any.
-        self._metrics.http_response(self._route(scope), status or 499).inc()
+        self._metrics.count_response(self._route(scope), status or 499)
         if path not in QUIET_PATHS:
             log.info(
                 "answered",
