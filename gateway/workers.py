@@ -1,8 +1,7 @@
 """Several gateway processes behind one port: started, watched, started again, stopped together.
 
 Each process listens for itself (SO_REUSEPORT: the kernel spreads connections over them) and has
-its own tokenizer, connections and bounds. What they have in common lies in a folder: metrics,
-which each of them can tell the sum of, and the levels of rate limits.
+its own tokenizer, connections and bounds. They share metrics and rate limits, in a folder.
 """
 
 import asyncio

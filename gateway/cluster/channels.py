@@ -54,7 +54,7 @@ class ChannelPool:
             await connection.calls.close()
 
     async def _close_stale(self) -> None:
-        """Closes unused connections that are outdated, or too many."""
+        """Closes unused connections that are outdated or too many."""
         newest = dict(self._connections.keys())
         if len(newest) == len(self._connections) <= self._max_idle:
             return

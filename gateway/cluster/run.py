@@ -190,7 +190,7 @@ class RequestRun:
         try:
             return await anext(alone)
         except asyncio.CancelledError:
-            # By `stop`, and by nobody else at the same time?
+            # By `stop`, and by nothing else at the same time?
             if self._stop_error is not None and reader is not None and not reader.uncancel():
                 raise self._stop_error from None
             raise

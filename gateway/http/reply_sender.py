@@ -1,7 +1,6 @@
 """One response on its way to a client that may read slowly, or not at all."""
 
 import asyncio
-from typing import Any
 
 from starlette.types import Send
 
@@ -74,10 +73,7 @@ class ReplySender:
         self._is_writing = True
         if not self.has_begun:
             self.has_begun = True
-            await self._send(_start(headers))
+            start = {"type": "http.response.start", "status": 200, "headers": list(headers)}
+            await self._send(start)
         await self._send({"type": "http.response.body", "body": content, "more_body": more})
         self._is_writing = False
-
-
-def _start(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": 200, "headers": list(headers)}

@@ -1,9 +1,8 @@
 """Rate limits of API keys: a bucket of requests and one of tokens for each.
 
-A bucket holds what a minute allows and fills evenly. A request takes one request when its
-headers are there, its prompt's tokens before it waits for room, which gets them back if it is not
-admitted, and each token of the output as it comes: output may overdraw the bucket, and the next
-request waits until that is paid back.
+A bucket holds what a minute allows and fills evenly. A request takes one request with its headers,
+its prompt's tokens before it waits for room (given back if it is not admitted), and each token of
+the output as it comes: output may overdraw the bucket, and the next request waits for that.
 """
 
 from typing import NamedTuple

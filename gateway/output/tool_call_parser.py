@@ -8,9 +8,8 @@ DeepSeek-V3 and R1 write
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 and V3.1 `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"argument": 1}<｜tool▁call▁end｜>`. Both are
-read. The arguments are handed out as they come, from the brace that opens the object to the one
-that closes it, so that they are JSON whatever stands around them. The marks are looked for in
-the text: a vocabulary need not have them as tokens.
+read. The arguments are handed out as they come, from the object's first brace to its last, so that
+they are JSON. The marks are looked for in the text: they need not be tokens.
 """
 
 import secrets
