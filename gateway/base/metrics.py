@@ -172,7 +172,7 @@ class GatewayMetrics:
             self.inter_token.observe(each)
 
     def watch_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Counts the loop's tasks whenever somebody scrapes, where this process alone is told."""
+        """Counts the loop's tasks at each scrape, where this process has metrics of its own."""
         if not is_shared():
             self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 

@@ -130,8 +130,8 @@ class GenerateCall:
                         tracing.begin("generate", tracing.Kind.CLIENT) as span,
                         self._generate(calls, pair, span) as call,
                     ):
-                        # Messages that waited together are read as one: a choice that is
-                        # behind catches up.
+                        # Messages that waited together are read as one: a late choice
+                        # catches up.
                         while content := await call.take():
                             batch = self._accept(GenerateResponse.FromString(content), pair)
                             yield batch

@@ -59,7 +59,7 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # The password: nobody is asked for one at the terminal, a key that needs it is refused.
+            # The password: a key that needs one is refused instead of asking at the terminal.
             context.load_cert_chain(self._chain, self._key, password="")
         except OSError as error:
             raise ValueError(f"certificate {self._chain}, key {self._key}: {error}") from error

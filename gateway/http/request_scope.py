@@ -7,11 +7,12 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.errors import InternalError
 from core.log import get_logger, request_context
 from core.trace_context import TRACE
 from core.tracing import NOTHING, Span, is_on
 from gateway.base.metrics import GatewayMetrics
-from gateway.base.openai_error import internal_error_response
+from gateway.base.openai_error import error_response
 from gateway.http.request_trace import begin_request, end_request, trace_of
 from gateway.limits.admission import Admission
 
@@ -69,7 +70,8 @@ class RequestScope:
                 log.exception("unexpected exception")
                 if status:
                     raise  # the server cuts the connection: the client must not see an end
-                await internal_error_response()(scope, receive, send_with_id)
+                response = error_response(InternalError("internal error"))
+                await response(scope, receive, send_with_id)
             finally:
                 self._record(scope, status, time.monotonic() - started)
                 end_request(span, status or 499)

@@ -1,4 +1,4 @@
-"""Ends the work on a response early: with its client, at its deadline, or when nobody reads.
+"""Ends the work on a response early: with its client, at its deadline, or for want of a reader.
 
     with ResponseGuard(connection, sender, bounds) as guard:
         ...                                     # in the task that answers the request

@@ -14,7 +14,7 @@ from gateway.limits.rate_limit import RateLimiter
 
 log = get_logger("gateway.key_guard")
 
-# What probes and scrapers ask, and says nothing of anybody's requests.
+# For probes and scrapers; they tell nothing about requests.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 CLIENT = "epserve.client"
 CHALLENGE = {"www-authenticate": "Bearer"}
