@@ -2,8 +2,8 @@
 
 import sys
 
-import core.first_process  # noqa: F401 - in front of all that takes its time
-import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
+import core.first_process  # noqa: F401 - before all that takes its time
+import core.fork_safety  # noqa: F401 - before whatever imports gRPC
 from core.log import configure
 from gateway.base.settings import GatewaySettings
 from gateway.server import make_certificate, make_keys, run

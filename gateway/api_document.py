@@ -68,33 +68,25 @@ def describe(app: FastAPI, model_name: str) -> dict[str, Any]:
         title=app.title, version=app.version, openapi_version=app.openapi_version, routes=app.routes
     )
     document["components"] = {"schemas": _schemas(model_name)}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            described = OPERATIONS.get((path, method))
-            if described is not None:
-                _fill(operation, described)
+    for (path, method), described in OPERATIONS.items():
+        _fill(document["paths"][path][method], described)
     return document
 
 
 def _fill(operation: dict[str, Any], described: Operation) -> None:
     if described.body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {JSON: {"schema": _reference(described.body)}},
-        }
-    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
-    if described.reply is not None:
-        content = {JSON: {"schema": _reference(described.reply)}}
+        operation["requestBody"] = {"required": True, "content": _json_content(described.body)}
+    if described.reply is None:
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = _json_content(described.reply)
     if described.streams:
         content["text/event-stream"] = {"schema": EVENT}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
     for status in sorted(described.errors):
-        # 499 is nobody's but everybody's: the client closed the request.
+        # Not a standard status, but the usual one for this.
         phrase = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
-        responses[str(status)] = {
-            "description": phrase,
-            "content": {JSON: {"schema": _reference(ErrorReply)}},
-        }
+        responses[str(status)] = {"description": phrase, "content": _json_content(ErrorReply)}
     operation["responses"] = responses
 
 
@@ -114,5 +106,5 @@ def _schemas(model_name: str) -> dict[str, Any]:
     return schemas
 
 
-def _reference(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
+def _json_content(model: type[BaseModel]) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}

@@ -20,11 +20,7 @@ from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
 from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
-from gateway.grammar.grammar_request import (
-    constraint_grammar,
-    constraint_or_tool_grammar,
-    tool_grammar,
-)
+from gateway.grammar.grammar_request import request_grammar
 from gateway.http.request_trace import describe_job
 from gateway.limits.api_keys import Client
 from gateway.limits.key_guard import CLIENT
@@ -33,6 +29,7 @@ from gateway.prompt.prompt_echo import PromptEcho
 from gateway.prompt.served_model import ServedModel
 from gateway.replies.chat_reply import ChatReply
 from gateway.replies.completion_reply import CompletionReply
+from gateway.replies.reply import Reply
 from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -197,36 +194,18 @@ class Frontend:
         """Raises InvalidRequest for a form that cannot be kept to, and DeadlineExceeded where
         others' take too long."""
         constraint = body.constraint()
-        if tools is not None and tools.forced:
-            if constraint is not None:
-                raise InvalidRequest(
-                    f"{constraint.param} cannot be kept to while tool_choice forces a call",
-                    param=constraint.param,
-                )
-            compiling = tool_grammar(
-                tools.forced,
-                self.model.tool_form,
-                self.grammars,
-                at_most_one=tools.at_most_one,
-                after_token_id=after_token_id,
-            )
-        elif constraint is not None and tools is not None and tools.offered:
-            compiling = constraint_or_tool_grammar(
-                constraint,
-                tools.offered,
-                self.model.tool_form,
-                self.grammars,
-                at_most_one=tools.at_most_one,
-                after_token_id=after_token_id,
-            )
-        elif constraint is not None:
-            compiling = constraint_grammar(constraint, self.grammars, after_token_id=after_token_id)
-        else:
+        if constraint is None and (tools is None or not tools.forced):
             return
         with tracing.begin("compile grammar"):
             try:
                 async with asyncio.timeout(deadline - self.serving.clock.now()):
-                    grammar = await compiling
+                    grammar = await request_grammar(
+                        constraint,
+                        tools,
+                        self.model.tool_form,
+                        self.grammars,
+                        after_token_id=after_token_id,
+                    )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed in front of the grammar") from error
         sampling.grammar.CopyFrom(grammar)
@@ -315,7 +294,7 @@ class Frontend:
             )
         return min(seconds, longest)
 
-    def _respond(self, job: Job, reply: ChatReply | CompletionReply) -> Response:
+    def _respond(self, job: Job, reply: Reply) -> Response:
         metrics = self.cluster.metrics
         metrics.prompt_tokens.inc(sum(one.num_tokens for one in job.prompts))
         metrics.prepare_time.observe(self.serving.clock.now() - job.arrived_at)
@@ -332,8 +311,8 @@ class Frontend:
 def _check_priority(priority: int, client: Client | None) -> None:
     if client is not None and client.max_priority is not None and priority > client.max_priority:
         raise InvalidRequest(
-            f"priority: this key may have at most {client.max_priority}; who runs the gateway may "
-            "allow it more, by --max-priority or by max_priority=N behind the key",
+            f"priority: this key may have at most {client.max_priority}; the gateway's operator "
+            "can allow more with --max-priority, or with max_priority=N after the key",
             param="priority",
         )
 

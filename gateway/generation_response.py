@@ -5,7 +5,7 @@ stream has begun   an error becomes one event with that object, and the stream e
 not let in yet     nothing is sent: a refusal is to have its status and its Retry-After
 nothing to send    a stream begins, or goes on, with a comment every `ping_seconds`
 client gone        everything that was started for it is cancelled at once
-client not reading the same after `reader_stall_seconds`, or a moment behind the deadline
+client not reading the same after `reader_stall_seconds`, or a moment after the deadline
 """
 
 from typing import NamedTuple

@@ -13,7 +13,7 @@ from gateway.cluster.routers import Routers
 from proto.router_pb2 import AnnounceRequest, AnnounceResponse
 from rpc.identity import identity_message
 
-log = get_logger("gateway.announcer")
+log = get_logger("gateway.router_heartbeat")
 
 INTERVAL_SECONDS = 1.0
 # While the cluster is not ready yet: a start is noticed sooner.

@@ -46,10 +46,10 @@ GC_THRESHOLDS = (50_000, 20, 50)
 SWITCH_SECONDS = 0.0005
 BUCKET_FILE = "rate_limits"
 LOOK_SECONDS = 0.5
-# Behind the moment from which on requests are taken.
+# From the first moment that requests are taken.
 WARM_AFTER_SECONDS = 1.0
-# Behind the bound on readers of streams: what the kernel holds for a client that reads nothing, or
-# we do behind the end of a response, is dropped, and its connection with it.
+# After the bound on readers of streams, the kernel closes the connection of a client that still
+# reads nothing and drops what waits for it, also after the end of a response.
 UNREAD_SECONDS = 60.0
 # For responses that ignore that they were told to end.
 FORCED_STOP_SECONDS = 1

@@ -3,14 +3,13 @@
 import json
 import sys
 
-import core.fork_safety  # noqa: F401 - in front of whatever imports gRPC
+import core.fork_safety  # noqa: F401 - before whatever imports gRPC
 from core.log import configure
 from core.process import die_with_parent
 from gateway.base.settings import GatewaySettings
 from gateway.server import run
 
-# Exit status of one that cannot start, now or later; an exception that nobody has thought of ends
-# it with 1.
+# Exit status of a worker that cannot start, now or later; an unexpected exception ends it with 1.
 CANNOT_START = 3
 
 

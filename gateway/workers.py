@@ -1,8 +1,7 @@
 """Several gateway processes behind one port: started, watched, started again, stopped together.
 
 Each process listens for itself (SO_REUSEPORT: the kernel spreads connections over them) and has
-its own tokenizer, connections and bounds. What they have in common lies in a folder: metrics,
-which each of them can tell the sum of, and the levels of rate limits.
+its own tokenizer, connections and bounds. They share metrics and rate limits, in a folder.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 # A process that has run for so long is started again without a pause.
 STEADY_SECONDS = 10.0
-# Behind the grace that running requests get.
+# After the grace that running requests get.
 EXIT_SECONDS = 3.0
 
 

@@ -18,7 +18,6 @@ from core.metrics import (
     ProcessRegistry,
     add_build_info,
 )
-from gateway.base.batched_histogram import BatchedHistogram
 
 # How a request can end: well, by its client, or by an error.
 OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
@@ -52,20 +51,17 @@ class GatewayMetrics:
             "outcome",
         )
         # From the start, so that rates begin at 0.
-        self._requests_by_outcome = {
-            outcome: self.requests.labels(outcome=outcome) for outcome in OUTCOMES
-        }
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome=outcome)
         self.http_responses = self._counter(
             "epserve_gateway_http_responses_total",
             "HTTP responses by path (known ones only) and status",
             "path",
             "code",
         )
-        # Found again without the library's own way, which is long.
-        self._http_responses: dict[tuple[str, int], Counter] = {}
         for path in GENERATION_PATHS:
             for code in GENERATION_CODES:
-                self.http_response(path, code)
+                self.http_responses.labels(path=path, code=str(code))
         self.inflight = self._gauge(
             "epserve_gateway_num_running_requests", "Generation requests in progress"
         )
@@ -152,7 +148,7 @@ class GatewayMetrics:
         self, outcome: str, seconds: float, *, num_prompt: int, num_cached: int, num_generated: int
     ) -> None:
         """A request is over, `seconds` after its arrival; tokens of all its choices."""
-        self._requests_by_outcome[outcome].inc()
+        self.requests.labels(outcome=outcome).inc()
         self.latency.observe(seconds)
         self.cached_tokens.inc(num_cached)
         self.request_prompt_tokens.observe(num_prompt)
@@ -160,15 +156,11 @@ class GatewayMetrics:
 
     def count_refusal(self, outcome: str) -> None:
         """A request is over before there was anything to generate."""
-        self._requests_by_outcome[outcome].inc()
+        self.requests.labels(outcome=outcome).inc()
 
-    def http_response(self, path: str, code: int) -> Counter:
-        """The count of responses with this status; `path` as metrics may name it."""
-        counter = self._http_responses.get((path, code))
-        if counter is None:
-            counter = self.http_responses.labels(path=path, code=str(code))
-            self._http_responses[path, code] = counter
-        return counter
+    def count_response(self, path: str, code: int) -> None:
+        """`path` as metrics may name it."""
+        self.http_responses.labels(path=path, code=str(code)).inc()
 
     def count_move(self, reason: str) -> None:
         self.moves.labels(reason=reason).inc()
@@ -180,7 +172,7 @@ class GatewayMetrics:
             self.inter_token.observe(each)
 
     def watch_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Counts the loop's tasks whenever somebody scrapes, where this process alone is told."""
+        """Counts the loop's tasks at each scrape, where this process has metrics of its own."""
         if not is_shared():
             self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
@@ -193,6 +185,4 @@ class GatewayMetrics:
         return Gauge(name, text, registry=self.registry, multiprocess_mode=mode)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        # What others add up must be there at once.
-        kind = Histogram if is_shared() else BatchedHistogram
-        return kind(name, text, buckets=buckets, registry=self.registry)
+        return Histogram(name, text, buckets=buckets, registry=self.registry)

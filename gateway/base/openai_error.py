@@ -11,7 +11,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
-from core.errors import EpserveError, InternalError
+from core.errors import EpserveError
 from core.log import get_logger
 
 log = get_logger("gateway.openai_error")
@@ -73,10 +73,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     else:
         message = error.detail
     return http_error_response(error.status_code, message, error.headers)
-
-
-def internal_error_response() -> Response:
-    return error_response(InternalError("internal error"))
 
 
 def _json_response(status: int, body: bytes, headers: Mapping[str, str] | None) -> Response:

@@ -106,7 +106,7 @@ class GatewaySettings(ProcessSettings):
         600.0, gt=0, description="Deadline of a request; x-request-timeout may shorten it"
     )
 
-    # Longer than routers let a request wait for room: a refusal behind a ping is an event in a
+    # Longer than routers let a request wait for room: a refusal after a ping is an event in a
     # stream that began with 200, without a status and a Retry-After of its own. For the same
     # reason nothing is sent while a request waits here: together with max_queue_seconds this is
     # the longest silence, and shorter than the 60 s after which proxies usually hang up.
@@ -125,7 +125,7 @@ class GatewaySettings(ProcessSettings):
     )
 
     # ---- failures
-    # A prompt that waits in line behind others may be moved many times before its turn; what
+    # A prompt that waits in line after others may be moved many times before its turn; what
     # bounds a request in time is its deadline.
     max_attempts: int = Field(
         16, ge=1, description="Worker pairs tried in a row without one new token"

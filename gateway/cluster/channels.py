@@ -1,7 +1,8 @@
 """Connections to decode workers: one for each worker, found by address and epoch."""
 
 from collections import OrderedDict
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from proto.router_pb2 import WorkerRef
 from rpc.multiplex_client import MultiplexClient
@@ -11,30 +12,6 @@ class _Connection:
     def __init__(self, worker: WorkerRef) -> None:
         self.calls = MultiplexClient(worker.address, peer_epoch=worker.epoch)
         self.num_users = 0
-
-    async def close(self) -> None:
-        await self.calls.close()
-
-
-class Lease:
-    """A connection in use, from the beginning of the block to its end."""
-
-    def __init__(self, pool: "ChannelPool", connection: _Connection) -> None:
-        self._pool = pool
-        self._connection = connection
-
-    async def __aenter__(self) -> MultiplexClient:
-        self._connection.num_users += 1
-        return self._connection.calls
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._connection.num_users -= 1
-        await self._pool.close_stale()
 
 
 class ChannelPool:
@@ -51,8 +28,9 @@ class ChannelPool:
     def __len__(self) -> int:
         return len(self._connections)
 
-    def lease(self, worker: WorkerRef) -> Lease:
-        """The connection to `worker`, open for as long as an `async with` of it runs.
+    @asynccontextmanager
+    async def lease(self, worker: WorkerRef) -> AsyncIterator[MultiplexClient]:
+        """The connection to `worker`, open while the block runs.
 
         Raises ValueError when its address is not host:port.
         """
@@ -61,17 +39,22 @@ class ChannelPool:
         if connection is None:
             connection = self._connections[key] = _Connection(worker)
         self._connections.move_to_end(key)
-        return Lease(self, connection)
+        connection.num_users += 1
+        try:
+            yield connection.calls
+        finally:
+            connection.num_users -= 1
+            await self._close_stale()
 
     async def close(self) -> None:
         """Closes all connections; calls still running on them fail."""
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
-            await connection.close()
+            await connection.calls.close()
 
-    async def close_stale(self) -> None:
-        """Closes what nobody uses and is too old, or too much."""
+    async def _close_stale(self) -> None:
+        """Closes unused connections that are outdated or too many."""
         newest = dict(self._connections.keys())
         if len(newest) == len(self._connections) <= self._max_idle:
             return
@@ -87,4 +70,4 @@ class ChannelPool:
             # While one is closed others lease, and close.
             if connection is not None and connection.num_users == 0:
                 del self._connections[key]
-                await connection.close()
+                await connection.calls.close()

@@ -11,7 +11,7 @@ What a failure means:
     from Generate   RESOURCE_EXHAUSTED   another decode worker once, then give up
                     UNAVAILABLE, FAILED_PRECONDITION, CANCELLED, end without a finish reason,
                     answer that makes no sense
-                                         another pair, carrying on behind the tokens received
+                                         another pair, carrying on after the tokens received
                     anything else        give up
 
 How often and how long: `gateway.cluster.failover_policy`.
@@ -133,8 +133,8 @@ class GenerateCall:
                         tracing.begin("generate", tracing.Kind.CLIENT) as span,
                         self._generate(calls, pair, span) as call,
                     ):
-                        # Messages that waited together are read as one: a choice that is
-                        # behind catches up.
+                        # Messages that waited together are read as one: a late choice
+                        # catches up.
                         while content := await call.take():
                             batch = self._accept(GenerateResponse.FromString(content), pair)
                             yield batch
@@ -294,7 +294,7 @@ class GenerateCall:
 
     def _finish_reached(self) -> "FinishReason.ValueType":
         """Whether the tokens received are all there will be, though the worker did not say so:
-        if it died behind the last token, there would be nothing to ask another one for."""
+        if it died after the last token, there would be nothing to ask another one for."""
         if len(self.output_token_ids) >= self._prompt.max_tokens:
             return FINISH_REASON_LENGTH
         if len(self.output_token_ids) < max(1, self._sampling.min_tokens):
@@ -305,7 +305,7 @@ class GenerateCall:
         return FINISH_REASON_STOP if ended else FINISH_REASON_UNSPECIFIED
 
     def _remaining_seconds(self) -> float:
-        """Until the deadline. Raises DeadlineExceeded behind it."""
+        """Until the deadline. Raises DeadlineExceeded after it."""
         seconds = self._deadline - self._cluster.clock.now()
         if seconds <= 0:
             raise DeadlineExceeded("the request's deadline is over")

@@ -1,11 +1,10 @@
 """The search for a pair of workers that brings a choice one token further.
 
-A pair that fails counts, up to `max_attempts`. A worker that leaves as planned does not count: a
-restart of all workers may move a choice as often as there are workers. While there is no pair the
-search goes on for `failover_seconds`; where somebody is leaving as planned, and so about to be
-replaced, for `replacement_seconds`; where there is no router to ask, for `router_seconds`. Full
-workers turn away what has not begun; a request whose client has tokens already, of this choice or
-of another one, waits for room. The deadline of the request bounds it all.
+A pair that fails counts, up to `max_attempts`; a worker that leaves as planned does not: a restart
+of all workers may move a choice as often as there are workers. Without a pair the search goes on
+for `failover_seconds`, while a worker that leaves as planned is being replaced for
+`replacement_seconds`, without a router for `router_seconds`. Full workers refuse what has not
+begun; a request whose client has tokens, of any choice, waits for room until its deadline.
 """
 
 from dataclasses import dataclass, field
@@ -38,14 +37,13 @@ class FailoverPolicy:
     excluded_epochs: list[str] = field(default_factory=list)
     _num_attempts: int = 0
     _refusal: Overloaded | None = None
-    # The first time that something went wrong since somebody was there.
+    # When something first went wrong since workers were last there.
     _since: float | None = None
     _patience_seconds: float = 0.0
     _wait_seconds: float = FIRST_WAIT_SECONDS
 
     def note_begun(self) -> None:
-        """The client has tokens from now on, of another choice: whoever was full may have room
-        later."""
+        """The client has tokens from now on, of another choice: full workers are waited for."""
         self.has_begun = True
         self._refusal = None
 
@@ -77,7 +75,7 @@ class FailoverPolicy:
         """The router has none, or is not there. Returns after how many seconds to ask again, or
         raises what the client is to be told."""
         if self._refusal is not None and isinstance(error, Unavailable | Overloaded):
-            raise self._refusal  # nobody else is there: the pair is not gone, it is full
+            raise self._refusal  # there is no other pair, and this one is full
         if isinstance(error, Overloaded) and self.has_begun:
             self._note_presence()
             return self._next_wait()
@@ -103,7 +101,7 @@ class FailoverPolicy:
         return seconds
 
     def _note_presence(self) -> None:
-        """Somebody is there, and full: patience is for when nobody is."""
+        """Workers are there, but full: patience is for when there are none."""
         self._since = None
         self._patience_seconds = 0.0
 

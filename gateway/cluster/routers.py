@@ -60,7 +60,7 @@ class _Router:
         await self._channel.close(grace=None)
 
     async def retire(self) -> None:
-        """Closes it when nobody can wait for an answer any more."""
+        """Closes it when no call can wait for an answer any more."""
         await asyncio.sleep(RETIRE_SECONDS)
         await self.close()
 

@@ -22,7 +22,7 @@ from gateway.cluster.client import Cluster, GenerateCall, TokenBatch
 from gateway.cluster.job import Job
 from gateway.output.chat_output import ChatOutput
 from gateway.output.choice_delta import ChoiceDelta
-from gateway.output.output_text import Output, OutputText
+from gateway.output.output_text import OutputText
 from gateway.output.tool_call_parser import ToolCallParser
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.requests.sampling_fields import choice_seed
@@ -46,7 +46,7 @@ class Usage(NamedTuple):
 class _Choice:
     index: int
     call: GenerateCall
-    text: Output
+    text: OutputText | ChatOutput
     echo: PromptEcho | None
 
 
@@ -120,7 +120,7 @@ class RequestRun:
                 deltas, self._deltas = self._deltas, []
                 self._room.set()
                 if self._has_ended:
-                    self._changed.set()  # an error, or the end, may wait behind them
+                    self._changed.set()  # an error, or the end, may wait after them
                 return deltas
             if self._stop_error is not None:
                 raise self._stop_error
@@ -197,7 +197,7 @@ class RequestRun:
         try:
             return await anext(alone)
         except asyncio.CancelledError:
-            # By `stop`, and by nobody else at the same time?
+            # By `stop`, and by nothing else at the same time?
             if self._stop_error is not None and reader is not None and not reader.uncancel():
                 raise self._stop_error from None
             raise
@@ -265,7 +265,9 @@ def _make_choice(
     return _Choice(index, call, _make_output(job, tokenizer, prompt.echo), prompt.echo)
 
 
-def _make_output(job: Job, tokenizer: Tokenizer, echo: PromptEcho | None) -> Output:
+def _make_output(
+    job: Job, tokenizer: Tokenizer, echo: PromptEcho | None
+) -> OutputText | ChatOutput:
     chat = job.chat
     if chat is None:
         return OutputText(

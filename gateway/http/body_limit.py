@@ -7,10 +7,9 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.base.openai_error import http_error_response
-from gateway.http.http_protocol import BODY_IS_THERE
 
-# What is still read and thrown away of a body that is too large: a client that is answered
-# while it sends may see a broken connection and never the answer.
+# Read and discarded of a body that is too large: a client that is answered while it still sends
+# may see a broken connection instead of the answer.
 MAX_DISCARDED_BYTES = 64 * 2**20
 MAX_DISCARD_SECONDS = 5.0
 
@@ -20,7 +19,7 @@ CLOSE = {"connection": "close"}
 class BodyLimit:
     """Answers 413 to bodies over `max_bytes` and 408 to those not there in `timeout_seconds`.
 
-    Counts while reading: a chunked body has no length in front, and a length may lie.
+    Counts while reading: a chunked body declares no length, and a declared one may be wrong.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float) -> None:
@@ -33,14 +32,14 @@ class BodyLimit:
             return self._app(scope, receive, send)
         if _declared_bytes(scope) > self._max_bytes:
             return self._refuse(scope, receive, send)
-        return self._app(scope, self._counting(scope, receive), send)
+        return self._app(scope, self._counting(receive), send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _discard(receive)
         response = http_error_response(413, self._too_large(), CLOSE)
         await response(scope, receive, send)
 
-    def _counting(self, scope: Scope, receive: Receive) -> Receive:
+    def _counting(self, receive: Receive) -> Receive:
         """`receive` that raises HTTPException (which the framework lets through) in time."""
         num_bytes = 0
         is_complete = False
@@ -51,11 +50,8 @@ class BodyLimit:
             if is_complete:  # what still comes is the end of the connection
                 return await receive()
             try:
-                if BODY_IS_THERE in scope:  # no timer for those that came with their heads
+                async with asyncio.timeout_at(deadline):
                     message = await receive()
-                else:
-                    async with asyncio.timeout_at(deadline):
-                        message = await receive()
             except TimeoutError as error:
                 text = f"the body did not arrive within {self._timeout_seconds:g} s"
                 raise HTTPException(408, text, CLOSE) from error

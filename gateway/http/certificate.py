@@ -1,9 +1,8 @@
 """The certificate that clients are shown, renewed while the gateway serves.
 
-Certificates are replaced every few weeks, by somebody who does not ask the gateway: its files are
-looked at again, and what they hold by then is for every handshake from there on. Connections that
-are open stay as they are. Files that do not fit together, as while one of them is written, change
-nothing and are complained about.
+A changed file is noticed within a second; handshakes from then on use the new certificate, open
+connections stay as they are. Files that do not fit together, as while one of them is written,
+change nothing but are logged.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # The password: nobody is asked for one at the terminal, a key that needs it is refused.
+            # The password: a key that needs one is refused instead of asking at the terminal.
             context.load_cert_chain(self._chain, self._key, password="")
         except OSError as error:
             raise ValueError(f"certificate {self._chain}, key {self._key}: {error}") from error

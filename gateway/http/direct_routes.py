@@ -1,8 +1,7 @@
 """ASGI: the endpoints that generate, past the framework.
 
-The framework's layers (routing by patterns, dependencies, exit stacks, telemetry) cost a tenth of
-a request and do nothing for endpoints that read bodies and write responses by themselves. Its
-routes stay, for the document and for methods other than POST.
+The framework's layers cost 7 % of a request's CPU and do nothing for endpoints that read bodies and
+write responses by themselves. Its routes stay, for the document and for methods other than POST.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""uvicorn's HTTP connection with the bounds and the manners it lacks.
-
-Heads of requests are bounded in time and size, and what is no HTTP gets OpenAI's error object too.
-Whoever answers a request finds its connection in the scope: to be told when the client leaves,
-without a task that waits for it, and to cut a client off that does not read.
+"""uvicorn's HTTP connection, with bounds on heads in time and size and OpenAI's error object for
+what is no HTTP. It is in the scope of each request, to be told when the client leaves (without a
+task that waits for it) and to cut off a client that does not read.
 """
 
 import asyncio
@@ -14,9 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.base.openai_error import error_object
 from gateway.http.request_parser import RequestParser
 
-# In the scope of a request: its `HttpProtocol`, and whether all of its body has come.
+# In the scope of a request: its `HttpProtocol`.
 CONNECTION = "epserve.connection"
-BODY_IS_THERE = "epserve.body_is_there"
 
 # From the connection, or the first byte of a request, to the end of its headers.
 HEAD_SECONDS = 20.0
@@ -71,8 +68,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        scope = cast("dict[str, Any]", self.scope)
-        scope[CONNECTION] = self
+        cast("dict[str, Any]", self.scope)[CONNECTION] = self
         self._num_head_bytes = 0
         self._is_in_head = True
 
@@ -85,17 +81,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.parser.skips:
-            return
-        self._head_is_there()
-        super().on_headers_complete()
+        if not self.parser.skips:
+            self._head_is_there()
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        if self.parser.skips:
-            return
-        super().on_message_complete()
-        if self.cycle is not None and not self.cycle.more_body:
-            cast("dict[str, Any]", self.scope)[BODY_IS_THERE] = True
+        if not self.parser.skips:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP; replaces uvicorn's plain text."""
@@ -108,8 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _is_idle(self) -> bool:
-        """Nothing is being answered. Blank lines are no head, but whatever comes has switched
-        uvicorn's own timer off."""
+        """Nothing is being answered; any data, even blank lines, has ended uvicorn's timer."""
         return self.cycle is not None and self.cycle.response_complete and not self.pipeline
 
     def _expect_head(self) -> None:

@@ -1,7 +1,6 @@
 """One response on its way to a client that may read slowly, or not at all."""
 
 import asyncio
-from typing import Any
 
 from starlette.types import Send
 
@@ -56,13 +55,13 @@ class ReplySender:
         await self._write(content, STREAM_HEADERS, more=more)
 
     def ping(self) -> None:
-        """Sends a comment, which clients skip, so that nobody takes silence for death; not
-        while a write waits."""
+        """Sends a comment, which clients skip, so that silence is not taken for a dead
+        server; not while a write waits."""
         if not self._is_writing:
             self._pinging = asyncio.create_task(self._write(PING, STREAM_HEADERS, more=True))
 
     async def close(self) -> None:
-        """Nothing is written behind this."""
+        """Nothing is written after this."""
         if self._pinging is not None:
             self._pinging.cancel()
             await asyncio.gather(self._pinging, return_exceptions=True)
@@ -74,10 +73,7 @@ class ReplySender:
         self._is_writing = True
         if not self.has_begun:
             self.has_begun = True
-            await self._send(_start(headers))
+            start = {"type": "http.response.start", "status": 200, "headers": list(headers)}
+            await self._send(start)
         await self._send({"type": "http.response.body", "body": content, "more_body": more})
         self._is_writing = False
-
-
-def _start(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": 200, "headers": list(headers)}

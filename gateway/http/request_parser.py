@@ -1,8 +1,7 @@
 """httptools' parser without the wish to change the protocol.
 
-Some clients ask each server for HTTP/2 in passing (`Upgrade: h2c`; Java's own does, and curl with
-`--http2`), and a server may go on as if they had not. The parser believes that it will be left and
-takes what follows the head, which is the request's body, for the other protocol.
+Some clients offer HTTP/2 with each request (`Upgrade: h2c`; Java's own, and curl with `--http2`),
+which a server may ignore. The parser takes the body that follows for the other protocol.
 """
 
 from typing import Protocol
@@ -67,6 +66,6 @@ class RequestParser:
 
 def _make_parser(receiver: Receiver) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(receiver)
-    # As uvicorn's own: what comes behind a last request is left out, and costs no answer to that.
+    # As uvicorn's own: what comes after the last request is ignored.
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser

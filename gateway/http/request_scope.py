@@ -7,11 +7,12 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.errors import InternalError
 from core.log import get_logger, request_context
 from core.trace_context import TRACE
 from core.tracing import NOTHING, Span, is_on
 from gateway.base.metrics import GatewayMetrics
-from gateway.base.openai_error import internal_error_response
+from gateway.base.openai_error import error_response
 from gateway.http.request_trace import begin_request, end_request, trace_of
 from gateway.limits.admission import Admission
 
@@ -24,22 +25,16 @@ CLOSE = (b"connection", b"close")
 
 
 class RequestScope:
-    """Gives each request an id: the client's `x-request-id` when it is safe to repeat, a new
-    one otherwise. It is on the response, in every log line and, through the context, in the
-    metadata of every call made on the request's behalf; and so is the trace, but for the response.
-    While the gateway stops, connections end with their responses: clients that try again would
-    otherwise come back to it, and not to one that stays.
+    """Gives each request an id: the client's `x-request-id` when it is safe to repeat, else a new
+    one. It is on the response and, as the trace, in every log line and the metadata of every call.
+    While the gateway stops, responses close their connections, so that clients try elsewhere.
 
     NOTE: a plain ASGI middleware; Starlette's BaseHTTPMiddleware loses count of streams
     that clients cancel.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        metrics: GatewayMetrics,
-        paths: frozenset[str],
-        admission: Admission,
+        self, app: ASGIApp, metrics: GatewayMetrics, paths: frozenset[str], admission: Admission
     ) -> None:
         """`paths` are those that metrics may name; all others count as one."""
         self._app = app
@@ -75,7 +70,8 @@ class RequestScope:
                 log.exception("unexpected exception")
                 if status:
                     raise  # the server cuts the connection: the client must not see an end
-                await internal_error_response()(scope, receive, send_with_id)
+                response = error_response(InternalError("internal error"))
+                await response(scope, receive, send_with_id)
             finally:
                 self._record(scope, status, time.monotonic() - started)
                 end_request(span, status or 499)
@@ -94,7 +90,7 @@ class RequestScope:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         # No status: the client went away before there was any.
-        self._metrics.http_response(self._route(scope), status or 499).inc()
+        self._metrics.count_response(self._route(scope), status or 499)
         if path not in QUIET_PATHS:
             log.info(
                 "answered",

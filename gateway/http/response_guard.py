@@ -1,4 +1,4 @@
-"""Ends the work on a response early: with its client, at its deadline, or when nobody reads.
+"""Ends the work on a response early: with its client, at its deadline, or for want of a reader.
 
     with ResponseGuard(connection, sender, bounds) as guard:
         ...                                     # in the task that answers the request
@@ -64,7 +64,7 @@ class ResponseGuard:
         self._timer.cancel()
         if self.outcome is None:
             return False
-        # By us, and by nobody else at the same time?
+        # By us, and by nothing else at the same time?
         is_ours = self._task.uncancel() == 0 and isinstance(error, asyncio.CancelledError)
         if is_ours and self.outcome == TOO_LATE and not self._sender.has_begun:
             raise DeadlineExceeded("the request's deadline is over") from None

@@ -1,8 +1,7 @@
 """New requests begin one after the other, with turns of the event loop between them.
 
-What is under way needs little time to its next token, a new prompt as much as all the rest of its
-request. Prompts that come together would be worked on in one turn, and whatever arrives meanwhile
-(a pair of workers, a first token) would wait for all of them.
+A new prompt takes as long as the rest of its request. Prompts that come together would be worked
+on in one turn, and whatever arrives meanwhile (a pair of workers, a token) would wait for all.
 """
 
 import asyncio

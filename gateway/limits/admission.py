@@ -2,10 +2,10 @@
 
 import asyncio
 from bisect import insort
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from core import tracing
 from core.clock import Clock
@@ -32,25 +32,6 @@ class _Waiting:
     minus_priority: int
     number: int
     admitted: "asyncio.Future[None]" = field(compare=False)
-
-
-class Slot(NamedTuple):
-    """Room for `run` while the block runs."""
-
-    admission: "Admission"
-    run: Stoppable
-    priority: int
-
-    async def __aenter__(self) -> None:
-        await self.admission.enter(self.run, self.priority)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.admission.leave(self.run)
 
 
 class Admission:
@@ -100,13 +81,10 @@ class Admission:
                 f"{self._max_inflight} requests are running and {len(self._queue)} waiting already"
             )
 
-    def slot(self, run: Stoppable, priority: int = 0) -> Slot:
-        """For an `async with`, which waits as `enter` does."""
-        return Slot(self, run, priority)
-
-    async def enter(self, run: Stoppable, priority: int) -> None:
-        """Makes room for `run`, as soon as there is; raises as `check` does, and Overloaded when
-        the wait takes too long."""
+    @asynccontextmanager
+    async def slot(self, run: Stoppable, priority: int = 0) -> AsyncIterator[None]:
+        """Room for `run` while the block runs, once there is any. Raises as `check` does, and
+        Overloaded when the wait takes too long."""
         self.check()
         arrived_at = self._clock.now()
         if self._is_full():
@@ -115,13 +93,13 @@ class Admission:
         self._running.add(run)
         self._idle.clear()
         self._metrics.inflight.inc()
-
-    def leave(self, run: Stoppable) -> None:
-        """`run` needs its room no more."""
-        self._running.discard(run)
-        self._metrics.inflight.dec()
-        self._note_end()
-        self._admit_next()
+        try:
+            yield
+        finally:
+            self._running.discard(run)
+            self._metrics.inflight.dec()
+            self._note_end()
+            self._admit_next()
 
     async def drain(self, grace_seconds: float) -> None:
         """Admits nothing more; what runs may finish within `grace_seconds`, then is told that
@@ -178,7 +156,7 @@ class Admission:
             self._idle.set()
 
     def _note_end(self) -> None:
-        """What ends while nobody waits tells how many ask, not how fast a queue moves."""
+        """An end while no request waits says nothing about how fast the queue moves."""
         now = self._clock.now()
         if self._ended_at is not None:
             seconds, before = now - self._ended_at, self._seconds_between_ends

@@ -6,7 +6,7 @@ A key file has one key a line, blank lines and # comments aside:
 
 KEY is the key itself or `sha256:` and the 64 hexadecimal digits of its hash. What a line does not
 name is as the settings say; 0 requests or tokens are no limit. A changed file is read again within
-a second; one that has become unreadable changes nothing and is complained about.
+a second; one that has become unreadable changes nothing but is logged.
 """
 
 import asyncio

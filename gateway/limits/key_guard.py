@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.errors import RateLimited
@@ -14,7 +14,7 @@ from gateway.limits.rate_limit import RateLimiter
 
 log = get_logger("gateway.key_guard")
 
-# What probes and scrapers ask, and says nothing of anybody's requests.
+# For probes and scrapers; they tell nothing about requests.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 CLIENT = "epserve.client"
 CHALLENGE = {"www-authenticate": "Bearer"}
@@ -43,7 +43,7 @@ class KeyGuard:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             return self._app(scope, receive, send)
-        client = self._keys.find(_authorization(scope))
+        client = self._keys.find(Headers(scope=scope).get("authorization", ""))
         if client is None:
             text = "Incorrect API key provided, or none: send `Authorization: Bearer KEY`."
             return http_error_response(401, text, CHALLENGE)(scope, receive, send)
@@ -68,11 +68,3 @@ class KeyGuard:
             return send(message)
 
         return send_with_limits
-
-
-def _authorization(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            text: str = value.decode("latin-1")
-            return text
-    return ""

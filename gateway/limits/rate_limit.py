@@ -1,9 +1,8 @@
 """Rate limits of API keys: a bucket of requests and one of tokens for each.
 
-A bucket holds what a minute allows and fills evenly. A request takes one request when its
-headers are there, its prompt's tokens before it waits for room, which gets them back if it is not
-admitted, and each token of the output as it comes: output may overdraw the bucket, and the next
-request waits until that is paid back.
+A bucket holds what a minute allows and fills evenly. A request takes one request with its headers,
+its prompt's tokens before it waits for room (given back if it is not admitted), and each token of
+the output as it comes: output may overdraw the bucket, and the next request waits for that.
 """
 
 from typing import NamedTuple
@@ -58,12 +57,9 @@ class RateLimiter:
                 raise _refusal("tokens", limits.tokens_per_minute, needed - levels.tokens)
             self._memory.write(key, levels._replace(tokens=levels.tokens - num_tokens))
 
-    def give_prompt_back(self, key: str, limits: Limits, num_tokens: int) -> None:
-        """Undoes `take_prompt` for a request that was not admitted."""
-        self.take_output(key, limits, -num_tokens)
-
     def take_output(self, key: str, limits: Limits, num_tokens: int) -> None:
-        """Counts tokens that were generated already."""
+        """Counts tokens that were generated already; below 0: gives back those of a prompt that
+        was not admitted."""
         if not limits.tokens_per_minute:
             return
         with self._memory.locked():

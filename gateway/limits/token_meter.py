@@ -9,7 +9,7 @@ STEP_TOKENS = 16
 
 
 class TokenMeter:
-    """`client` None: nobody's limits."""
+    """`client` None: no limits."""
 
     def __init__(self, limiter: RateLimiter, client: Client | None, run: RequestRun) -> None:
         limits = client.limits if client is not None else None
@@ -30,22 +30,18 @@ class TokenMeter:
         """The prompts stay counted from now on, whatever becomes of the request."""
         self._num_reserved = 0
 
-    def note(self) -> None:
-        """Counts what has come since the last time, if it is a step's worth."""
-        self._note(STEP_TOKENS)
-
-    def end(self) -> None:
-        """Counts what is left; gives the prompts back that were not admitted."""
-        self._note(1)
-        if self._client is not None and self._num_reserved:
-            client, num_tokens = self._client, self._num_reserved
-            self._num_reserved = 0
-            self._limiter.give_prompt_back(client.name, client.limits, num_tokens)
-
-    def _note(self, num_least: int) -> None:
+    def note(self, num_least: int = STEP_TOKENS) -> None:
+        """Counts what has come since the last time, if that is at least so much."""
         if self._client is None:
             return
         num_new = self._run.num_output_tokens - self._num_counted
         if num_new >= num_least:
             self._num_counted += num_new
             self._limiter.take_output(self._client.name, self._client.limits, num_new)
+
+    def end(self) -> None:
+        """Counts what is left; gives the prompts back that were not admitted."""
+        self.note(1)
+        if self._client is not None and self._num_reserved:
+            self._limiter.take_output(self._client.name, self._client.limits, -self._num_reserved)
+            self._num_reserved = 0

@@ -20,7 +20,7 @@ from proto.generate_pb2 import (
 
 
 class ChatOutput:
-    """`OutputText` for the thoughts and for the answer, and a parser behind the latter."""
+    """`OutputText` for the thoughts and for the answer, and a parser after the latter."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ChatOutput:
         self._min_tokens = min_tokens
         self._logprobs = logprobs
         self._end_token_ids = end_token_ids
-        self._num_marks = 0  # and the space in front of the first
+        self._num_marks = 0  # and the space before the first
         self._sum_of_marks = 0.0
-        self._leading: list[Token] = []  # space that may stand in front of <think>
+        self._leading: list[Token] = []  # space that may come before <think>
         self._thoughts: OutputText | None = None
         self._answer: OutputText | None = None
         if marks is None:
@@ -108,7 +108,7 @@ class ChatOutput:
     def _look_for_open(
         self, tokens: Sequence[Token], finish: "FinishReason.ValueType"
     ) -> Sequence[Token]:
-        """A model that thinks begins with `<think>`, space apart; the tokens behind it."""
+        """A model that thinks begins with `<think>`, space apart; the tokens after it."""
         assert self._marks is not None
         for position, token in enumerate(tokens):
             if token.token_id == self._marks.open:

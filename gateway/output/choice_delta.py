@@ -1,4 +1,4 @@
-"""What a choice has new to tell: text, reasoning, parts of tool calls, log-probabilities."""
+"""What is new of a choice: text, reasoning, parts of tool calls, log-probabilities."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -16,7 +16,7 @@ class TokenEntry(msgspec.Struct, frozen=True):
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     offset: int
-    end: int  # offset behind its text
+    end: int  # offset after its text
 
 
 class CallDelta(msgspec.Struct, frozen=True):

@@ -7,32 +7,11 @@ part of a stop string. Joined, the pieces are the same whatever messages the tok
 import codecs
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from gateway.output.choice_delta import ChoiceDelta, FinishText, TokenEntry
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
 from proto.generate_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, FinishReason, Token
-
-
-class Output(Protocol):
-    """What becomes of one choice's tokens: `OutputText`, or `ChatOutput` around it."""
-
-    @property
-    def finish_reason(self) -> FinishText | None: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def num_reasoning_tokens(self) -> int: ...
-
-    @property
-    def sum_logprob(self) -> float: ...
-
-    def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> ChoiceDelta:
-        """Takes the next tokens, in order, and the worker's reason to end, if it has one."""
-        ...
 
 
 class OutputText:
@@ -51,7 +30,7 @@ class OutputText:
     ) -> None:
         """`end_token_ids` are those that end a request and are not shown (None: whichever
         token is the last); `offset` is where the text begins, for log-probabilities;
-        behind `stops_until` no stop string counts."""
+        after `stops_until` no stop string counts."""
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.sum_logprob = 0.0
@@ -60,7 +39,7 @@ class OutputText:
         self._stops = StopStrings(stops)
         self._stops_until = stops_until or ""
         self._end_of_stops = StopStrings([stops_until] if stops and stops_until else ())
-        self._min_tokens = min_tokens  # stop strings are looked for behind these only
+        self._min_tokens = min_tokens  # stop strings are looked for after these only
         self._logprobs = logprobs
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # decoded, not handed out yet
@@ -69,12 +48,12 @@ class OutputText:
         self._entries: deque[TokenEntry] = deque()
 
     def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> ChoiceDelta:
-        """Takes the next tokens; those behind the end of a stop string are not counted.
+        """Takes the next tokens; those after the end of a stop string are not counted.
 
         The token that ended the request (STOP) is counted but neither shown nor listed; a
         grammar that is complete ends one without such a token.
         """
-        assert self.finish_reason is None, "nothing comes behind the end"
+        assert self.finish_reason is None, "nothing comes after the end"
         num_shown = len(tokens) - (finish == FINISH_REASON_STOP and self._ends_with_mark(tokens))
         for position, token in enumerate(tokens):
             self.num_tokens += 1

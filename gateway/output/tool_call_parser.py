@@ -8,9 +8,8 @@ DeepSeek-V3 and R1 write
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 and V3.1 `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"argument": 1}<｜tool▁call▁end｜>`. Both are
-read. The arguments are handed out as they come, from the brace that opens the object to the one
-that closes it, so that they are JSON whatever stands around them. The marks are looked for in
-the text: a vocabulary need not have them as tokens.
+read. The arguments are handed out as they come, from the object's first brace to its last, so that
+they are JSON. The marks are looked for in the text: they need not be tokens.
 """
 
 import secrets
@@ -24,18 +23,18 @@ SEPARATOR = "<｜tool▁sep｜>"
 
 
 class _State(Enum):
-    TEXT = "before the calls, and behind them"
+    TEXT = "before the calls, and after them"
     BETWEEN = "before a call, among calls"
     HEAD = "in a call, before its arguments"
     ARGUMENTS = "in the arguments"
-    TAIL = "behind the arguments, before the call's end"
+    TAIL = "after the arguments, before the call's end"
 
 
 class ToolCallParser:
     """Splits one choice's text. `num_calls` is how many calls have begun."""
 
     def __init__(self, *, at_most_one: bool) -> None:
-        """`at_most_one`: what comes behind the first call is left out."""
+        """`at_most_one`: what comes after the first call is left out."""
         self.num_calls = 0
         self._at_most_one = at_most_one
         self._state = _State.TEXT
@@ -56,7 +55,7 @@ class ToolCallParser:
 
     def finish(self, *, is_cut_off: bool) -> tuple[str, list[CallDelta]]:
         """All that was held back. `is_cut_off`: more would have come. The arguments of a call
-        that was cut off stay cut off, and what is in front of them is left out; marks without
+        that was cut off stay cut off, and what is before them is left out; marks without
         a call are text where the model has ended with them."""
         if self._state is _State.TEXT:
             self._say(self._buffer)

@@ -4,59 +4,50 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.cluster.job import Job
-from gateway.cluster.run import Usage
 from gateway.output.choice_delta import CallDelta, ChoiceDelta, TokenEntry
 from gateway.replies.logprob_text import chat_logprob
-from gateway.replies.reply import chunk_frame, encode_json, envelope, sse_event, usage_object
+from gateway.replies.reply import Reply, encode_json
 from gateway.text.tokenizer import Tokenizer
 
-CHUNK = "chat.completion.chunk"
-WHOLE = "chat.completion"
 
-
-class ChatReply:
+class ChatReply(Reply):
     """`chat.completion` and its chunks: role first, then contents, then the finish reason."""
 
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    content_field = b',"delta":'
+
     def __init__(self, job: Job, model: str, tokenizer: Tokenizer) -> None:
-        self._job = job
-        self._model = model
-        self._tokenizer = tokenizer
+        super().__init__(job, model, tokenizer)
         self._tells_thoughts = job.chat is None or job.chat.tells_thoughts
-        self._head, self._tail = chunk_frame(job, model, CHUNK)
 
     def opening(self, choice: int) -> bytes:
         return self._chunk(choice, b'{"role":"assistant","content":""}', b"null", b"null")
 
-    def events(self, choice: int, piece: ChoiceDelta) -> bytes:
+    def events(self, choice: int, delta: ChoiceDelta) -> bytes:
         events = []
-        if self._tells_thoughts and (piece.reasoning or piece.reasoning_entries):
-            delta = b'{"reasoning_content":' + encode_json(piece.reasoning) + b"}"
-            logprobs = self._logprobs([], piece.reasoning_entries)
-            events.append(self._chunk(choice, delta, encode_json(logprobs), b"null"))
-        if piece.text or piece.entries:
-            delta = b'{"content":' + encode_json(piece.text) + b"}"
-            logprobs = self._logprobs(piece.entries, [])
-            events.append(self._chunk(choice, delta, encode_json(logprobs), b"null"))
-        for call in piece.calls:
-            delta = b'{"tool_calls":[' + encode_json(_call_delta(call)) + b"]}"
-            events.append(self._chunk(choice, delta, b"null", b"null"))
-        if piece.finish_reason is not None:
-            reason = encode_json(piece.finish_reason)
+        if self._tells_thoughts and (delta.reasoning or delta.reasoning_entries):
+            content = b'{"reasoning_content":' + encode_json(delta.reasoning) + b"}"
+            logprobs = self._logprobs([], delta.reasoning_entries)
+            events.append(self._chunk(choice, content, encode_json(logprobs), b"null"))
+        if delta.text or delta.entries:
+            content = b'{"content":' + encode_json(delta.text) + b"}"
+            logprobs = self._logprobs(delta.entries, [])
+            events.append(self._chunk(choice, content, encode_json(logprobs), b"null"))
+        for call in delta.calls:
+            content = b'{"tool_calls":[' + encode_json(_call_delta(call)) + b"]}"
+            events.append(self._chunk(choice, content, b"null", b"null"))
+        if delta.finish_reason is not None:
+            reason = encode_json(delta.finish_reason)
             events.append(self._chunk(choice, b"{}", b"null", reason))
         return b"".join(events)
 
-    def whole(self, choices: Sequence[ChoiceDelta], usage: Usage) -> bytes:
-        objects = [
-            {
-                "index": index,
-                "message": self._message(piece),
-                "logprobs": self._logprobs(piece.entries, piece.reasoning_entries),
-                "finish_reason": piece.finish_reason,
-            }
-            for index, piece in enumerate(choices)
-        ]
-        fields = {"choices": objects, "usage": usage_object(usage)}
-        return encode_json(envelope(self._job, self._model, WHOLE) | fields)
+    def _choice(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": self._message(delta),
+            "logprobs": self._logprobs(delta.entries, delta.reasoning_entries),
+            "finish_reason": delta.finish_reason,
+        }
 
     def _message(self, piece: ChoiceDelta) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -70,15 +61,6 @@ class ChatReply:
             message["content"] = piece.text or None
             message["tool_calls"] = [_whole_call(call) for call in piece.calls]
         return message
-
-    def usage_event(self, usage: Usage) -> bytes:
-        fields = {"choices": [], "usage": usage_object(usage)}
-        return sse_event(encode_json(envelope(self._job, self._model, CHUNK) | fields))
-
-    def _chunk(self, choice: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
-        index = str(choice).encode()
-        middle = b',"delta":' + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason
-        return self._head + index + middle + self._tail
 
     def _logprobs(
         self, entries: Sequence[TokenEntry], thoughts: Sequence[TokenEntry]

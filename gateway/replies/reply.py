@@ -1,17 +1,19 @@
-"""What a reply looks like on the wire: one class for each endpoint, behind one protocol.
+"""What a reply looks like on the wire: what the replies of both endpoints have in common.
 
 Chunks are put together from bytes: the parts that stay the same are encoded once a request,
 and a token costs the encoding of its text.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
 from gateway.cluster.job import Job
 from gateway.cluster.run import Usage
 from gateway.output.choice_delta import ChoiceDelta
+from gateway.text.tokenizer import Tokenizer
 
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -23,36 +25,54 @@ def sse_event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
-class Reply(Protocol):
-    """Renders the pieces of one request."""
+class Reply(ABC):
+    """Renders the pieces of one request; one subclass for each endpoint."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    content_field: ClassVar[bytes]  # of the one choice in a chunk
+
+    def __init__(self, job: Job, model: str, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._model = model
+        self._tokenizer = tokenizer
+        head = encode_json(self._envelope(self.chunk_kind))[:-1] + b',"choices":[{"index":'
+        tail = b'}],"usage":null}' if job.include_usage else b"}]}"
+        self._head, self._tail = b"data: " + head, tail + b"\n\n"
 
     def opening(self, choice: int) -> bytes:
         """SSE events before a choice's first piece."""
-        ...
+        return b""
 
+    @abstractmethod
     def events(self, choice: int, delta: ChoiceDelta) -> bytes:
-        """SSE events of a piece, that of its finish reason included."""
-        ...
+        """SSE events of a piece, including that of its finish reason."""
 
     def whole(self, choices: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         """The JSON object of a reply that is not streamed; one piece a choice."""
-        ...
+        objects = [self._choice(index, delta) for index, delta in enumerate(choices)]
+        fields = {"choices": objects, "usage": usage_object(usage)}
+        return encode_json(self._envelope(self.kind) | fields)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The last event where `stream_options.include_usage` asks for it."""
-        ...
+        fields = {"choices": [], "usage": usage_object(usage)}
+        return sse_event(encode_json(self._envelope(self.chunk_kind) | fields))
 
+    @abstractmethod
+    def _choice(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
+        """One of the choices of `whole`."""
 
-def envelope(job: Job, model: str, kind: str) -> dict[str, Any]:
-    """The fields that every object of a reply begins with."""
-    return {"id": job.id, "object": kind, "created": job.created, "model": model}
+    def _chunk(self, choice: int, content: bytes, logprobs: bytes, reason: bytes) -> bytes:
+        index = str(choice).encode()
+        logprobs_and_reason = b',"logprobs":' + logprobs + b',"finish_reason":' + reason
+        return self._head + index + self.content_field + content + logprobs_and_reason + self._tail
 
-
-def chunk_frame(job: Job, model: str, kind: str) -> tuple[bytes, bytes]:
-    """What stands before and behind the fields of the one choice in a chunk."""
-    head = encode_json(envelope(job, model, kind))[:-1] + b',"choices":[{"index":'
-    tail = b'}],"usage":null}' if job.include_usage else b"}]}"
-    return b"data: " + head, tail + b"\n\n"
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        """The fields that every object of a reply begins with."""
+        return {
+            "id": self._job.id, "object": kind, "created": self._job.created, "model": self._model,
+        }  # fmt: skip
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class ChatMessage(RequestModel):
                 }
                 for call in self.tool_calls
             ]
-        # V3.1's template opens the thoughts in front of a prefix, if the model is to think.
+        # V3.1's template opens the thoughts before a prefix, if the model is to think.
         for name in ("name", "tool_call_id", "reasoning_content", "prefix"):
             value = getattr(self, name)
             if value is not None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from core.errors import Cancelled, InvalidRequest
 from gateway.requests.unsupported import refuse_unsupported
@@ -34,7 +35,10 @@ async def read_body(request: Request, model: type[Body]) -> Body:
     Raises InvalidRequest that names the field to blame, and Cancelled when the client leaves
     before all of it is there.
     """
-    body = parse_json(await _content(request))
+    try:
+        body = parse_json(await request.body())
+    except ClientDisconnect as error:
+        raise Cancelled("the client went away") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     try:
@@ -43,18 +47,6 @@ async def read_body(request: Request, model: type[Body]) -> Body:
         raise _named(error, body) from error
     refuse_unsupported(parsed.model_extra or {})
     return parsed
-
-
-async def _content(request: Request) -> bytes:
-    # As `request.body()`, whose generators cost as much as parsing the body.
-    parts = []
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise Cancelled("the client went away")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def parse_json(content: bytes) -> Any:  # noqa: ANN401 - JSON is anything

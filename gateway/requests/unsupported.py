@@ -1,7 +1,7 @@
 """Fields of OpenAI's API and its usual extensions that are known here but not supported.
 
 They are accepted with the values that change nothing and refused by name with any other, so
-that nobody believes that they took effect. Fields that nobody knows are ignored.
+that nobody believes that they took effect. Unknown fields are ignored.
 """
 
 from collections.abc import Mapping

@@ -21,8 +21,8 @@ class ThinkMarks(NamedTuple):
 
 
 def leaves_open(prompt: str, *, final_message: str | None) -> bool:
-    """Whether what comes behind `prompt` are thoughts: the template opened them (R1's ends
-    with `<think>\n`, V3.1's may in front of the message that is to be continued), or they are
+    """Whether what comes after `prompt` are thoughts: the template opened them (R1's ends
+    with `<think>\n`, V3.1's may before the message that is to be continued), or they are
     open in that message."""
     if final_message is not None:
         if OPEN in final_message or CLOSE in final_message:
