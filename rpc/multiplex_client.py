@@ -17,14 +17,16 @@ from typing import Self
 import grpc
 
 from core.address import parse_address
-from core.errors import DeadlineExceeded, Draining, EpserveError, Unavailable
-from core.log import REQUEST_ID
+from core.errors import DeadlineExceeded, Draining, EpserveError, InternalError, Unavailable
+from core.log import REQUEST_ID, get_logger
 from core.trace_context import TRACE, TraceContext
 from proto.multiplex_pb2 import CallEnd, ClientFrame, OpenCall, ServerFrame
-from rpc.grpc_stream import GrpcStream
-from rpc.status import header_text, to_error
+from proto.multiplex_pb2_grpc import MultiplexStub
+from rpc.client import channel
+from rpc.status import Disconnected, header_text, is_servers_word, to_error
 
-SESSION = "/epserve.rpc.v1.Multiplex/Session"
+log = get_logger("rpc.multiplex_client")
+
 # Requests that begin together are spread over frames of about this size.
 FRAME_BYTES = 4 * 2**20
 # The server is told of so many frames at once, with so many pieces, or of so many with fewer: a
@@ -157,7 +159,8 @@ class Call:
 
 
 class _Session:
-    """One stream with its calls. It fails as a whole, and is never used again."""
+    """One stream with its calls, on a channel of its own. It fails as a whole, and is never used
+    again."""
 
     def __init__(self, address: str, peer_epoch: str) -> None:
         self.is_over = False
@@ -168,10 +171,10 @@ class _Session:
         self._cancelled: list[int] = []
         self._num_read = 0  # frames, and their pieces, that the server was not told of
         self._num_pieces_read = 0
-        self._loop = asyncio.get_running_loop()
-        self._is_flushing = False
-        self._stream = GrpcStream(address, SESSION, self)
-        self._connecting = asyncio.create_task(self._stream.connect())
+        self._channel = channel(address)
+        self._stream = MultiplexStub(self._channel).Session(None)
+        self._reading = asyncio.create_task(self._read())
+        self._writing: asyncio.Task[None] | None = None
 
     def add(self, call: Call, opened: OpenCall) -> int:
         self._last_id += 1
@@ -188,26 +191,25 @@ class _Session:
             self._flush_soon()
 
     async def close(self) -> None:
-        self._stream.close()
         self._end_all(Unavailable("the connection is closing"))
-        self._connecting.cancel()
-        await asyncio.gather(self._connecting, return_exceptions=True)
+        self._stream.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
     # ---- out
 
     def _flush_soon(self) -> None:
         """What is asked for in one turn of the loop goes out together."""
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
 
-    def _flush(self) -> None:
-        self._is_flushing = False
-        self.on_room()
-
-    def on_room(self) -> None:
-        while self._stream.has_room and (frame := self._next_frame()) is not None:
-            self._stream.send(frame.SerializeToString())
+    async def _write(self) -> None:
+        try:
+            while (frame := self._next_frame()) is not None:
+                await self._stream.write(frame)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            """The stream is over: its reader tells."""
+        finally:
+            self._writing = None
 
     def _next_frame(self) -> ClientFrame | None:
         """What the server is to be told next; None when there is nothing."""
@@ -239,19 +241,26 @@ class _Session:
 
     # ---- in
 
-    def on_message(self, content: bytes) -> None:
-        frame = ServerFrame.FromString(content)
-        self._deliver(frame)
-        self._num_read += 1
-        self._num_pieces_read += len(frame.pieces)
-        if self._has_read_much():
-            self._flush_soon()
-
-    def on_end(self, error: grpc.aio.AioRpcError | None) -> None:
-        if error is None:
-            self._end_all(Draining("the server is stopping", failed_epoch=self._peer_epoch))
-        else:
-            self._end_all(to_error(error, peer_epoch=self._peer_epoch))
+    async def _read(self) -> None:
+        error: EpserveError = Draining("the server is stopping", failed_epoch=self._peer_epoch)
+        try:
+            async for frame in self._stream:
+                self._deliver(frame)
+                self._num_read += 1
+                self._num_pieces_read += len(frame.pieces)
+                if self._has_read_much():
+                    self._flush_soon()
+        except grpc.aio.AioRpcError as failure:
+            error = to_error(failure, peer_epoch=self._peer_epoch)
+            if isinstance(error, InternalError) and not is_servers_word(failure):
+                # The library's name for a stream that broke while something was written.
+                error = Disconnected(error.message, failed_epoch=self._peer_epoch)
+        except Exception:
+            log.exception("session ended by an unexpected exception")
+            error = Unavailable("internal error", failed_epoch=self._peer_epoch)
+        finally:
+            self._end_all(error)
+            await self._channel.close(None)
 
     def _has_read_much(self) -> bool:
         is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES

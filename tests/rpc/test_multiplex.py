@@ -214,6 +214,32 @@ async def test_requests_that_begin_together_are_spread_over_frames() -> None:
         assert await asyncio.gather(*map(tokens_of, calls)) == [[1]] * 16
 
 
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\n\r\n", bytes(range(256))])
+async def test_who_speaks_something_else_is_a_lost_server(said: bytes) -> None:
+    """The same of one that accepts connections and never says a word, and of no one at all."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        if not said:
+            await reader.read()  # until the client gives up
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as peer:
+        port = peer.sockets[0].getsockname()[1]
+        for address in (f"127.0.0.1:{port}", "a..b:1"):
+            client = MultiplexClient(address, peer_epoch="epoch-0")
+            began = asyncio.get_running_loop().time()
+            with (
+                client.call(GENERATE, b"", timeout_seconds=20) as call,
+                pytest.raises(Unavailable) as raised,
+            ):
+                await call.take()
+            assert raised.value.failed_epoch == "epoch-0"
+            assert asyncio.get_running_loop().time() - began < 10
+            await client.close()
+
+
 async def test_a_lost_server_is_named_and_found_again() -> None:
     async with serving() as served:
         address = served.server.address
