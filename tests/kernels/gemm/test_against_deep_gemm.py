@@ -72,7 +72,7 @@ def test_masked(
     x, x_scale = activations(rng, len(COUNTS), 128, k)
     counts = torch.tensor(COUNTS, dtype=torch.int32, device=DEVICE)
     filled = torch.arange(128, device=DEVICE) < counts[:, None]
-    theirs = deep_gemm.masked(x, x_scale, values, w_scale, counts, 128)[filled]
+    theirs = deep_gemm.masked((x, x_scale, values, w_scale), counts, 128)[filled]
     ours = w4a8_grouped_gemm_masked(x, x_scale, packed, counts, expected_rows=expected_rows)
     fp8 = fp8_gemm_triton.masked((x, x_scale, values, w_scale), counts, 128)
     assert relative_error(ours[filled], theirs) < BOUND
@@ -86,7 +86,7 @@ def test_contiguous(deep_gemm: ModuleType, rng: torch.Generator, n: int, k: int)
     x, x_scale = activations(rng, sum(rows), k)
     counts = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
     expert_of = torch.arange(len(rows), device=DEVICE).int().repeat_interleave(counts)
-    theirs = deep_gemm.contiguous(x, x_scale, values, w_scale, counts.cumsum(0).int())
+    theirs = deep_gemm.contiguous((x, x_scale, values, w_scale), counts.cumsum(0).int())
     ours = w4a8_grouped_gemm_contiguous(x, x_scale, packed, counts)
     fp8 = fp8_gemm_triton.contiguous((x, x_scale, values, w_scale), expert_of)
     assert relative_error(ours, theirs) < BOUND
@@ -98,6 +98,6 @@ def test_contiguous(deep_gemm: ModuleType, rng: torch.Generator, n: int, k: int)
 def test_dense(deep_gemm: ModuleType, rng: torch.Generator, n: int, k: int, tokens: int) -> None:
     _, values, w_scale = weights(rng, n, k)
     x, x_scale = activations(rng, tokens, k)
-    theirs = deep_gemm.dense(x, x_scale, values[0], w_scale[0])
+    theirs = deep_gemm.dense((x, x_scale, values[0], w_scale[0]))
     ours = fp8_gemm_own(x, x_scale, values[0], w_scale[0])
     assert relative_error(ours, theirs) < BOUND
