@@ -16,7 +16,6 @@ from typing import Self
 
 import grpc
 
-from core.address import parse_address
 from core.errors import DeadlineExceeded, Draining, EpserveError, InternalError, Unavailable
 from core.log import REQUEST_ID, get_logger
 from core.trace_context import TRACE, TraceContext
@@ -48,9 +47,8 @@ class MultiplexClient:
         peer_epoch: str = "",
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        """Raises ValueError when `address` is not host:port."""
-        parse_address(address)
-        self._address = address
+        """Inside the running loop. Raises ValueError when `address` is not host:port."""
+        self._channel = channel(address)
         self._peer_epoch = peer_epoch
         self._max_waiting_bytes = max_waiting_bytes
         self._session: _Session | None = None
@@ -67,7 +65,7 @@ class MultiplexClient:
         """Begins at once; leaving the `with` block of the result ends it. Request id and trace
         are by default those of the current context."""
         if self._session is None or self._session.is_over:
-            self._session = _Session(self._address, self._peer_epoch)
+            self._session = _Session(self._channel, self._peer_epoch)
         text = header_text(REQUEST_ID.get() if request_id is None else request_id)
         opened = OpenCall(
             method=method, request=request, timeout_seconds=timeout_seconds, request_id=text
@@ -78,9 +76,10 @@ class MultiplexClient:
         return Call(self._session, opened, self._max_waiting_bytes)
 
     async def close(self) -> None:
-        """Ends the session; calls on it fail."""
+        """Ends the session and the connection; calls fail."""
         if self._session is not None:
             await self._session.close()
+        await self._channel.close(None)
 
 
 class Call:
@@ -159,10 +158,9 @@ class Call:
 
 
 class _Session:
-    """One stream with its calls, on a channel of its own. It fails as a whole, and is never used
-    again."""
+    """One stream with its calls. It fails as a whole, and is never used again."""
 
-    def __init__(self, address: str, peer_epoch: str) -> None:
+    def __init__(self, peer: grpc.aio.Channel, peer_epoch: str) -> None:
         self.is_over = False
         self._peer_epoch = peer_epoch
         self._calls: dict[int, Call] = {}
@@ -171,8 +169,7 @@ class _Session:
         self._cancelled: list[int] = []
         self._num_read = 0  # frames, and their pieces, that the server was not told of
         self._num_pieces_read = 0
-        self._channel = channel(address)
-        self._stream = MultiplexStub(self._channel).Session(None)
+        self._stream = MultiplexStub(peer).Session(None)
         self._reading = asyncio.create_task(self._read())
         self._writing: asyncio.Task[None] | None = None
 
@@ -260,7 +257,6 @@ class _Session:
             error = Unavailable("internal error", failed_epoch=self._peer_epoch)
         finally:
             self._end_all(error)
-            await self._channel.close(None)
 
     def _has_read_much(self) -> bool:
         is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES
