@@ -209,7 +209,7 @@ def receive(transfer: NixlTransfer, size: Size) -> None:
 def records(
     run: BenchRun, prefill: Prefill, found: Sequence[Times], where: str = ""
 ) -> list[Record]:
-    """Behind the times of each pool, how much longer the first token took, in per cent."""
+    """After the times of each pool, how much longer the first token took, in per cent."""
     made = []
     for one in found:
         case = (

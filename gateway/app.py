@@ -126,7 +126,7 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     # Probes that get a 503 are answered, not raised: nothing has gone wrong here.
     @app.get("/health", response_class=Response)
     async def health() -> Response:
-        """200 while the cluster behind this gateway takes requests."""
+        """200 while the cluster takes requests."""
         if problem := frontend.heartbeat.problem:
             return error_response(Unavailable(problem))
         return Response(b'{"status":"ok"}', media_type="application/json")

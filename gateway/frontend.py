@@ -207,7 +207,7 @@ class Frontend:
                         after_token_id=after_token_id,
                     )
             except TimeoutError as error:
-                raise DeadlineExceeded("the deadline passed in front of the grammar") from error
+                raise DeadlineExceeded("the deadline passed before the grammar") from error
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:

@@ -1,4 +1,4 @@
-"""Several gateway processes behind one port: started, watched, started again, stopped together.
+"""Several gateway processes on one port: started, watched, started again, stopped together.
 
 Each process listens for itself (SO_REUSEPORT: the kernel spreads connections over them) and has
 its own tokenizer, connections and bounds. They share metrics and rate limits, in a folder.

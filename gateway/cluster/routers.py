@@ -1,4 +1,4 @@
-"""The routers that a gateway can ask: those given, and all addresses behind their names.
+"""The routers that a gateway can ask: those given, and all addresses of their names.
 
 Routers do not talk to each other; each sees all workers. Requests whose prompts begin alike go to
 the same one, which then knows best who has their pages; when it is not there, to another at once.

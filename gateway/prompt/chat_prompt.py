@@ -10,7 +10,7 @@ from gateway.text.think_marks import leaves_open
 
 
 class ChatPrompt(NamedTuple):
-    """`is_thinking`: what comes behind it are thoughts."""
+    """`is_thinking`: what comes after it are thoughts."""
 
     token_ids: list[int]
     is_thinking: bool

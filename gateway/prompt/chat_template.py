@@ -96,7 +96,7 @@ class ChatTemplate:
 
 
 def _cut_behind(text: str, continued: str, *, tail: str) -> str:
-    """Up to the end of the last message, behind which stands `tail`: what ends a turn, and may
+    """Up to the end of the last message, after which stands `tail`: what ends a turn, and may
     have the same characters in it. Templates may strip what they are given."""
     wanted = continued.strip()
     cut = text.removesuffix(tail)

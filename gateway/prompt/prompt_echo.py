@@ -1,4 +1,4 @@
-"""The prompt told again in front of a completion, with its log-probabilities if asked for."""
+"""The prompt told again before a completion, with its log-probabilities if asked for."""
 
 import codecs
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class PromptEcho:
     def __init__(self, tokenizer: Tokenizer, token_ids: Sequence[int], text: str | None) -> None:
         """`text` is what the token ids were made from; None when the client sent ids."""
         self._token_ids = token_ids
-        # Where the text behind each token begins; the last one is the text's length.
+        # Where the text after each token begins; the last one is the text's length.
         self._bounds = [0]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         parts = []
@@ -34,7 +34,7 @@ class PromptEcho:
         return len(self.text)
 
     def before(self, delta: ChoiceDelta, logprobs: Sequence[Token]) -> ChoiceDelta:
-        """`piece`, the choice's first one, with the prompt in front of it: its text, and an
+        """`piece`, the choice's first one, with the prompt before it: its text, and an
         entry for each of `logprobs`."""
         entries = [
             TokenEntry(

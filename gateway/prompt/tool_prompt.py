@@ -22,8 +22,8 @@ def with_tools(
     for position, message in enumerate(messages):
         if message["role"] == "system":
             content = f"{message['content']}\n\n{told}"
-            before, behind = messages[:position], messages[position + 1 :]
-            return [*before, {**message, "content": content}, *behind]
+            before, after = messages[:position], messages[position + 1 :]
+            return [*before, {**message, "content": content}, *after]
     return [{"role": "system", "content": told}, *messages]
 
 

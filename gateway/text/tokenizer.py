@@ -100,7 +100,7 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that `encode` puts in front of a text, if it does."""
+        """The token that `encode` puts before a text, if it does."""
         return self._bos_id
 
     def vocabulary(self) -> list[str]:

@@ -8,8 +8,8 @@ whatever else ASCII has, and the ids of its parts make those of the whole, where
 
     - the pre-tokenizer always cuts there, and looks at nothing beyond: true of the ways to split
       that are named below;
-    - no added token contains such a place (or there is no cut in front of the character that is
-      behind the letter), takes in spaces beside it or asks what it stands beside;
+    - no added token contains such a place (or there is no cut before the character that is
+      after the letter), takes in spaces beside it or asks what it stands beside;
     - nothing normalises the text.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import tokenizers
 
-# In no piece is there a space behind something else, nor another character behind a letter, but
+# In no piece is there a space after something else, nor another character after a letter, but
 # for letters and marks that are not ASCII.
 _CUTTING = frozenset(
     {
@@ -33,7 +33,7 @@ _CUTTING = frozenset(
         r"""|\s+(?!\S)|\s+""",
     }
 )
-# In front of one of those: digits; Chinese and Japanese.
+# Before one of those: digits; Chinese and Japanese.
 _BESIDE = frozenset({r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"})
 
 # How a byte-level vocabulary spells a space.
@@ -118,7 +118,7 @@ def _is_plain(word: str) -> bool:
 
 
 def _word_pattern(added: list[str]) -> re.Pattern[str]:
-    """Up to the next place to cut, or to one of those behind it."""
+    """Up to the next place to cut, or to one of those after it."""
     within = {
         right
         for text in added
