@@ -60,23 +60,23 @@ class Call:
         # The latest prefill attempt, and why it failed, as its worker put it.
         self.attempt_id = ""
         self.prefill_error: EpserveError | None = None
-        self._token_ids = bytearray(request.prompt_token_ids + request.output_token_ids)
+        self._output = bytearray(request.output_token_ids)  # so far
         self._items: deque[Produced | EpserveError] = deque()
         self._something = asyncio.Event()
 
     @property
     def token_ids(self) -> bytes:
         """Prompt and output so far, as the rank has it."""
-        return bytes(self._token_ids)
+        return self.request.prompt_token_ids + self._output
 
     @property
     def num_tokens(self) -> int:
-        return num_ids(self._token_ids)
+        return self.num_prompt_tokens + num_ids(self._output)
 
     def put(self, item: Produced | EpserveError) -> None:
         """New tokens, or the end by an error."""
         if isinstance(item, Produced):
-            self._token_ids += pack_ids(token.token_id for token in item.tokens)
+            self._output += pack_ids(token.token_id for token in item.tokens)
         self._items.append(item)
         self._something.set()
 

@@ -21,7 +21,6 @@ from core.errors import (
     Unavailable,
 )
 from core.log import get_logger
-from core.token_ids import num_ids
 from decode_worker.call import Call, response_of
 from decode_worker.call_spans import Stage
 from decode_worker.generate_request import submit_of
@@ -111,8 +110,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         ready = min(self._front.ready, key=lambda rank: rank.pages_total)
         key = f"{request.request_id}#{self.num_accepted_total}"
         submit = submit_of(request, key, ready)
-        num_tokens = num_ids(request.prompt_token_ids) + num_ids(request.output_token_ids)
-        rank = pick_rank(self._rooms(), num_tokens)
+        rank = pick_rank(self._rooms(), submit.num_tokens)
         if rank is None:
             raise Overloaded("every rank's queue is full")
         now = self._clock.now()

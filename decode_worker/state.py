@@ -155,18 +155,16 @@ class RankState:
                 return self._tick(now)
 
     def _submit(self, event: Submit) -> list[RankMessage]:
-        output = unpack_ids(event.output_token_ids)
-        num_tokens = event.num_prompt_tokens + len(output)
         most = self.pool.counts().total * self.facts.page_tokens
-        assert 0 < num_tokens <= most, "the front lets only requests in that can fit"
+        assert 0 < event.num_tokens <= most, "the front lets only requests in that can fit"
         if event.request_id in self.requests:
             return []
         self._num_submitted += 1
-        sampling = sampling_of(event.sampling)
+        sampling, output = sampling_of(event.sampling), unpack_ids(event.output_token_ids)
         self.requests[event.request_id] = Request(
             request_id=event.request_id,
             age=self._num_submitted,
-            num_tokens=num_tokens,
+            num_tokens=event.num_tokens,
             num_prompt_tokens=event.num_prompt_tokens,
             sampling=sampling,
             earlier_output=output,

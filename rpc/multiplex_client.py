@@ -256,6 +256,7 @@ class _Session:
             log.exception("session ended by an unexpected exception")
             error = Unavailable("internal error", failed_epoch=self._peer_epoch)
         finally:
+            self._stream.cancel()  # of use only where what was read ended it
             self._end_all(error)
 
     def _has_read_much(self) -> bool:

@@ -76,6 +76,10 @@ class Submit(Frozen, frozen=True, kw_only=True):
     sampling: bytes
     priority: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + num_ids(self.output_token_ids)
+
 
 class SubmitPrefill(Frozen, frozen=True, kw_only=True):
     """Start an attempt on a prefill rank: compute the KV of all `token_ids` (`core.token_ids`),

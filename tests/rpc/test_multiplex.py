@@ -240,6 +240,34 @@ async def test_who_speaks_something_else_is_a_lost_server(said: bytes) -> None:
             await client.close()
 
 
+async def test_what_is_no_frame_ends_the_session_on_both_sides() -> None:
+    ended = asyncio.Event()
+
+    async def session(frames: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            async for _ in frames:
+                yield b"no frame"
+        finally:
+            ended.set()
+
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(session)
+    handlers = {"Session": handler}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("epserve.rpc.v1.Multiplex", handlers),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = MultiplexClient(f"127.0.0.1:{port}", peer_epoch="epoch-0")
+    with client.call(GENERATE, b"", timeout_seconds=20) as call:
+        with pytest.raises(Unavailable) as raised:
+            await call.take()
+        assert raised.value.failed_epoch == "epoch-0"
+    await asyncio.wait_for(ended.wait(), 5)
+    await client.close()
+    await server.stop(0)
+
+
 async def test_a_lost_server_is_named_and_found_again() -> None:
     async with serving() as served:
         address = served.server.address
