@@ -26,7 +26,8 @@ from engine.step.graph_capture import GIB, RepeatedCall, capture_sizes
 from tests.model.weights.test_dummy_checkpoint import FP8, config_folder
 
 PHASES = (
-    "group", "plan", "dispatchers", "load", "compile", "memory", "warm_up", "graphs", "transfer"
+    "group", "plan", "dispatchers", "load", "compile", "memory", "warm_up", "graphs", "transfer",
+    "peers",
 )  # fmt: skip
 BEGINS, OVER = "start phase begins", "start phase over"
 Lines = list[Any]
