@@ -38,12 +38,14 @@ from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.weights import file_reader
 from model.weights.checkpoint import INDEX, Checkpoint
-from model.weights.file_reader import CHUNK_BYTES, NUM_THREADS
+from model.weights.file_reader import CHUNK_BYTES
 from model.weights.load_order import loaded_tensors
 
 BENCH = "load"
-PEER = f"plain reads by {NUM_THREADS} threads"
+NUM_THREADS = file_reader.NUM_THREADS
+PEER = "plain reads by as many threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Load:
         with Checkpoint(self.folder) as checkpoint:
             chunks = [*_chunks(checkpoint, self.names(checkpoint))]
         memory: SimpleQueue[bytearray] = SimpleQueue()
-        for _ in range(NUM_THREADS):
+        for _ in range(file_reader.NUM_THREADS):
             memory.put(bytearray(CHUNK_BYTES))
         handles = {path: os.open(path, os.O_RDONLY) for path, _, _ in chunks}
 
@@ -85,7 +87,7 @@ class Load:
             memory.put(buffer)
             return done
 
-        with ThreadPoolExecutor(NUM_THREADS) as threads:
+        with ThreadPoolExecutor(file_reader.NUM_THREADS) as threads:
             num_bytes = sum(threads.map(read, chunks))
         for handle in handles.values():
             os.close(handle)
@@ -216,8 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", action="store_true", help="all ranks, on one device")
     parser.add_argument("--no-disk", action="store_true", help="FOLDER is in memory")
     parser.add_argument("--small", action="store_true", help="a model of a moment")
+    parser.add_argument("--threads", type=int, default=NUM_THREADS, help="that read")
     parser.add_argument("--reads-only", action="store_true", help="no whole loads")
     arguments = parser.parse_args(argv)
+    file_reader.NUM_THREADS = arguments.threads
     os.environ |= HUGE_PAGES  # as ranks have them
     device = torch.device(arguments.device)
     if not (arguments.folder / INDEX).exists():
@@ -229,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     load = Load(folder=arguments.folder, device=device, num_ranks=arguments.ranks)
     run = BenchRun.begin(BENCH, on_cpu=device.type == "cpu")
     case = f"{arguments.weights}, {load.config.num_layers} layers, a rank of {load.num_ranks}"
+    if arguments.threads != NUM_THREADS:
+        case += f", {arguments.threads} threads"
     records = (
         measure_together(load, run, case)
         if arguments.at_once

@@ -105,7 +105,7 @@ class _Staging:
         self._free: SimpleQueue[tuple[torch.Tensor, torch.cuda.Event]] = SimpleQueue()
         for _ in range(num_chunks):
             memory = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
-            self._free.put((memory, torch.cuda.Event()))
+            self._free.put((memory, torch.cuda.Event(blocking=True)))
 
     def fill(self, path: Path, handle: int, offset: int, out: torch.Tensor) -> torch.cuda.Event:
         """`out` [bytes] uint8 on the device is written before what comes after the event."""
