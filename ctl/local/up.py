@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from core.errors import CheckpointError
+from core.start_time import start_seconds
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
 from ctl.base.options import with_options
 from ctl.base.output import make_console
@@ -27,6 +28,7 @@ _DEMO_NAME = "demo"
 # After their graces: a gateway ends its responses and its processes.
 _GATEWAY_END_SECONDS = 3.5
 _END_SECONDS = 0.5
+_WORKER_MARGIN_SECONDS = 30.0
 
 
 @with_options(ClusterOptions)
@@ -36,8 +38,14 @@ def up(
         "logs"
     ),
     ready_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a cluster that is not up is given up")
-    ] = 600.0,
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds after which a cluster that is not up is given up; default: 630, and the "
+            "time in which the model's files are read at 0.25 GB/s",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Starts gateway, router, prefill and decode workers here, and keeps them running."""
     num_gpus = 0
@@ -54,7 +62,10 @@ def up(
         raise typer.BadParameter(error.message, param_hint="--model") from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    raise typer.Exit(run(specs, options, log_dir, ready_timeout))
+    assert options.model is not None
+    # Workers give up first, and say which of their ranks is late.
+    seconds = ready_timeout or start_seconds(options.model) + _WORKER_MARGIN_SECONDS
+    raise typer.Exit(run(specs, options, log_dir, seconds))
 
 
 def run(

@@ -95,8 +95,6 @@ def with_deep_ep(
             reason = failure or f"rank {began.index((0,))} fails"
             raise ValueError(f"ep-dispatcher deep_ep cannot be had: {reason}")
         return None
-    # A peer that ends while DeepEP's kernels wait for it would not be noticed otherwise.
-    group.watch()
     dispatcher = DeepEpDispatcher(buffer, needs)
     return Dispatchers(
         choice=choice,
