@@ -120,8 +120,8 @@ def quantise_folder(
         pool: ThisProcess | Processes = ThisProcess(maker)
         if len(devices) > 1:
             pool = Processes(model, output, devices)
-        makers = stack.enter_context(pool)
-        num_kept = _make_shards(maker, output, journal, makers, reporter)
+        stack.enter_context(pool)
+        num_kept = _make_shards(maker, output, journal, pool, reporter)
         _copy_others(model, output)
         if (model / INDEX).is_file():
             _write_json(output / INDEX, _index([*maker.shards.values()]))
