@@ -25,6 +25,7 @@ from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher_choice import Choice
 from ep.dispatch.dispatchers import Dispatchers, agree, dispatch_terms, make_dispatchers
 from ep.dispatch.expert_shard import ExpertShard
+from ep.dispatch.row_caps import bounded
 from ep.dispatch.token_caps import decode_cap
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
@@ -200,6 +201,7 @@ def shard_of(
         fold_shared=settings.shared_expert == "folded",
         aligned=dispatchers.aligned,
         masked=dispatchers.masked,
+        step_tokens=dispatchers.step_tokens,
         fused=settings.routed_experts == "fused",
     )
 
@@ -253,14 +255,17 @@ def dispatch_needs(
 ) -> DispatchNeeds:
     sizes = recorded_sizes(settings, form)
     decodes = form is AttentionForm.ABSORBED
-    return DispatchNeeds(
+    needs = DispatchNeeds(
         hidden=config.hidden_size,
         itemsize=itemsize,
         slots_per_rank=slots_per_rank,
         num_choices=config.experts_per_token,
         step_tokens=settings.max_running if decodes else settings.step_tokens,
         masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
+        masked_only=bool(sizes),
     )
+    is_on_host = settings.device == "cpu"  # whose dispatchers have no aligned form
+    return needs if is_on_host or settings.group_size == 1 else bounded(needs, settings.group_size)
 
 
 def record(
