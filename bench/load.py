@@ -17,6 +17,7 @@ what is read from the disk is compared with the size of the files.
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ import torch
 from bench.ranks.deepseek_v3_config import QUANTIZATION, SMALL, write_config
 from bench.records import bench_parser, path_of, report
 from bench.serving.made_up_checkpoint import write_checkpoint
+from engine.process.rank_start import HUGE_PAGES
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
 from ep.placement.placement import Placement
@@ -36,12 +38,14 @@ from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.weights import file_reader
 from model.weights.checkpoint import INDEX, Checkpoint
-from model.weights.file_reader import CHUNK_BYTES, NUM_THREADS
+from model.weights.file_reader import CHUNK_BYTES
 from model.weights.load_order import loaded_tensors
 
 BENCH = "load"
-PEER = f"plain reads by {NUM_THREADS} threads"
+NUM_THREADS = file_reader.NUM_THREADS
+PEER = "plain reads by as many threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ class Load:
         with Checkpoint(self.folder) as checkpoint:
             chunks = [*_chunks(checkpoint, self.names(checkpoint))]
         memory: SimpleQueue[bytearray] = SimpleQueue()
-        for _ in range(NUM_THREADS):
+        for _ in range(file_reader.NUM_THREADS):
             memory.put(bytearray(CHUNK_BYTES))
         handles = {path: os.open(path, os.O_RDONLY) for path, _, _ in chunks}
 
@@ -83,7 +87,7 @@ class Load:
             memory.put(buffer)
             return done
 
-        with ThreadPoolExecutor(NUM_THREADS) as threads:
+        with ThreadPoolExecutor(file_reader.NUM_THREADS) as threads:
             num_bytes = sum(threads.map(read, chunks))
         for handle in handles.values():
             os.close(handle)
@@ -162,13 +166,14 @@ def timed(call: Callable[[], int]) -> float:
     return num_bytes / 1e9 / (time.perf_counter() - began)
 
 
-def measure(load: Load, run: BenchRun, case: str, *, has_disk: bool) -> Iterator[Record]:
+def measure(load: Load, run: BenchRun, case: str, arguments: Namespace) -> Iterator[Record]:
+    calls = {"plain": load.plainly, "to the device": load.to_device, "loaded": load.loaded}
+    if arguments.reads_only:
+        del calls["loaded"]
     load.to_device()  # what a first use takes: a context, pinned memory
-    for state in ("cold", "warm") if has_disk else ("warm",):
+    for state in ("warm",) if arguments.no_disk else ("cold", "warm"):
         plain = 0.0
-        for metric, call in (
-            ("plain", load.plainly), ("to the device", load.to_device), ("loaded", load.loaded)
-        ):  # fmt: skip
+        for metric, call in calls.items():
             if state == "cold":
                 forget_pages(load.folder)
             speed = timed(call)
@@ -213,7 +218,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", action="store_true", help="all ranks, on one device")
     parser.add_argument("--no-disk", action="store_true", help="FOLDER is in memory")
     parser.add_argument("--small", action="store_true", help="a model of a moment")
+    parser.add_argument("--threads", type=int, default=NUM_THREADS, help="that read")
+    parser.add_argument("--reads-only", action="store_true", help="no whole loads")
     arguments = parser.parse_args(argv)
+    file_reader.NUM_THREADS = arguments.threads
+    os.environ |= HUGE_PAGES  # as ranks have them
     device = torch.device(arguments.device)
     if not (arguments.folder / INDEX).exists():
         sizes = SMALL if arguments.small else None
@@ -224,10 +233,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     load = Load(folder=arguments.folder, device=device, num_ranks=arguments.ranks)
     run = BenchRun.begin(BENCH, on_cpu=device.type == "cpu")
     case = f"{arguments.weights}, {load.config.num_layers} layers, a rank of {load.num_ranks}"
+    if arguments.threads != NUM_THREADS:
+        case += f", {arguments.threads} threads"
     records = (
         measure_together(load, run, case)
         if arguments.at_once
-        else measure(load, run, case, has_disk=not arguments.no_disk)
+        else measure(load, run, case, arguments)
     )
     report(records, path_of(BENCH, arguments))
     return 0

@@ -53,7 +53,7 @@ def load_model(
 ) -> DeepseekV3:
     """Closes `source`."""
     progress = LoadProgress(source, rank, num_layers)
-    return DeepseekV3.load(
+    model = DeepseekV3.load(
         settings.model,
         device=device,
         dtype=dtype,
@@ -62,6 +62,8 @@ def load_model(
         source=source,
         on_layer=progress.layer,
     )
+    torch.cuda.empty_cache()  # what tensors were read into, for others than torch
+    return model
 
 
 class LoadProgress:

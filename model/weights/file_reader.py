@@ -49,11 +49,12 @@ class Reading:
 
 
 class FileReader:
-    """`start` from one thread. Nothing is opened, allocated or started before it is called."""
+    """`start` from one thread. Nothing is opened, allocated or started before it is called, nor
+    between `close` and the next call."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "weights")
+        self._threads: ThreadPoolExecutor | None = None
         self._files: dict[Path, tuple[int, int]] = {}
         self._staging: _Staging | None = None
 
@@ -61,6 +62,8 @@ class FileReader:
         """`begin` counts from the end of the file's header."""
         device = torch.device("cpu") if on_host else self._device
         handle, data_begin = self._open(path)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(NUM_THREADS, "weights")
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         read = partial(_fill if data.is_cpu else self._staged(), path, handle)
         offset = data_begin + begin
@@ -72,10 +75,12 @@ class FileReader:
 
     def close(self) -> None:
         """What is on its way is given up."""
-        self._threads.shutdown(cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
         for handle, _ in self._files.values():
             os.close(handle)
         self._files.clear()
+        self._threads = self._staging = None
 
     def _open(self, path: Path) -> tuple[int, int]:
         """A descriptor, and where the header ends."""
@@ -105,7 +110,7 @@ class _Staging:
         self._free: SimpleQueue[tuple[torch.Tensor, torch.cuda.Event]] = SimpleQueue()
         for _ in range(num_chunks):
             memory = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
-            self._free.put((memory, torch.cuda.Event()))
+            self._free.put((memory, torch.cuda.Event(blocking=True)))
 
     def fill(self, path: Path, handle: int, offset: int, out: torch.Tensor) -> torch.cuda.Event:
         """`out` [bytes] uint8 on the device is written before what comes after the event."""

@@ -53,8 +53,9 @@ def test_tensors_are_what_safetensors_reads(tmp_path: Path, device: str) -> None
 def test_single_numbers_and_empty_tensors(tmp_path: Path) -> None:
     tensors = {"one": torch.tensor(2.5), "none": torch.zeros(0, 3), "odd": torch.ones(3).byte()}
     save_file(tensors, tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
-        for name, value in tensors.items():
+    checkpoint = Checkpoint(tmp_path)
+    for name, value in tensors.items():
+        with checkpoint:  # and again after its end
             assert torch.equal(checkpoint.raw(name), value)
 
 
