@@ -24,7 +24,7 @@ from engine.start.memory_plan import (
     graph_bytes,
     plan_memory,
 )
-from engine.start.rank_model import dispatch_needs, recorded_passes, recorded_sizes
+from engine.start.start_plan import dispatch_needs, recorded_passes, recorded_sizes
 from ep.dispatch.dispatchers import dispatch_terms
 from model.batch import AttentionForm
 from model.config import ModelConfig
