@@ -5,7 +5,7 @@
 Ranks call it when they start, `ctl plan` (engine/planning) on any machine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.memory_term import MemoryTerm
@@ -23,6 +23,11 @@ from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.weight_bytes import planned_weights
 from model.weights.weights import Weights
+
+FORMS: Mapping[str, AttentionForm] = {
+    "prefill": AttentionForm.PLAIN,
+    "decode": AttentionForm.ABSORBED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
