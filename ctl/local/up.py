@@ -12,10 +12,11 @@ import typer
 
 from core.errors import CheckpointError
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
+from ctl.base.flags import WORKER_ROLES, parse_settings
 from ctl.base.options import with_options
 from ctl.base.output import make_console
 from ctl.base.ports import free_ports, is_free
-from ctl.local.cluster_options import DECODE_RANKS, WORKER_ROLES, ClusterOptions, parse_settings
+from ctl.local.cluster_options import DECODE_RANKS, ClusterOptions
 from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
 from ctl.local.process_spec import ProcessSpec
