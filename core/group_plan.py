@@ -23,7 +23,8 @@ class GroupQuestion:
     flags          of `python -m {role}_worker` on its first node, --nodes among them
     has_deep_ep    whether DeepEP is installed
     has_rdma       whether GPUs can send to other nodes by themselves
-    most_ranks     of a node, that may be proposed; most_nodes likewise
+    int4           whether experts are as `ctl quantize` would make them, not as they are
+    most_ranks     of a node, that may be proposed; most_nodes likewise; 0: nothing is proposed
     """
 
     name: str
@@ -32,6 +33,7 @@ class GroupQuestion:
     gpu: Gpu
     has_deep_ep: bool = True
     has_rdma: bool = True
+    int4: bool = False
     most_ranks: int = 8
     most_nodes: int = 32
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import msgspec
 
@@ -31,6 +32,11 @@ def ask(questions: Sequence[GroupQuestion]) -> list[GroupPlan]:
     if done.returncode:
         raise NoPlan(f"the process that plans ended: {describe_exit(done.returncode)}\n{told}")
     return msgspec.json.decode(done.stdout, type=list[GroupPlan])
+
+
+def has_deep_ep() -> bool:
+    """Whether workers that are started here would find it; not whether it can be imported."""
+    return find_spec("deep_ep") is not None
 
 
 def _reason(told: str) -> str:

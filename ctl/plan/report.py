@@ -11,7 +11,7 @@ from ctl.base.tables import format_age, make_table
 _GIB = 1 << 30
 
 
-def print_plans(plans: Sequence[GroupPlan], console: Console, disk_gbs: float) -> None:
+def print_plans(plans: Sequence[GroupPlan], console: Console, disk_gbs: float = 1.0) -> None:
     """What each group comes to; what does not fit last, where it is seen."""
     for plan in sorted(plans, key=lambda each: bool(each.problem)):
         _print_plan(plan, console, disk_gbs)
@@ -85,6 +85,6 @@ def gib(num_bytes: int) -> str:
 
 def _advice(plan: GroupPlan) -> str:
     if not plan.advice:
-        return "Nothing helps of a smaller step, fewer replicas, int4 experts, or more ranks."
+        return "No smaller step and none of the other changes that were tried makes it fit."
     lines = [f"  {each.change}: {each.kv_tokens} KV tokens a rank" for each in plan.advice]
     return "\n".join(["It fits with one of:", *lines])

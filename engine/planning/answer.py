@@ -39,14 +39,14 @@ def answer(question: GroupQuestion) -> GroupPlan:
             problem=str(error),
             memory_bytes=error.memory_bytes,
             terms=error.terms,
-            advice=advice(planner),
+            advice=advice(planner) if question.most_ranks else (),
         )
     except ValueError as error:
         return replace(told, problem=str(error))
 
 
 def _decided(planner: Planner, told: GroupPlan) -> GroupPlan:
-    memory = planner.plan(planner.settings).memory
+    memory = planner.plan(planner.settings, int4=planner.question.int4).memory
     return replace(
         _dispatched(planner, told),
         memory_bytes=memory.memory_bytes,

@@ -37,7 +37,9 @@ class Planner:
         self.device = torch.device(settings.device_of(0))
         self.dtype = DTYPES[settings.dtype_name]
         self.form = FORMS[question.role]
-        self.source = opened(settings)
+        self.source = opened(
+            settings.model, dummy=settings.load_format == "dummy" or not has_weights(settings.model)
+        )
         self._slots = cache(self._count_slots)
         self._terms = cache(self._weigh)
 
@@ -103,11 +105,10 @@ def rank_facts(question: GroupQuestion, settings: WorkerSettings) -> list[RankFa
     ]
 
 
-def opened(settings: WorkerSettings) -> Checkpoint:
-    """The headers of the folder's weights; where it has none, those that config.json stands
-    for."""
-    folder = settings.model
-    if settings.load_format == "dummy" or not has_weights(folder):
+@cache
+def opened(folder: Path, *, dummy: bool) -> Checkpoint:
+    """The headers of the folder's weights; `dummy`: those that config.json stands for."""
+    if dummy:
         return DummyCheckpoint(folder)
     source = Checkpoint(folder)
     source.check(ModelConfig.from_folder(folder))
