@@ -64,7 +64,7 @@ class GroupPlan:
     `advice` says what helps, each entry by itself.
 
     model_format   what is served: "fp8", "w4afp8" or "" for weights without quantisation
-    measured       whether headers of weights were read, not config.json alone
+    from_headers   whether headers of weights were read, not config.json alone
     slots          experts of a layer on a rank, replicas and empty places counted
     step_tokens    of a rank in the largest step; recorded_tokens: of the largest recorded one
     """
@@ -74,7 +74,7 @@ class GroupPlan:
     gpu: Gpu
     model: str
     model_format: str
-    measured: bool
+    from_headers: bool
     nodes: int
     ranks: int
     problem: str = ""

@@ -22,7 +22,7 @@ def answer(question: GroupQuestion) -> GroupPlan:
         gpu=question.gpu,
         model=settings.model_name,
         model_format=planner.quantization,
-        measured=not isinstance(planner.source, DummyCheckpoint),
+        from_headers=not isinstance(planner.source, DummyCheckpoint),
         nodes=settings.nodes,
         ranks=settings.ranks,
         slots=planner.slots(settings),

@@ -64,11 +64,19 @@ def dimensions(planner: Planner) -> Iterator[Sequence[Change]]:
         yield [Change(setting="num_redundant_experts")]
     if planner.config.num_moe_layers and planner.quantization != QUANT_METHOD:
         yield [Change()]
-    for name, most in (("ranks", bounds.most_ranks), ("nodes", bounds.most_nodes)):
-        # A group of several nodes has as many ranks on each as it can.
-        first = getattr(settings, name) + 1
-        if first <= most and not (name == "nodes" and settings.ranks < bounds.most_ranks):
-            yield [Change(setting=name, value=value) for value in range(first, most + 1)]
+    if 2 * settings.ranks <= bounds.most_ranks:
+        # Groups of several nodes have full ones.
+        yield _doubles("ranks", settings.ranks, bounds.most_ranks)
+    elif settings.nodes < bounds.most_nodes:
+        nodes = range(settings.nodes + 1, bounds.most_nodes + 1)
+        yield [Change(setting="nodes", value=value) for value in nodes]
+
+
+def _doubles(name: str, value: int, most: int) -> list[Change]:
+    steps = []
+    while (value := value * 2) <= most:
+        steps.append(Change(setting=name, value=value))
+    return steps
 
 
 def _halves(name: str, value: int, least: int) -> list[Change]:

@@ -6,14 +6,13 @@ from model.w4afp8 import is_routed_weight, weight_of_input_scale
 from model.weights.tensor_names import SCALE_SUFFIX, main_tensors
 
 GIB = 1 << 30
-FRONT_BYTES = 2 * GIB
-# A rank's own process, its libraries' host parts, and the tensors of a layer on their way to the
-# GPU.
-RANK_BYTES = 8 * GIB
-# NCCL, NVSHMEM and UCX exchange with the processes of a node through shared memory.
+FRONT_BYTES = 8 * GIB
+# A process with CUDA and torch has 5 GiB; the rest is for weights on their way to the GPU.
+RANK_BYTES = 12 * GIB
+# What NCCL, NVSHMEM and UCX pass between processes of a node.
 RANK_SHARED_BYTES = 2 * GIB
-# A rank's step, its transfers, and what compiles or reads at its start; the front and its streams.
-RANK_CPUS, FRONT_CPUS = 4, 2
+# A rank's step and transfers, and what compiles and reads at its start; the front and its streams.
+RANK_CPUS, FRONT_CPUS = 4, 4
 
 
 def host_needs(planner: Planner) -> HostNeeds:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -105,7 +105,7 @@ def rank_facts(question: GroupQuestion, settings: WorkerSettings) -> list[RankFa
     ]
 
 
-@cache
+@lru_cache(maxsize=2)
 def opened(folder: Path, *, dummy: bool) -> Checkpoint:
     """The headers of the folder's weights; `dummy`: those that config.json stands for."""
     if dummy:
