@@ -8,6 +8,8 @@ from core.group_plan import Gpu, GroupPlan, GroupQuestion
 from ctl.base.flags import WORKER_ROLES, WorkerRole, flag_arguments
 from ctl.plan.asking import ask, has_deep_ep
 
+_FREE = 0.98  # of its memory, where nothing runs on a GPU
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -34,8 +36,8 @@ def fitting_layout(
 ) -> tuple[Layout, Sequence[GroupPlan]] | None:
     """The first that fits, and its plans; None when none does. `flags` are those of each role that
     do not depend on it."""
-    layouts = _layouts(len(gpus))
     gpu = fullest(gpus)
+    layouts = _layouts(len(gpus), is_free=gpu.free_bytes > _FREE * gpu.total_bytes)
     plans = ask(
         [
             GroupQuestion(
@@ -63,9 +65,10 @@ def fullest(gpus: Sequence[Gpu]) -> Gpu:
     return min(gpus, key=lambda gpu: gpu.free_bytes)
 
 
-def _layouts(num_gpus: int) -> list[Layout]:
-    """Halves of the machine before all of it for both; int4 only where nothing else does."""
-    shapes = [(num_gpus // 2, False), (num_gpus, True)]
+def _layouts(num_gpus: int, *, is_free: bool) -> list[Layout]:
+    """Halves of the machine before all of it for both, which takes GPUs that nobody else uses; int4
+    only where nothing else does."""
+    shapes = [(num_gpus // 2, False), *([(num_gpus, True)] if is_free else [])]
     return [
         Layout(ranks=ranks, shares=shares, int4=int4)
         for int4, (ranks, shares) in product((False, True), shapes)

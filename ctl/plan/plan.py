@@ -73,7 +73,7 @@ def plan(
         if values is not None:
             path, groups = read_values(values)
             model = model or path
-        plans = _plans(model, gpu, groups, deep_ep=deep_ep, rdma=rdma)
+        plans = plans_of(model, gpu, groups, deep_ep=deep_ep, rdma=rdma)
     except CheckpointError as error:
         raise typer.BadParameter(error.message, param_hint="--model") from error
     except ValueError as error:
@@ -98,7 +98,7 @@ def _groups(nodes: int, ranks: int, role: str, settings: Sequence[str]) -> list[
     ]
 
 
-def _plans(
+def plans_of(
     model: str, gpu: str, groups: Sequence[WorkerValues], *, deep_ep: bool, rdma: bool
 ) -> list[GroupPlan]:
     """ValueError for what cannot be asked."""

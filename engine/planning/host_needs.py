@@ -1,8 +1,12 @@
 """What a node needs beside its GPUs."""
 
+from functools import lru_cache
+
 from core.group_plan import HostNeeds
 from engine.planning.planner import Planner
+from model.config import ModelConfig
 from model.w4afp8 import is_routed_weight, weight_of_input_scale
+from model.weights.checkpoint import Checkpoint
 from model.weights.tensor_names import SCALE_SUFFIX, main_tensors
 
 GIB = 1 << 30
@@ -31,14 +35,19 @@ def host_needs(planner: Planner) -> HostNeeds:
 
 def read_bytes(planner: Planner) -> int:
     """Of weights that a node reads: its experts, and once what all ranks have."""
-    config, source = planner.config, planner.source
+    num_experts = max(1, planner.config.num_experts)
+    routed, others = stored_bytes(planner.source, planner.config)
+    slots = planner.settings.ranks * planner.slots(planner.settings)
+    return others + routed * min(slots, num_experts) // num_experts
+
+
+@lru_cache(maxsize=2)
+def stored_bytes(source: Checkpoint, config: ModelConfig) -> tuple[int, int]:
+    """Of routed experts, and of all else, without MTP layers."""
     main = main_tensors(config)
-    routed = others = 0
+    sums = [0, 0]
     for name in source.stored:
         weight = weight_of_input_scale(name.removesuffix(SCALE_SUFFIX))
-        if weight in main and is_routed_weight(weight):
-            routed += source.num_bytes(name)
-        elif weight in main:
-            others += source.num_bytes(name)
-    slots = planner.settings.ranks * planner.slots(planner.settings)
-    return others + routed * min(slots, config.num_experts) // max(1, config.num_experts)
+        if weight in main:
+            sums[not is_routed_weight(weight)] += source.num_bytes(name)
+    return sums[0], sums[1]
