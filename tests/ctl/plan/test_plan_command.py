@@ -271,8 +271,9 @@ def test_doctor_says_how_a_model_fits(
 ) -> None:
     fp8, int4 = (dummy_model(tmp_path / name, name) for name in ("fp8", "w4afp8"))  # type: ignore[arg-type]
     machine.has(8)
-    assert check_fit(Host(), fp8).state == "warning"
-    assert "ctl quantize" in check_fit(Host(), fp8).advice
+    too_large = check_fit(Host(), fp8)
+    assert too_large.state == "warning"
+    assert "ctl quantize" in too_large.advice
     fitting = check_fit(Host(), int4)
     assert fitting.state == "ok"
     assert "--prefill-ranks 4" in fitting.detail
