@@ -48,14 +48,15 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostNeeds:
-    """Of a pod or node. `page_cache_bytes` keep the weights that it reads in memory beside
-    `memory_bytes`, for a quick restart; `read_bytes` of weights come from disk at a first start."""
+    """Of a pod or node: `memory_bytes`, shared memory among them. Of a checkpoint of
+    `checkpoint_bytes` it reads `read_bytes` at its first start, which in the page cache, beside
+    those, make another one quick."""
 
     cpus: int
     memory_bytes: int
     shared_memory_bytes: int
-    page_cache_bytes: int
     read_bytes: int
+    checkpoint_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """`ctl plan`: the command."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,22 +11,26 @@ import typer
 from core.errors import CheckpointError
 from core.group_plan import GroupPlan
 from ctl.base.flags import WORKER_ROLES, parse_settings
+from ctl.base.options import with_options
 from ctl.base.output import Output, make_console, print_json
 from ctl.plan.asking import NoPlan, ask
 from ctl.plan.cards import CARDS_GIB, card
 from ctl.plan.model_folder import model_folder
 from ctl.plan.questions import Planned
 from ctl.plan.report import print_plans
-from ctl.plan.values_file import WorkerValues, read_values
+from ctl.plan.values_file import WorkerValues, alike, read_values
 
 
-def plan(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Each field is an option of `ctl plan`."""
+
     gpu: Annotated[
         str,
         typer.Option(
             help=f"{', '.join(CARDS_GIB)}, or the GiB that CUDA tells of one", show_default=False
         ),
-    ],
+    ]
     model: Annotated[
         str,
         typer.Option(
@@ -33,12 +38,20 @@ def plan(
             "with -W4AFP8 for int4 experts; default: that of --values",
             show_default=False,
         ),
-    ] = "",
-    nodes: Annotated[int, typer.Option(min=1, max=512, help="Nodes of a group")] = 1,
-    ranks: Annotated[int, typer.Option(min=1, max=64, help="Ranks of a node: one GPU each")] = 8,
+    ] = ""
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=512, help="Nodes of a group; default: 1", show_default=False),
+    ] = None
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Ranks of a node, one GPU each; default: 8", show_default=False
+        ),
+    ] = None
     role: Annotated[
         Literal["both", "prefill", "decode"], typer.Option(help="What the group is for")
-    ] = "both",
+    ] = "both"
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,34 +59,35 @@ def plan(
             help="A flag of a role's workers: ROLE.FLAG=VALUE (prefill.chunk-tokens=4096)",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     values: Annotated[
         Path | None,
         typer.Option(
-            help="Values file of the chart, in place of --nodes, --ranks, --role and --set",
+            help="Values file of the chart, in place of --nodes and --ranks",
             show_default=False,
         ),
-    ] = None,
-    deep_ep: Annotated[bool, typer.Option(help="Whether DeepEP is installed")] = True,
+    ] = None
+    deep_ep: Annotated[bool, typer.Option(help="Whether DeepEP is installed")] = True
     rdma: Annotated[
         bool, typer.Option(help="Whether GPUs can send to other nodes by themselves")
-    ] = True,
+    ] = True
     disk_gbs: Annotated[
         float, typer.Option(min=0.001, help="What a node reads of its weights, GB/s")
-    ] = 1.0,
-    output: Output = "table",
-) -> None:
+    ] = 1.0
+
+
+@with_options(PlanOptions)
+def plan(options: PlanOptions, output: Output = "table") -> None:
     """Says whether a model fits GPUs, by what its ranks would decide at their start. Needs no GPU,
     and no weights.
 
     Exit status 1 if a group does not fit; then what to change is said, tried before.
     """
     try:
-        groups = _groups(nodes, ranks, role, settings or ())
-        if values is not None:
-            path, groups = read_values(values)
-            model = model or path
-        plans = plans_of(model, gpu, groups, deep_ep=deep_ep, rdma=rdma)
+        model, groups = _groups(options)
+        plans = plans_of(
+            options.model or model, options.gpu, groups, deep_ep=options.deep_ep, rdma=options.rdma
+        )
     except CheckpointError as error:
         raise typer.BadParameter(error.message, param_hint="--model") from error
     except ValueError as error:
@@ -84,17 +98,26 @@ def plan(
     if output == "json":
         print_json([_as_json(each) for each in plans])
     else:
-        print_plans(plans, make_console(), disk_gbs)
+        print_plans(plans, make_console(), options.disk_gbs)
     if any(each.problem for each in plans):
         raise typer.Exit(1)
 
 
-def _groups(nodes: int, ranks: int, role: str, settings: Sequence[str]) -> list[WorkerValues]:
-    given = parse_settings(settings)
-    return [
-        WorkerValues(role=each, nodes=nodes, ranks=ranks, device="cuda", settings=given[each])
-        for each in WORKER_ROLES
-        if role in (each, "both")
+def _groups(options: PlanOptions) -> tuple[str, list[WorkerValues]]:
+    """The model of the values, "" without one, and the groups. ValueError for options that do not
+    go together."""
+    given = parse_settings(options.settings or ())
+    if options.values is None:
+        nodes, ranks = options.nodes or 1, options.ranks or 8
+        model, groups = "", [alike(role, nodes, ranks) for role in WORKER_ROLES]
+    elif options.nodes or options.ranks:
+        raise ValueError("--nodes and --ranks are those of --values")
+    else:
+        model, groups = read_values(options.values)
+    return model, [
+        replace(group, settings={**group.settings, **given[group.role]})
+        for group in groups
+        if options.role in (group.role, "both")
     ]
 
 

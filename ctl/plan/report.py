@@ -69,12 +69,13 @@ def _facts(plan: GroupPlan, disk_gbs: float) -> list[tuple[str, str]]:
 
 
 def _host_facts(host: HostNeeds, disk_gbs: float) -> list[tuple[str, str]]:
-    cached = f"; {gib(host.page_cache_bytes)} more keep its weights in memory for a restart"
+    cached = f"{gib(host.read_bytes)} more keep what it read for a restart"
     seconds = host.read_bytes / (disk_gbs * 1e9)
     return [
-        ("a node needs", f"{host.cpus} CPUs, {gib(host.memory_bytes)} of memory{cached}"),
-        ("shared memory", gib(host.shared_memory_bytes)),
+        ("a node needs", f"{host.cpus} CPUs, {gib(host.memory_bytes)} of memory; {cached}"),
+        ("of it shared", f"{gib(host.shared_memory_bytes)} of /dev/shm"),
         ("a node reads", f"{decimal(host.read_bytes)}: {format_age(seconds)} at {disk_gbs:g} GB/s"),
+        ("checkpoint", f"{gib(host.checkpoint_bytes)}"),
     ]
 
 

@@ -24,6 +24,11 @@ class WorkerValues:
     settings: Mapping[str, str]
 
 
+def alike(role: WorkerRole, nodes: int, ranks: int) -> WorkerValues:
+    """On GPUs, with the defaults of all flags."""
+    return WorkerValues(role=role, nodes=nodes, ranks=ranks, device="cuda", settings={})
+
+
 def read_values(file: Path) -> tuple[str, list[WorkerValues]]:
     """`model.path` ("" without one) and both roles. ValueError for a file that is no such
     values."""

@@ -22,32 +22,35 @@ RANK_CPUS, FRONT_CPUS = 4, 4
 def host_needs(planner: Planner) -> HostNeeds:
     ranks = planner.settings.ranks
     shared = ranks * RANK_SHARED_BYTES
-    read = read_bytes(planner)
     return HostNeeds(
         cpus=FRONT_CPUS + ranks * RANK_CPUS,
         # Files in shared memory count as memory of the pod.
         memory_bytes=FRONT_BYTES + ranks * RANK_BYTES + shared,
         shared_memory_bytes=shared,
-        page_cache_bytes=read,
-        read_bytes=read,
+        read_bytes=read_bytes(planner),
+        checkpoint_bytes=sum(stored_bytes(planner.source, planner.config)),
     )
 
 
 def read_bytes(planner: Planner) -> int:
     """Of weights that a node reads: its experts, and once what all ranks have."""
     num_experts = max(1, planner.config.num_experts)
-    routed, others = stored_bytes(planner.source, planner.config)
+    routed, others, _ = stored_bytes(planner.source, planner.config)
     slots = planner.settings.ranks * planner.slots(planner.settings)
     return others + routed * min(slots, num_experts) // num_experts
 
 
 @lru_cache(maxsize=2)
-def stored_bytes(source: Checkpoint, config: ModelConfig) -> tuple[int, int]:
-    """Of routed experts, and of all else, without MTP layers."""
+def stored_bytes(source: Checkpoint, config: ModelConfig) -> tuple[int, int, int]:
+    """Of routed experts, of all else that is loaded, and of what is not: MTP layers."""
     main = main_tensors(config)
-    sums = [0, 0]
+    routed = others = left = 0
     for name in source.stored:
         weight = weight_of_input_scale(name.removesuffix(SCALE_SUFFIX))
-        if weight in main:
-            sums[not is_routed_weight(weight)] += source.num_bytes(name)
-    return sums[0], sums[1]
+        if weight not in main:
+            left += source.num_bytes(name)
+        elif is_routed_weight(weight):
+            routed += source.num_bytes(name)
+        else:
+            others += source.num_bytes(name)
+    return routed, others, left

@@ -61,8 +61,10 @@ def check_pod(output: Path, plan: GroupPlan) -> None:
         resources = pod["containers"][0]["resources"]
         assert parse_quantity(resources["requests"]["cpu"]) >= plan.host.cpus
         assert parse_quantity(resources["requests"]["memory"]) >= plan.host.memory_bytes
-        (shared,) = (each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm")
-        assert parse_quantity(shared["sizeLimit"]) >= plan.host.shared_memory_bytes
+        mounted = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm"]
+        assert mounted or pod.get("hostIPC")
+        for shared in mounted:
+            assert parse_quantity(shared["sizeLimit"]) >= plan.host.shared_memory_bytes
 
 
 def pods_of(output: Path) -> list[Mapping[str, Any]]:

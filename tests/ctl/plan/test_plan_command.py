@@ -87,6 +87,7 @@ def test_what_cannot_be_had_is_a_problem_without_a_table() -> None:
         ("--gpu h200 --model DeepSeek-V3 --set chunk-tokens=1", "is not ROLE.FLAG=VALUE"),
         ("--gpu h200 --model DeepSeek-V3 --set decode.ranks=4", "decode.ranks is decided by"),
         ("--gpu h200 --model DeepSeek-V3 --values no.yaml", "no.yaml: No such file"),
+        ("--gpu h200 --values no.yaml --nodes 2", "--nodes and --ranks are those of --values"),
     ],
 )
 def test_wrong_options_are_usage_errors(arguments: str, reason: str) -> None:
@@ -145,6 +146,9 @@ def test_values_of_a_role_have_the_last_word(tmp_path: Path) -> None:
     assert (prefill["nodes"], decode["nodes"]) == (2, 4)
     assert decode["max_running"] == 8
     assert "CUDA graphs" not in [term["name"] for term in decode["terms"]]
+    options = ("--model", "DeepSeek-V3", "--gpu", "h200", "--set", "decode.max-running=4")
+    (decode,) = planned("--values", str(file), "--role", "decode", *options)
+    assert decode["max_running"] == 4
 
 
 def test_defaults_are_those_of_the_chart() -> None:
