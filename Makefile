@@ -48,6 +48,7 @@ docs: $(VENV)/.installed-dev ## write the pages of docs/ that are made from the 
 	$(BIN)/python scripts/metrics_doc.py
 	$(BIN)/python scripts/dashboards_json.py
 	$(BIN)/python scripts/render_chart.py
+	$(BIN)/python scripts/plan_examples.py
 
 bench: $(VENV)/.installed-dev ## measure a local cluster against transformers, record in bench/results
 	$(BIN)/python -m bench.against_transformers $(BENCH_ARGS)

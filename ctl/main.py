@@ -18,6 +18,7 @@ from ctl.admin.workers import workers
 from ctl.bench import bench
 from ctl.doctor.doctor import doctor
 from ctl.local.up import up
+from ctl.plan.plan import plan
 from ctl.quantize import quantize
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 for command, example in (
+    (plan, "ctl plan --model DeepSeek-V3 --gpu h200 --nodes 2"),
     (up, "ctl up --decode-workers 2 --port 8000"),
     (status, "ctl status --router router:8001 --output json"),
     (workers, "ctl workers --namespace inference"),

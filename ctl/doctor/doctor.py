@@ -18,6 +18,7 @@ from ctl.base.tables import make_table
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
+from ctl.doctor.fit_check import check_fit
 from ctl.doctor.package_checks import (
     check_fast_paths,
     check_nixl,
@@ -81,7 +82,10 @@ def _examine(
         yield from check_fast_paths(host, cuda=cuda)
         yield host_checks.check_shared_memory()
     if model is not None:
-        yield check_model(model)
+        found = check_model(model)
+        yield found
+        if role != "control" and found.state == "ok":
+            yield check_fit(host, model.expanduser())
     yield host_checks.check_open_files()
     yield host_checks.check_temporary_folder()
     yield host_checks.check_clock()

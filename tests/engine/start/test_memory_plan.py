@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import write_config
 from core.memory_term import MemoryTerm
 from engine.process.settings import WorkerSettings
 from engine.start.memory_plan import (
@@ -24,10 +24,11 @@ from engine.start.memory_plan import (
     graph_bytes,
     plan_memory,
 )
-from engine.start.rank_model import dispatch_needs, recorded_passes, recorded_sizes
+from engine.start.start_plan import dispatch_needs, recorded_passes, recorded_sizes
 from ep.dispatch.dispatchers import dispatch_terms
 from model.batch import AttentionForm
 from model.config import ModelConfig
+from model.known_models import WeightFormat
 from model.weight_bytes import planned_weights
 from model.weights.dummy_checkpoint import DummyCheckpoint
 from model.weights.weights import Weights
