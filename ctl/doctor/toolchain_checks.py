@@ -72,13 +72,11 @@ def _check_cache(variable: str, folder: Path, mounts: list[list[str]]) -> Findin
         sizes = [each.stat().st_size for each in folder.rglob("*") if each.is_file()]
         there = next(each for each in (folder, *folder.parents) if each.exists())
     except OSError as error:
-        sizes, there = [], folder
-        return missing(
-            variable, f"{folder}: {error.strerror}", f"Set {variable} to another folder."
-        )
+        advice = f"Set {variable} to another folder."
+        return missing(variable, f"{folder}: {error.strerror}", advice)
     held = f"{len(sizes)} files, {decimal(sum(sizes))}" if sizes else "nothing yet"
     detail = f"{folder}: {held}"
-    if not os.access(there, os.W_OK):
+    if not (there.is_dir() and os.access(there, os.W_OK)):
         advice = f"What it lacks cannot be kept: set {variable} to a folder that can be written to."
         return (warning if sizes else missing)(variable, f"{detail}, not writable", advice)
     if _file_system(there, mounts) in _IN_MEMORY:
