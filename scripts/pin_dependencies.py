@@ -2,8 +2,8 @@
 
 python scripts/pin_dependencies.py           # writes the files; asks the package index
 
-Versions are those of this environment, so run it in one that the tests have passed in. Those of the
-extra `gpu`, and of what it brings, are not installed here: pip resolves them for the image's Python.
+Versions are those of this environment, so run it in one that the tests have passed in. What the
+extra `gpu` brings is not installed here: pip resolves it for the image's Python.
 """
 
 import json
@@ -68,9 +68,7 @@ def installed(extras: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def resolve(
-    wanted: Iterable[Requirement], pins: Mapping[str, str], folder: Path
-) -> dict[str, str]:
+def resolve(wanted: Iterable[Requirement], pins: Mapping[str, str], folder: Path) -> dict[str, str]:
     """What pip would install into the image, by canonical name. Installs nothing."""
     pinned = folder / "constraints.txt"
     pinned.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
