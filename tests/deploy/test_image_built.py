@@ -3,10 +3,8 @@
 Needs root, buildah, debootstrap and podman; no Docker, no registry of images.
 """
 
-import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import subprocess
@@ -68,12 +66,10 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may not raise limits, keeps those there are. Of cgroups, crun takes one version alone."""
-    names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
-    limits = ["{}={}:{}".format(name, *resource.getrlimit(of)) for name, of in names.items()]
+    """Limits that any machine may give; of cgroups, crun takes but one version at a time."""
     engine = '[engine]\nruntime = "runc"\n' if shutil.which("runc") else ""
     (tmp_path / "containers.conf").write_text(
-        f"[containers]\ndefault_ulimits = {json.dumps(limits)}\n{engine}"
+        f'[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n{engine}'
     )
     monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
 
@@ -119,7 +115,7 @@ async def test_the_cluster_of_the_page_answers_a_chat(image: str, network: str) 
     assert answer.endswith("The answer is 503.\n")
     shown = run(*status)
     assert shown.returncode == 0, shown.stderr
-    assert all(f"127.0.0.1:{port}" in shown.stdout for port in (8001, 9001, 9002))
+    assert all(role in shown.stdout for role in ("gateway", "router", "prefill", "decode"))
     for name in containers:
         assert run("podman", "exec", name, "id", "-u").stdout == "10001\n"
         assert run("podman", "exec", name, "touch", "/opt/epserve/x").returncode == 1
