@@ -61,13 +61,14 @@ def _mixed(folder: Path, ours: Mapping[str, str]) -> Iterator[Clash]:
     foreign = sorted(there - ours.keys())
     init = folder / "__init__.py"
     is_ours = init.exists() and _digest(init) == ours[init.name]
+    if foreign:
+        told = f"holds files of another{_owner(folder)}, such as {', '.join(foreign[:_MOST_FILES])}"
+    elif init.exists():
+        told = "has another's __init__.py"
+    else:
+        told = "has lost its __init__.py, as when another package of the name is uninstalled"
     if foreign or not is_ours:
-        files = ", ".join(foreign[:_MOST_FILES] or [init.name])
-        yield Clash(
-            f"our package {folder} holds files of another{_owner(folder)}, such as {files}: "
-            f"{_APART}.",
-            stops=not is_ours,
-        )
+        yield Clash(f"our package {folder} {told}: {_APART}.", stops=not is_ours)
 
 
 def _installed(root: Path) -> dict[str, dict[str, str]]:
@@ -94,8 +95,9 @@ def _owner(place: Path) -> str:
     from importlib.metadata import distributions  # takes its time
 
     for each in distributions():
-        has_name = any(file.parts[0] == place.name for file in each.files or ())
+        if each.name == "epserve":
+            continue
         is_there = os.path.realpath(str(each.locate_file(place.name))) == str(place)
-        if has_name and is_there and each.name != "epserve":
+        if is_there and any(file.parts[0] == place.name for file in each.files or ()):
             return f" (of {each.name} {each.version})"
     return ""

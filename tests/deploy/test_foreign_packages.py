@@ -112,6 +112,13 @@ def test_one_that_ours_is_installed_over_is_told(site: Path, tmp_path: Path) -> 
     assert "proto-plus 1.26.1" in finding["detail"]
 
 
+def test_what_an_uninstallation_of_the_other_leaves_is_told(site: Path, tmp_path: Path) -> None:
+    (site / "proto/__init__.py").unlink()
+    done = start(site, tmp_path, "router", "--help")
+    assert done.returncode == 1
+    assert f"our package {site}/proto has lost its __init__.py" in done.stderr
+
+
 def test_a_wheel_alone_is_all_ours(site: Path, tmp_path: Path) -> None:
     """Also when Python has compiled it, and kernels were tuned there."""
     put(site, {"kernels/tuned/NVIDIA_H20.json": "[]", "proto/__pycache__/x.pyc": ""})
