@@ -18,7 +18,6 @@ from itertools import pairwise
 import torch
 
 from bench.kernel_cases.gpu_timing import copy_bytes_per_second
-from bench.ranks.deepseek_v3_config import WeightFormat
 from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank, pages_for
 from bench.ranks.rank_runs import measure_all, parser_of
 from bench.ranks.step_breakdown import by_purpose, profile_step, write_breakdown
@@ -28,6 +27,7 @@ from engine.step.sequence_chunk import SequenceChunk
 from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, READ_BYTES
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
+from model.known_models import WeightFormat
 from model.weight_bytes import EXPERTS, VOCABULARY, held_weights
 
 BENCH = "decode_rank"

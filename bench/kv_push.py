@@ -27,7 +27,7 @@ from bench.kv_transfer import (
     pages_of_prompt,
     wait_for,
 )
-from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import SMALL, write_config
 from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank
 from bench.ranks.ep_ranks import on_all_ranks
 from bench.records import bench_parser, path_of, report
@@ -42,6 +42,7 @@ from ep.group.group import EpGroup
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
+from model.known_models import WeightFormat
 from prefill_worker.kv_target import KvGeometry, TargetPages
 from prefill_worker.push import PageRange, Pusher
 from transfer.nixl_agent import NixlTransfer

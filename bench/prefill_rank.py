@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from bench.ranks.deepseek_v3_config import WeightFormat
 from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank
 from bench.ranks.rank_runs import measure_all, parser_of
 from bench.ranks.step_breakdown import by_purpose, profile_step, write_breakdown
@@ -23,6 +22,7 @@ from engine.step.runner import Runner
 from engine.step.sequence_chunk import SequenceChunk
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
+from model.known_models import WeightFormat
 
 BENCH = "prefill_rank"
 PEER = "SGLang 0.5.16"

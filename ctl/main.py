@@ -5,6 +5,7 @@ Data goes to stdout, words about trouble to stderr; exit status 0 is success, 1 
 
 import typer
 
+import epserve_start.check  # noqa: F401 - before a foreign package is imported as ours
 import ctl.base.output  # noqa: F401 - before grpc: sets its verbosity
 from ctl import probe
 from ctl.admin.drain import drain, undrain
@@ -18,6 +19,7 @@ from ctl.admin.workers import workers
 from ctl.bench import bench
 from ctl.doctor.doctor import doctor
 from ctl.local.up import up
+from ctl.plan.plan import plan
 from ctl.quantize import quantize
 
 app = typer.Typer(
@@ -27,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 for command, example in (
+    (plan, "ctl plan --model DeepSeek-V3 --gpu h200 --nodes 2"),
     (up, "ctl up --decode-workers 2 --port 8000"),
     (status, "ctl status --router router:8001 --output json"),
     (workers, "ctl workers --namespace inference"),

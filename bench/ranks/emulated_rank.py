@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import write_config
 from engine.sampling.sampler import SampleRow
 from engine.sampling.sampling_params import Sampling
 from engine.step.sequence_chunk import SequenceChunk
@@ -25,6 +25,7 @@ from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.known_models import WeightFormat
 from model.weights.dummy_checkpoint import DummyCheckpoint
 
 NUM_RANKS = 8

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import SMALL, write_config
 from bench.ranks.emulated_rank import PAGE_TOKENS
 from bench.ranks.ep_ranks import on_all_ranks
 from bench.records import bench_parser, path_of, report, say
@@ -26,6 +26,7 @@ from ep.group.group import EpGroup
 from loadgen.records import Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
+from model.known_models import WeightFormat
 
 PEER = "SGLang on 96 H100"
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
+from core.cuda_home import cuda_home
 from core.errors import CheckpointError
 from ctl.base.checkpoint import check_model_folder, weight_files
 from ctl.base.host import Host
@@ -18,13 +19,18 @@ from ctl.base.tables import make_table
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
+from ctl.doctor.fit_check import check_fit
 from ctl.doctor.package_checks import (
     check_fast_paths,
+    check_gpu_set,
     check_nixl,
+    check_own_packages,
     check_python,
     check_torch,
     check_versions,
 )
+from ctl.doctor.toolchain_checks import check_caches, check_compilers, check_nvcc
+from epserve_start.clashes import clashes
 
 # Gateway, router, and two ports for each of a few workers.
 _NUM_PORTS = 10
@@ -47,7 +53,8 @@ def doctor(
     log_dir: Annotated[Path, typer.Option(help="Folder for logs")] = Path("logs"),
     output: Output = "table",
 ) -> None:
-    """Checks GPUs, NVLink, RDMA, NIXL, libraries, ports, limits, clock and disk of this machine.
+    """Checks GPUs, driver, NVLink, RDMA, NIXL, libraries, compilers, caches, ports, limits, clock
+    and disk of this machine.
 
     Exit status 1 if something is missing without which epserve does not work here; warnings say
     what makes it slower.
@@ -69,6 +76,7 @@ def _examine(
 ) -> Iterator[Finding]:
     yield check_versions(host)
     yield check_python()
+    yield from check_own_packages(clashes())
     if role != "control":
         yield from check_gpus(host, needed=must)
         yield check_nvlink(host)
@@ -78,10 +86,18 @@ def _examine(
         yield host_checks.check_locked_memory(wanted=has_rdma)
         yield check_torch(host, cuda=cuda)
         yield check_nixl(host)
+        yield check_gpu_set(host, cuda=cuda)
         yield from check_fast_paths(host, cuda=cuda)
+        if cuda:
+            yield from check_compilers(host)
+            yield from check_nvcc(host, cuda_home())
+            yield from check_caches(host)
         yield host_checks.check_shared_memory()
     if model is not None:
-        yield check_model(model)
+        found = check_model(model)
+        yield found
+        if role != "control" and found.state == "ok":
+            yield check_fit(host, model.expanduser())
     yield host_checks.check_open_files()
     yield host_checks.check_temporary_folder()
     yield host_checks.check_clock()

@@ -1,16 +1,11 @@
 """What the operator asks `ctl up` for."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ctl.local.process_spec import Role
-
-WORKER_ROLES: tuple[Role, ...] = ("prefill", "decode")
-ROLES: tuple[Role, ...] = ("gateway", "router", *WORKER_ROLES)
 DECODE_RANKS = 2
 _MAX_GATEWAY_PORT = 65000  # leaves room for the router and the workers above it
 
@@ -101,16 +96,3 @@ class ClusterOptions:
     @property
     def num_decode_ranks(self) -> int:
         return self.decode_ranks or DECODE_RANKS
-
-
-def parse_settings(texts: Iterable[str]) -> dict[Role, dict[str, str]]:
-    """ROLE.FLAG=VALUE texts by role. Raises ValueError for one of another form."""
-    settings: dict[Role, dict[str, str]] = {role: {} for role in ROLES}
-    for text in texts:
-        target, equals, value = text.partition("=")
-        role_name, dot, flag = target.partition(".")
-        role = next((role for role in ROLES if role == role_name), None)
-        if role is None or not (equals and dot and flag):
-            raise ValueError(f"{text!r} is not ROLE.FLAG=VALUE, ROLE one of {', '.join(ROLES)}")
-        settings[role][flag.replace("_", "-")] = value
-    return settings

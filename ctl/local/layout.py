@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ctl.base.flags import WORKER_ROLES, Role, parse_settings
 from ctl.base.ports import LOOPBACK
-from ctl.local.cluster_options import WORKER_ROLES, ClusterOptions, parse_settings
+from ctl.local.cluster_options import ClusterOptions
 from ctl.local.gpus import assign_devices, ranks_per_gpu
-from ctl.local.process_spec import ProcessSpec, Role
+from ctl.local.process_spec import ProcessSpec
 
 # For running requests, when everything is stopped. Workers are stopped after the gateway, when
 # only requests of others are left.

@@ -4,11 +4,10 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-Role = Literal["gateway", "router", "prefill", "decode"]
+from ctl.base.flags import Role, flag_arguments
 
 _LONGEST_GRACE_SECONDS = 3600.0
 
@@ -36,12 +35,7 @@ class ProcessSpec:
         """The whole command line, program first."""
         module = self.role if self.role in ("gateway", "router") else f"{self.role}_worker"
         program = list(self.command) or [sys.executable, "-m", module]
-        for name, value in self.flags.items():
-            if value in ("true", "false"):
-                program.append(f"--{name}" if value == "true" else f"--no-{name}")
-            else:
-                program += [f"--{name}", value]
-        return program
+        return program + flag_arguments(self.flags)
 
     @property
     def speaks_tls(self) -> bool:

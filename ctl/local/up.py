@@ -13,16 +13,21 @@ import typer
 from core.errors import CheckpointError
 from core.start_time import start_seconds
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
+from ctl.base.flags import WORKER_ROLES, parse_settings
+from ctl.base.host import Host
 from ctl.base.options import with_options
 from ctl.base.output import make_console
 from ctl.base.ports import free_ports, is_free
-from ctl.local.cluster_options import DECODE_RANKS, WORKER_ROLES, ClusterOptions, parse_settings
+from ctl.local.cluster_options import DECODE_RANKS, ClusterOptions
 from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
+from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
 from ctl.local.terminal import Terminal
+from ctl.plan.asking import NoPlan
+from ctl.plan.cards import own_cards
 
 _DEMO_NAME = "demo"
 # After their graces: a gateway ends its responses and its processes.
@@ -58,10 +63,15 @@ def up(
     try:
         options = _with_model(options)
         specs = _layout(options, num_gpus)
+        if num_gpus and not _fits(specs):
+            raise typer.Exit(1)
     except CheckpointError as error:
         raise typer.BadParameter(error.message, param_hint="--model") from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    except NoPlan as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
     assert options.model is not None
     # Workers give up first, and say which of their ranks is late.
     seconds = ready_timeout or start_seconds(options.model) + _WORKER_MARGIN_SECONDS
@@ -116,6 +126,12 @@ def _with_model(options: ClusterOptions) -> ClusterOptions:
     check_model_folder(folder, with_weights=not made_up)
     name = folder.name if options.model else _DEMO_NAME
     return replace(options, model=folder, served_model_name=options.served_model_name or name)
+
+
+def _fits(specs: Sequence[ProcessSpec]) -> bool:
+    """True also where the GPUs do not tell what memory they have: ranks will see."""
+    gpus = own_cards(Host(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return not gpus or fits(specs, gpus, make_console(stderr=True))
 
 
 def _layout(options: ClusterOptions, num_gpus: int) -> list[ProcessSpec]:

@@ -93,6 +93,17 @@ class MemoryPlan:
             )
 
 
+class DoesNotFit(ValueError):
+    """The plan needs more than there is; `terms` are all but what has no room at all."""
+
+    def __init__(
+        self, terms: Sequence[MemoryTerm], memory_bytes: int, others_bytes: int, reason: str = ""
+    ) -> None:
+        super().__init__(_refusal(terms, memory_bytes, others_bytes, reason))
+        self.terms = tuple(terms)
+        self.memory_bytes = memory_bytes
+
+
 def plan_memory(
     settings: WorkerSettings,
     config: ModelConfig,
@@ -106,7 +117,7 @@ def plan_memory(
     memory_bytes: int,
     others_bytes: int = 0,
 ) -> MemoryPlan:
-    """ValueError, with the largest terms and what to change, when it does not fit, or when what
+    """`DoesNotFit`, with the largest terms and what to change, when it does not fit, or when what
     is left cannot hold one request.
 
     graph_sizes  batch sizes of recorded decode steps; none where nothing is recorded
@@ -129,17 +140,17 @@ def plan_memory(
         terms.append(MemoryTerm(name=LIBRARIES, num_bytes=LIBRARY_BYTES))
     left = memory_bytes - sum(term.num_bytes for term in terms)
     if left <= 0:
-        raise ValueError(_refusal(terms, memory_bytes, others_bytes, ""))
+        raise DoesNotFit(terms, memory_bytes, others_bytes)
     try:
         kv = plan_kv(settings, config, itemsize=itemsize, memory_bytes=left)
     except ValueError as error:
-        raise ValueError(_refusal(terms, memory_bytes, others_bytes, str(error))) from error
+        raise DoesNotFit(terms, memory_bytes, others_bytes, str(error)) from error
     terms.append(MemoryTerm(name=KV, num_bytes=kv.num_pages * kv.page_bytes))
     plan = MemoryPlan(
         terms=tuple(terms), memory_bytes=memory_bytes, kv=kv, others_bytes=others_bytes
     )
     if plan.total_bytes > memory_bytes:
-        raise ValueError(_refusal(terms, memory_bytes, others_bytes, ""))
+        raise DoesNotFit(terms, memory_bytes, others_bytes)
     return plan
 
 

@@ -9,7 +9,7 @@ request id that says why it could not start, and then runs its role's loop until
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,23 +26,18 @@ from engine.process.settings import WorkerSettings
 from engine.start.model_loading import weights_revision
 from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
+from engine.start.start_plan import FORMS
 from engine.step.cpu_threads import CpuThreads
 from engine.step.runner import Runner
 from ep.dispatch.dispatchers import Dispatchers
 from ep.group.group import EpGroup
 from kernels.build.paths import noted
-from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from transfer.api import Transfer
 from transfer.nixl_agent import NixlTransfer
 
 log = get_logger("engine.rank")
-
-FORMS: Mapping[str, AttentionForm] = {
-    "prefill": AttentionForm.PLAIN,
-    "decode": AttentionForm.ABSORBED,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,26 +13,23 @@ from engine.kv.kv_memory import make_kv_cache
 from engine.process.settings import WorkerSettings
 from engine.start.compile_ahead import LibraryBuilds, Passes, compile_kernels
 from engine.start.expert_placement import agreed_placement
-from engine.start.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan, plan_memory
+from engine.start.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan
 from engine.start.model_loading import load_model, open_weights
 from engine.start.rank_memory import RankMemory
 from engine.start.start_clock import StartClock
+from engine.start.start_plan import StartPlan, weight_terms
 from engine.start.warm_up import lengths_up_to, warm_up
-from engine.step.decode_graphs import DecodeGraphs, graph_sizes
+from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture
-from engine.step.prefill_graphs import PrefillGraphs, can_record, prefill_sizes
-from ep.dispatch.dispatch_needs import DispatchNeeds
-from ep.dispatch.dispatcher_choice import Choice
-from ep.dispatch.dispatchers import Dispatchers, agree, dispatch_terms, make_dispatchers
+from engine.step.prefill_graphs import PrefillGraphs, can_record
+from ep.dispatch.dispatchers import Dispatchers, agree, make_dispatchers
 from ep.dispatch.expert_shard import ExpertShard
-from ep.dispatch.token_caps import decode_cap
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
-from kernels.build.paths import are_references_asked_for
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
-from model.weight_bytes import held_weights, planned_weights
+from model.weight_bytes import held_weights
 from model.weights.checkpoint import Checkpoint
 from model.weights.weights import Weights
 
@@ -66,9 +63,9 @@ class RankModel:
             prepared = Prepared.agree(
                 settings, config, group, form=form, device=device, dtype=dtype
             )
-        plan, needs = prepared.plan, prepared.needs
+        plan, needs = prepared.plan.memory, prepared.plan.needs
         with clock.phase("dispatchers"):
-            dispatchers = make_dispatchers(group, prepared.choice, needs, device)
+            dispatchers = make_dispatchers(group, prepared.plan.choice, needs, device)
             experts = shard_of(settings, prepared.placement, group.rank, dispatchers, device)
         with clock.phase("load"):
             libraries = LibraryBuilds(settings, group.rank, device)
@@ -93,8 +90,8 @@ class RankModel:
             used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         with clock.phase("graphs"):
             max_pages = prepared.max_pages(settings.page_tokens)
-            graphs = record(model, kv_cache, prepared.sizes, max_pages)
-            passes = record_passes(model, kv_cache, prepared.pass_sizes)
+            graphs = record(model, kv_cache, prepared.plan.sizes, max_pages)
+            passes = record_passes(model, kv_cache, prepared.plan.pass_sizes)
         experts.counts.zero_()
         for recorded in (graphs, passes):
             if recorded is not None:
@@ -113,26 +110,22 @@ class RankModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """All that is decided before memory is taken. `sizes` are of recorded decode steps,
-    `pass_sizes` of recorded prefill passes."""
+    """All that is decided before memory is taken."""
 
     placement: Placement
-    sizes: tuple[int, ...]
-    pass_sizes: tuple[int, ...]
-    needs: DispatchNeeds
-    choice: Choice
     source: Checkpoint
-    plan: MemoryPlan
+    plan: StartPlan
 
     def max_pages(self, page_tokens: int) -> int:
         """Of the longest request there can be."""
-        return -(-self.plan.kv.max_model_len // page_tokens)
+        return -(-self.plan.memory.kv.max_model_len // page_tokens)
 
     def passes(self, page_tokens: int) -> Passes:
         """Those that stand for all there will be."""
+        plan = self.plan
         return Passes(
-            lengths=sorted({*lengths_up_to(self.needs.step_tokens), *self.pass_sizes}),
-            sizes=self.sizes,
+            lengths=sorted({*lengths_up_to(plan.needs.step_tokens), *plan.pass_sizes}),
+            sizes=plan.sizes,
             max_pages=self.max_pages(page_tokens),
         )
 
@@ -150,39 +143,21 @@ class Prepared:
         """With the other ranks. The plan is logged; ValueError when it does not fit,
         CheckpointError for a folder that is not what its configuration says."""
         placement = agreed_placement(settings, config, group)
-        sizes, pass_sizes = recorded_sizes(settings, form), recorded_passes(settings, form)
-        needs = dispatch_needs(settings, config, placement.slots_per_rank, form, dtype.itemsize)
-        choice = agree(group, settings.ep_dispatcher, needs, device)
         source = open_weights(settings, device)
         source.check(config)
-        memory = RankMemory.of(settings, device).agreed(group)
-        plan = plan_memory(
+        weights = Weights(checkpoint=source, device=device, dtype=dtype, form=form)
+        plan = StartPlan.of(
             settings,
             config,
-            weights=planned_weights(
-                Weights(checkpoint=source, device=device, dtype=dtype, form=form),
-                config,
-                num_slots=needs.slots_per_rank,
-                fold_shared=settings.shared_expert == "folded",
-            ),
-            dispatch=dispatch_terms(choice.name, needs, group.size),
-            graph_sizes=sizes,
-            pass_sizes=pass_sizes,
-            num_slots=needs.slots_per_rank,
+            form=form,
+            weights=weight_terms(settings, config, weights, placement.slots_per_rank),
+            slots_per_rank=placement.slots_per_rank,
             itemsize=dtype.itemsize,
-            memory_bytes=memory.num_bytes,
-            others_bytes=memory.others_bytes,
+            memory=RankMemory.of(settings, device).agreed(group),
+            choose=lambda needs: agree(group, settings.ep_dispatcher, needs, device),
         )
-        plan.log(group.rank)
-        return cls(
-            placement=placement,
-            sizes=sizes,
-            pass_sizes=pass_sizes,
-            needs=needs,
-            choice=choice,
-            source=source,
-            plan=plan,
-        )
+        plan.memory.log(group.rank)
+        return cls(placement=placement, source=source, plan=plan)
 
 
 def shard_of(
@@ -200,6 +175,7 @@ def shard_of(
         fold_shared=settings.shared_expert == "folded",
         aligned=dispatchers.aligned,
         masked=dispatchers.masked,
+        step_tokens=dispatchers.step_tokens,
         fused=settings.routed_experts == "fused",
     )
 
@@ -221,46 +197,6 @@ def warmed(
     before = torch.cuda.memory_allocated(device)
     warm_up(model, kv_cache, form, longest=longest, num_ranks=num_ranks, on_gpu=True)
     return {ACTIVATIONS: torch.cuda.max_memory_allocated(device) - before}
-
-
-def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
-    """Batch sizes of decode steps that are recorded."""
-    if form is not AttentionForm.ABSORBED or not records_graphs(settings):
-        return ()
-    return graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
-
-
-def recorded_passes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
-    """Tokens of prefill passes that are recorded; none where ranks wait for each other."""
-    is_alone = settings.group_size == 1
-    if form is not AttentionForm.PLAIN or not records_graphs(settings):
-        return ()
-    return prefill_sizes(settings.cuda_graph_prefill_tokens) if is_alone else ()
-
-
-def records_graphs(settings: WorkerSettings) -> bool:
-    """Not on a CPU, and not what references compute."""
-    is_possible = settings.device != "cpu" and not are_references_asked_for()
-    return settings.cuda_graph and is_possible
-
-
-def dispatch_needs(
-    settings: WorkerSettings,
-    config: ModelConfig,
-    slots_per_rank: int,
-    form: AttentionForm,
-    itemsize: int,
-) -> DispatchNeeds:
-    sizes = recorded_sizes(settings, form)
-    decodes = form is AttentionForm.ABSORBED
-    return DispatchNeeds(
-        hidden=config.hidden_size,
-        itemsize=itemsize,
-        slots_per_rank=slots_per_rank,
-        num_choices=config.experts_per_token,
-        step_tokens=settings.max_running if decodes else settings.step_tokens,
-        masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
-    )
 
 
 def record(

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from bench.ranks import deepseek_v3_config as config_json
 from core.errors import CheckpointError
+from model import known_models
 from model.config import ModelConfig
 
 # As deepseek-ai/DeepSeek-V3 has it, with what only its writers read.
-DEEPSEEK_V3: dict[str, Any] = config_json.DEEPSEEK_V3 | {
+DEEPSEEK_V3: dict[str, Any] = known_models.DEEPSEEK_V3 | {
     "ep_size": 1,
-    "quantization_config": config_json.QUANTIZATION["fp8"],
+    "quantization_config": known_models.QUANTIZATION["fp8"],
 }
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.ranks.deepseek_v3_config import SMALL, WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import SMALL, write_config
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk
 from model.deepseek import DeepseekV3
+from model.known_models import WeightFormat
 from model.weights.dummy_checkpoint import DummyCheckpoint
 from tests.model.decode_rows import norm_error
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.ranks.deepseek_v3_config import WeightFormat, write_config
+from bench.ranks.deepseek_v3_config import write_config
 from core.memory_term import MemoryTerm
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
@@ -14,6 +14,7 @@ from ep.placement.placement import Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.known_models import WeightFormat
 from model.weight_bytes import (
     ATTENTION,
     DENSE,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ctl.local.cluster_options import ClusterOptions, parse_settings
+from ctl.base.flags import parse_settings
+from ctl.local.cluster_options import ClusterOptions
 from ctl.local.gpus import assign_devices, count_gpus
 from ctl.local.layout import Machine, cluster, threads_per_rank
 from ctl.local.process_spec import ProcessSpec

@@ -1,0 +1,35 @@
+"""Flags of the cluster's processes: by role, and on a command line."""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+Role = Literal["gateway", "router", "prefill", "decode"]
+WorkerRole = Literal["prefill", "decode"]
+
+WORKER_ROLES: tuple[WorkerRole, ...] = ("prefill", "decode")
+ROLES: tuple[Role, ...] = ("gateway", "router", *WORKER_ROLES)
+
+
+def flag_arguments(flags: Mapping[str, str]) -> list[str]:
+    """`flags` are without leading dashes; "true" and "false" are those of a switch: --flag,
+    --no-flag."""
+    arguments = []
+    for name, value in flags.items():
+        if value in ("true", "false"):
+            arguments.append(f"--{name}" if value == "true" else f"--no-{name}")
+        else:
+            arguments += [f"--{name}", value]
+    return arguments
+
+
+def parse_settings(texts: Iterable[str]) -> dict[Role, dict[str, str]]:
+    """ROLE.FLAG=VALUE texts by role. Raises ValueError for one of another form."""
+    settings: dict[Role, dict[str, str]] = {role: {} for role in ROLES}
+    for text in texts:
+        target, equals, value = text.partition("=")
+        role_name, dot, flag = target.partition(".")
+        role = next((role for role in ROLES if role == role_name), None)
+        if role is None or not (equals and dot and flag):
+            raise ValueError(f"{text!r} is not ROLE.FLAG=VALUE, ROLE one of {', '.join(ROLES)}")
+        settings[role][flag.replace("_", "-")] = value
+    return settings

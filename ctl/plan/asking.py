@@ -1,0 +1,47 @@
+"""Asks the process that plans."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import msgspec
+
+from core.group_plan import GroupPlan, GroupQuestion
+from ctl.base.python_process import describe_exit, package_environment
+
+_BAD_FLAGS = 2
+
+
+class NoPlan(Exception):
+    """Why there is none, in lines."""
+
+
+def ask(questions: Sequence[GroupQuestion]) -> list[GroupPlan]:
+    """An answer each. ValueError for flags that a worker would refuse, NoPlan when the process
+    fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.planning"],
+        input=msgspec.json.encode(questions),
+        capture_output=True,
+        env=package_environment(),
+    )
+    told = done.stderr.decode(errors="replace").strip()
+    if done.returncode == _BAD_FLAGS:
+        raise ValueError(_reason(told))
+    if done.returncode:
+        raise NoPlan(f"the process that plans ended: {describe_exit(done.returncode)}\n{told}")
+    return msgspec.json.decode(done.stdout, type=list[GroupPlan])
+
+
+def has_deep_ep() -> bool:
+    """Whether workers that are started here would find it; not whether it can be imported."""
+    return find_spec("deep_ep") is not None
+
+
+def _reason(told: str) -> str:
+    """Of a process that refuses its flags: without how it may be used."""
+    lines = told.splitlines()
+    if lines and lines[0].startswith("usage:"):
+        lines = lines[-1:]
+    return "; ".join(line.partition("error: ")[2] or line for line in lines)
