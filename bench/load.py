@@ -27,7 +27,7 @@ from queue import SimpleQueue
 
 import torch
 
-from bench.ranks.deepseek_v3_config import QUANTIZATION, SMALL, write_config
+from bench.ranks.deepseek_v3_config import SMALL, write_config
 from bench.records import bench_parser, path_of, report
 from bench.serving.made_up_checkpoint import write_checkpoint
 from engine.process.rank_start import HUGE_PAGES
@@ -38,6 +38,7 @@ from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
 from model.config import ModelConfig
 from model.deepseek import DeepseekV3
+from model.known_models import QUANTIZATION
 from model.weights import file_reader
 from model.weights.checkpoint import INDEX, Checkpoint
 from model.weights.file_reader import CHUNK_BYTES
