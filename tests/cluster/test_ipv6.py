@@ -1,5 +1,5 @@
-"""Processes that listen on [::]: reached by IPv6 alone, and a decode group of two nodes meets by it.
-IPv4 leads to them, too."""
+"""Processes that listen on [::] are reached by IPv6 alone, by which a decode group of two nodes
+meets, and by IPv4 as well."""
 
 import asyncio
 import os
