@@ -29,7 +29,8 @@ def check_network(
 
 def check_ports(host: Host) -> Iterator[Finding]:
     """RDMA ports that are down, or came up slower than others of their kind."""
-    down, rates = [], {}
+    down: list[str] = []
+    rates: dict[str, dict[str, int]] = {}
     for device in host.names(_RDMA):
         for port in host.names(f"{_RDMA}/{device}/ports"):
             told = {

@@ -64,7 +64,8 @@ def found(host: Host, *, wanted: bool = True, **environment: str) -> dict[str, F
 def test_a_host_on_which_all_is_well(host: RootedHost) -> None:
     variables = {
         "NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0",
-        "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NVSHMEM_HCA_LIST": "mlx5_0:1,mlx5_1:1", "UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1,eth0",
+        "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NVSHMEM_HCA_LIST": "mlx5_0:1",
+        "UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1,eth0",
     }  # fmt: skip
     assert {each.state for each in found(host, **variables).values()} == {"ok"}
 
