@@ -80,9 +80,9 @@ def test_gpu_workers_are_sized_by_the_checkpoint() -> None:
         assert resources["limits"] == {"memory": "762Gi", **gpus}
         (shm,) = [each for each in found[role].template["spec"]["volumes"] if each["name"] == "shm"]
         assert shm["emptyDir"]["sizeLimit"] == "16Gi"
-        assert "--start-timeout-seconds=1884" in found[role].container["args"]
+        assert "--start-timeout-seconds=3361" in found[role].container["args"]
         probe = found[role].container["startupProbe"]
-        assert probe["periodSeconds"] * probe["failureThreshold"] > 1884 + 30
+        assert probe["periodSeconds"] * probe["failureThreshold"] > 3361 + 30
 
 
 def test_sizes_follow_ranks_and_nodes_and_give_way_a_key_at_a_time() -> None:
