@@ -19,5 +19,6 @@ def triton_kernels() -> Path:
 
 
 def deep_gemm_kernels() -> Path:
-    """Of DeepGEMM, which has the rule."""
-    return Path(os.environ.get("DG_JIT_CACHE_DIR") or Path.home() / ".deep_gemm")
+    """Of DeepGEMM, which has the rule: of several folders it writes to the first."""
+    told = os.environ.get("DG_JIT_CACHE_DIR") or os.environ.get("DJ_JIT_CACHE_DIR")
+    return Path(told.partition(":")[0]) if told else Path.home() / ".dj"

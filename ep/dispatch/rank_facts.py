@@ -43,8 +43,8 @@ def deep_ep_library() -> Any:  # noqa: ANN401
             log.info("DeepEP is not installed", advice="pip install 'epserve[gpu]'")
         else:
             log.warning("DeepEP cannot be imported", reason=str(error))
-    except (ImportError, OSError, RuntimeError, AssertionError) as error:
-        log.warning("DeepEP cannot be imported", reason=str(error))
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:  # the last without nvcc
+        log.warning("DeepEP cannot be imported", reason=repr(error))
     return None
 
 
