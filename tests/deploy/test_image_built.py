@@ -89,7 +89,8 @@ def as_pip_here() -> list[str]:
 @contextmanager
 def built(variant: str) -> Iterator[str]:
     name = f"localhost/epserve:test-of-{variant}"
-    subprocess.run([ROOT / "deploy/build_local", variant, name, *as_pip_here()], check=True)
+    options = ("--layers=false", *as_pip_here())  # else they stay
+    subprocess.run([ROOT / "deploy/build_local", variant, name, *options], check=True)
     yield name
     subprocess.run(["podman", "rmi", "--force", name], check=True)
 
