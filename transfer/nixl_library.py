@@ -6,6 +6,9 @@ set there wins over ours:
     UCX_TCP_CONN_NB=y      connect in the background: a peer whose host does not answer
                            would else hold `submit` for the kernel's whole SYN timeout
     UCX_TCP_KEEPIDLE etc.  a host that vanished is noticed after 5 s instead of 16 s
+    UCX_MODULES=^efa       the module for Amazon's adapters brings the system's libnl in beside
+                           NIXL's own, where libefa is installed: the process would end with a
+                           segmentation fault
 
 Transports are left to UCX. Between processes of one machine it takes CMA
 (process_vm_writev) for bytes and TCP over loopback for notifications; where CMA is
@@ -25,6 +28,7 @@ UCX_DEFAULTS: Mapping[str, str] = {
     "UCX_TCP_KEEPIDLE": "2s",
     "UCX_TCP_KEEPINTVL": "1s",
     "UCX_TCP_KEEPCNT": "3",
+    "UCX_MODULES": "^efa",
 }
 
 # All that the library raises; these classes have no base of their own below Exception.

@@ -148,7 +148,8 @@ def test_health_of_a_gateway_without_a_cluster(guard: tuple[str, ...]) -> None:
 def test_ctl_and_wrong_roles() -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     entry = DEPLOY / "bin" / "epserve"
-    run = {"capture_output": True, "text": True, "check": False, "env": os.environ | {"PATH": path}}
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    run = {"capture_output": True, "text": True, "check": False, "env": environment}
     done = subprocess.run([entry, "ctl", "--help"], **run)  # type: ignore[call-overload]
     assert done.returncode == 0
     assert "status" in done.stdout

@@ -39,9 +39,11 @@ COMPILE = """
 import subprocess, sysconfig
 from importlib.util import find_spec
 from pathlib import Path
-import flash_mla, torch, triton
-from core.cuda_home import cuda_home
+import torch
+from core.cuda_home import cuda_home, set_cuda_home
 from kernels.build import cuda_build
+set_cuda_home()
+import deep_gemm
 
 def folder(package):
     return Path(find_spec(package).origin).parent
@@ -53,9 +55,9 @@ Path("/tmp/k.cu").write_text("#include <deep_gemm/impls/sm90_fp8_gemm_1d2d.cuh>"
 compile(cuda_home() / "bin/nvcc", "--cubin", "-std=c++20", "--expt-relaxed-constexpr",
         "-gencode=arch=compute_90a,code=sm_90a", "-I", folder("deep_gemm") / "include",
         "-o", "/tmp/k.cubin", "/tmp/k.cu")
-triton = folder("triton") / "backends/nvidia"
-compile("gcc", "-c", "-fPIC", "-I", triton / "include", "-o", "/tmp/driver.o",
-        "-I", sysconfig.get_paths(scheme="posix_prefix")["include"], triton / "driver.c")
+driver = folder("triton") / "backends/nvidia"
+compile("gcc", "-c", "-fPIC", "-I", driver / "include", "-o", "/tmp/driver.o",
+        "-I", sysconfig.get_paths(scheme="posix_prefix")["include"], driver / "driver.c")
 print([cuda_build.build(source).parent.as_posix() for source in cuda_build.sources()])
 print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())
 """
@@ -87,7 +89,8 @@ def as_pip_here() -> list[str]:
 @contextmanager
 def built(variant: str) -> Iterator[str]:
     name = f"localhost/epserve:test-of-{variant}"
-    subprocess.run([ROOT / "deploy/build_local", variant, name, *as_pip_here()], check=True)
+    options = ("--layers=false", *as_pip_here())  # else they stay
+    subprocess.run([ROOT / "deploy/build_local", variant, name, *options], check=True)
     yield name
     subprocess.run(["podman", "rmi", "--force", name], check=True)
 
@@ -172,3 +175,6 @@ def test_the_cuda_variant_compiles_what_a_gpu_asks_for(podman: None) -> None:
         folders, versions = done.stdout.splitlines()
         assert set(ast.literal_eval(folders)) == {"/opt/epserve/cache"}
         assert versions.split()[1:] == ["13.0", "(2,", "30,", "7)"]
+        doctor = run(*command, image, "ctl", "doctor", "--device=cuda").stdout
+        for check in ("NIXL", "GPU set", "C compiler", "Python headers", "nvcc"):
+            assert re.search(rf"^{check} +ok ", doctor, re.MULTILINE), doctor
