@@ -78,7 +78,8 @@ def _check_cache(variable: str, folder: Path, mounts: list[list[str]]) -> Findin
     detail = f"{folder}: {held}"
     if not (there.is_dir() and os.access(there, os.W_OK)):
         advice = f"What it lacks cannot be kept: set {variable} to a folder that can be written to."
-        return (warning if sizes else missing)(variable, f"{detail}, not writable", advice)
+        # What has files may have all it needs, as that of the image has.
+        return (note if sizes else missing)(variable, f"{detail}, not writable", advice)
     if _file_system(there, mounts) in _IN_MEMORY:
         advice = f"The next start compiles all again: set {variable} to a folder on a volume."
         return warning(variable, f"{detail}, in memory", advice)

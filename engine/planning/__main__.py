@@ -1,7 +1,7 @@
 """Answers `ctl plan`: questions as JSON on stdin, plans as JSON on stdout.
 
-Flags that a worker would refuse end it with status 2 and a line for each on stderr, as they would
-end the worker.
+Flags and models that a worker would refuse end it with status 2 and a line for each on stderr, as
+they would end the worker.
 """
 
 import sys
@@ -14,7 +14,16 @@ from engine.planning.answer import answer
 
 def main() -> None:
     questions = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[GroupQuestion, ...])
-    sys.stdout.buffer.write(msgspec.json.encode([answer(question) for question in questions]))
+    try:
+        answers = [answer(question) for question in questions]
+    except ValueError as error:
+        sys.exit(_refused(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answers))
+
+
+def _refused(error: ValueError) -> int:
+    sys.stderr.write(f"error: {error}\n")
+    return 2
 
 
 if __name__ == "__main__":

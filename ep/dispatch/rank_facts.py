@@ -40,8 +40,9 @@ def deep_ep_library() -> Any:  # noqa: ANN401
         return importlib.import_module("deep_ep")
     except ModuleNotFoundError as error:
         if error.name == "deep_ep":
-            return None
-        log.warning("DeepEP cannot be imported", reason=str(error))
+            log.info("DeepEP is not installed", advice="pip install 'epserve[gpu]'")
+        else:
+            log.warning("DeepEP cannot be imported", reason=str(error))
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         log.warning("DeepEP cannot be imported", reason=str(error))
     return None

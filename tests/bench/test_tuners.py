@@ -18,7 +18,6 @@ from kernels.build.fp8_gemm_clusters import ClusterBlocks
 from kernels.build.tuned import Blocks, default_blocks, read_table
 from kernels.gemm import fp8_gemm_choice
 
-
 FACTS = {"capability": 90, "multiprocessors": 132, "memory_gib": 140}
 
 

@@ -3,6 +3,7 @@
 Needs root, buildah, debootstrap and podman; no Docker, no registry of images.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ import pytest
 from tests.deploy.chart import ROOT
 from tests.eventually import eventually
 
-IMAGE = "localhost/epserve:of-a-test"
+CUDA_BYTES = 40 << 30  # while it is built
 PAGE = (ROOT / "deploy" / "README.md").read_text()
 LACKING = [tool for tool in ("buildah", "debootstrap", "podman") if not shutil.which(tool)]
 OF_PIP = ("index-url", "extra-index-url", "find-links", "cert", "constraint", "trusted-host")
@@ -31,6 +33,31 @@ body = {"model": model, "messages": [{"role": "user", "content": "What is 512 - 
 request = http.Request(f"{url}/chat/completions", json.dumps(body).encode())
 request.add_header("Content-Type", "application/json")
 print(json.load(http.urlopen(request, timeout=60))["choices"][0]["message"]["content"])
+"""
+# What is compiled when a GPU asks for it: headers of DeepGEMM by nvcc, Triton's launcher by gcc.
+COMPILE = """
+import subprocess, sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+import flash_mla, torch, triton
+from core.cuda_home import cuda_home
+from kernels.build import cuda_build
+
+def folder(package):
+    return Path(find_spec(package).origin).parent
+
+def compile(*command):
+    subprocess.run(list(map(str, command)), check=True)
+
+Path("/tmp/k.cu").write_text("#include <deep_gemm/impls/sm90_fp8_gemm_1d2d.cuh>")
+compile(cuda_home() / "bin/nvcc", "--cubin", "-std=c++20", "--expt-relaxed-constexpr",
+        "-gencode=arch=compute_90a,code=sm_90a", "-I", folder("deep_gemm") / "include",
+        "-o", "/tmp/k.cubin", "/tmp/k.cu")
+triton = folder("triton") / "backends/nvidia"
+compile("gcc", "-c", "-fPIC", "-I", triton / "include", "-o", "/tmp/driver.o",
+        "-I", sysconfig.get_paths(scheme="posix_prefix")["include"], triton / "driver.c")
+print([cuda_build.build(source).parent.as_posix() for source in cuda_build.sources()])
+print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())
 """
 
 pytestmark = [
@@ -57,11 +84,18 @@ def as_pip_here() -> list[str]:
     return [*volumes, "--build-arg", f"PIP_ARGS={' '.join(dict.fromkeys(options))}"]
 
 
+@contextmanager
+def built(variant: str) -> Iterator[str]:
+    name = f"localhost/epserve:test-of-{variant}"
+    subprocess.run([ROOT / "deploy/build_local", variant, name, *as_pip_here()], check=True)
+    yield name
+    subprocess.run(["podman", "rmi", "--force", name], check=True)
+
+
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    subprocess.run([ROOT / "deploy/build_local", "cpu", IMAGE, *as_pip_here()], check=True)
-    yield IMAGE
-    subprocess.run(["podman", "rmi", "--force", IMAGE], check=True)
+    with built("cpu") as name:
+        yield name
 
 
 @pytest.fixture
@@ -127,3 +161,14 @@ def test_doctor_finds_what_a_container_needs(image: str, podman: None) -> None:
     done = run(*command, "ctl", "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^NIXL +ok ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.disk_usage("/var").free < CUDA_BYTES, reason="left out: too little disk")
+def test_the_cuda_variant_compiles_what_a_gpu_asks_for(podman: None) -> None:
+    with built("cuda") as image:
+        command = ("podman", "run", "--rm", "--read-only", "--no-healthcheck", "--net=none")
+        done = run(*command, "--entrypoint=python", image, "-c", COMPILE)
+        assert done.returncode == 0, done.stderr
+        folders, versions = done.stdout.splitlines()
+        assert set(ast.literal_eval(folders)) == {"/opt/epserve/cache"}
+        assert versions.split()[1:] == ["13.0", "(2,", "30,", "7)"]

@@ -238,7 +238,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("EPSERVE_CACHE", str(tmp_path))
     assert next(check_caches(OtherHost())).state == "missing"
     (tmp_path / "gemm.so").touch()
-    assert next(check_caches(OtherHost())).state == "warning"
+    assert next(check_caches(OtherHost())).state == "note"
 
 
 def test_limits(tmp_path: Path) -> None:
