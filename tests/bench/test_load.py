@@ -33,7 +33,17 @@ def test_a_load_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     read_bytes: list[int] = []
     timed = load.timed
     monkeypatch.setattr(load, "timed", lambda call: timed(lambda: _noted(read_bytes, call())))
-    arguments = [str(folder), *flags, "--ranks", "2", "--record", "--results", str(tmp_path)]
+    arguments = [
+        str(folder),
+        *flags,
+        "--ranks",
+        "2",
+        "--repeats",
+        "1",
+        "--record",
+        "--results",
+        str(tmp_path),
+    ]
     assert load.main([*arguments, "--device", "cpu"]) == 0
     records = [*read(tmp_path / "load.jsonl")]
     assert [(record.case.split(", ")[-1], record.metric) for record in records] == [
