@@ -4,6 +4,7 @@
 #   TEST_ARGS   arguments of pytest, e.g. make test TEST_ARGS="tests/router -x"
 #   PIP_ARGS    arguments of pip, e.g. another package index (a CPU-only torch is much smaller)
 #   PYTHON      the interpreter to make .venv with: 3.11 or 3.12
+#   TORCH       what pip is told of torch; without a GPU, a version that is small to install
 
 SHELL := /bin/sh
 VENV := .venv
@@ -12,6 +13,8 @@ UP_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 PIP_ARGS ?=
+# Builds of 2.14 for CPUs are not where pip looks: it would bring several GB of CUDA.
+TORCH ?= $(if $(shell command -v nvidia-smi),-e ".[gpu]","torch<2.14")
 # What pip would do on one core. Some packages carry files that do not compile.
 COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # Asked by running it: a name on PATH may be a shim without an interpreter behind it.
@@ -100,12 +103,12 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing what epserve needs to run into $(VENV) (the first time takes minutes)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e .
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e . $(TORCH)
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml bench/pyproject.toml | $(BIN)/python
 	@echo "installing what epserve needs to run and to be tested into $(VENV)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[dev]" -e bench
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[dev]" -e bench $(TORCH)
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@

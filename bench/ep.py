@@ -141,17 +141,23 @@ def ways(
 
         def dispatch_aligned(payload: Payload = payload) -> tuple[torch.Tensor, object]:
             assert aligned is not None
-            sent = aligned.dispatch_aligned(hidden, idx, weights, tokens, payload, 128)
+            (sent,) = aligned.dispatch_aligned(hidden, idx, weights, tokens, payload, 128)
             return sent.hidden, sent.handle
 
-        assert aligned is not None
-        yield f"{where} aligned", payload, dispatch_aligned, aligned.combine_aligned
+        def combine_aligned(rows: torch.Tensor, handle: object) -> torch.Tensor:
+            assert aligned is not None
+            return aligned.combine_aligned([(rows, handle)])
+
+        yield f"{where} aligned", payload, dispatch_aligned, combine_aligned
+
+    contiguous = made.dispatcher
+    assert contiguous is not None
 
     def dispatch() -> tuple[torch.Tensor, object]:
-        sent = made.dispatcher.dispatch(hidden, idx, weights, tokens)
+        sent = contiguous.dispatch(hidden, idx, weights, tokens)
         return sent.hidden, sent.handle
 
-    yield f"{where} contiguous", PLAIN, dispatch, made.dispatcher.combine
+    yield f"{where} contiguous", PLAIN, dispatch, contiguous.combine
     if made.buffer is not None:
         for payload in (FP8, PLAIN):
             yield f"{where} {RAW}", payload, *raw(made.buffer, needs, routed, payload)

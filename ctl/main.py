@@ -5,6 +5,7 @@ Data goes to stdout, words about trouble to stderr; exit status 0 is success, 1 
 
 import typer
 
+import epserve_start.check  # noqa: F401 - before a foreign package is imported as ours
 import ctl.base.output  # noqa: F401 - before grpc: sets its verbosity
 from ctl import probe
 from ctl.admin.drain import drain, undrain

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,12 @@ def quantize(
     resume: Annotated[
         bool, typer.Option("--resume", help="Carry on what was interrupted in the output folder")
     ] = False,
-    device: Annotated[str, typer.Option(help="What computes: cpu, cuda or cuda:1")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="auto (GPUs if there are any), cpu, cuda or one, as cuda:1")
+    ] = "auto",
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="At work at once; default: one a core, 8 a GPU")
+    ] = None,
 ) -> None:
     """Writes a copy of a checkpoint whose routed experts are int4, file by file. After an
     interruption of any kind --resume carries on: whole files are verified and kept."""
@@ -38,6 +44,7 @@ def quantize(
         *(sys.executable, "-m", "model.quantize", "--parent", str(os.getpid())),
         *("--model", str(model), "--output", str(output), "--format", format, "--device", device),
         *(["--resume"] if resume else []),
+        *(["--processes", str(processes)] if processes else []),
     ]
     # In a session of its own Ctrl-C reaches only us.
     with subprocess.Popen(
@@ -72,7 +79,7 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
         disable=not console.is_terminal,
     )
     plan: dict[str, Any] = {}
-    has_ended = False
+    has_ended, num_written = False, 0
     with bar:
         task = bar.add_task("reading headers", total=None)
         for event in _events(child):
@@ -82,11 +89,13 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
                     bar.update(task, total=event["num_bytes"])
                 case "progress":
                     bar.update(task, completed=event["num_bytes"])
-                case "shard" | "kept" as kind:
-                    verb = "keeping" if kind == "kept" else "writing"
-                    bar.update(task, description=f"{verb} {event['shard']}")
-                    if not console.is_terminal:
-                        typer.echo(f"{verb} {event['shard']}", err=True)
+                case "kept":
+                    _say(bar, f"kept {event['shard']}")
+                case "shard":
+                    num_written += 1
+                    left = _time_left(bar)
+                    wrote = f"wrote {event['shard']}"
+                    _say(bar, f"{wrote}, {num_written} of {plan['num_shards']} files{left}")
                 case "done":
                     has_ended = True
                     bar.stop()
@@ -103,6 +112,18 @@ def _follow(child: "subprocess.Popen[str]", output: Path) -> int:
     return status
 
 
+def _say(bar: Progress, text: str) -> None:
+    """Beside the bar; where there is none, as a line."""
+    bar.update(bar.task_ids[0], description=text)
+    if not bar.console.is_terminal:
+        typer.echo(text, err=True)
+
+
+def _time_left(bar: Progress) -> str:
+    seconds = bar.tasks[0].time_remaining
+    return f", {timedelta(seconds=round(seconds))} left" if seconds else ""
+
+
 def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
     assert child.stdout is not None
     for line in child.stdout:
@@ -114,11 +135,11 @@ def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 def _summary(done: dict[str, Any], plan: dict[str, Any], output: Path) -> str:
     if done["complete"]:
         return f"{output} is complete already"
-    before, after = decimal(plan["num_bytes"]), decimal(plan["num_bytes_output"])
+    before, after = decimal(plan["num_bytes_source"]), decimal(plan["num_bytes_output"])
     kept = done["num_shards_kept"]
     return (
         f"{output}: {plan['num_matrices']} matrices of experts are int4, {before} became {after} "
-        f"in {plan['num_shards']} files" + (f", {kept} of them from before" if kept else "")
+        f"in {plan['num_shards'] + kept} files" + (f", {kept} of them from before" if kept else "")
     )
 
 

@@ -2,6 +2,7 @@
 
 import sys
 
+import epserve_start.check  # noqa: F401 - before a foreign package is imported as ours
 import core.first_process  # noqa: F401 - before all that takes its time
 from decode_worker.service import DecodeService
 from engine.process.settings import WorkerSettings

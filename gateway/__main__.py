@@ -2,6 +2,7 @@
 
 import sys
 
+import epserve_start.check  # noqa: F401 - before a foreign package is imported as ours
 import core.first_process  # noqa: F401 - before all that takes its time
 import core.fork_safety  # noqa: F401 - before whatever imports gRPC
 from core.log import configure

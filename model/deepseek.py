@@ -19,6 +19,7 @@ from model.layer import Layer
 from model.moe.moe import Moe
 from model.projection import Projection
 from model.weights.checkpoint import Checkpoint
+from model.weights.load_order import loaded_tensors
 from model.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from model.weights.weights import LinearForm, Weights
 
@@ -59,8 +60,10 @@ class DeepseekV3:
         config = ModelConfig.from_folder(folder)
         experts = checked_experts(experts, config, config.num_moe_layers, device)
         table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
-        with source or Checkpoint(folder) as checkpoint:
+        with source or Checkpoint(folder, device) as checkpoint:
             checkpoint.check(config)
+            slots = [experts.local_experts(layer) for layer in range(config.num_moe_layers)]
+            checkpoint.read_ahead([*loaded_tensors(checkpoint.stored, config, slots)])
             weights = Weights(
                 checkpoint=checkpoint,
                 device=torch.device(device),

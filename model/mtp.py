@@ -55,7 +55,7 @@ class MtpLayer:
         experts = checked_experts(experts, config, 1, device)
         table = rotation_table(config.rope, config.qk_rope_head_dim, config.max_position)
         prefix = layer_prefix(config.num_layers + depth)
-        with Checkpoint(folder) as checkpoint:
+        with Checkpoint(folder, device) as checkpoint:
             checkpoint.check(config)
             checkpoint.check_mtp(config, depth)
             weights = Weights(

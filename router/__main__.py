@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+import epserve_start.check  # noqa: F401 - before a foreign package is imported as ours
 import core.first_process  # noqa: F401 - before all that takes its time
 from core import tracing
 from core.log import configure

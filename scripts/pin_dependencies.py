@@ -1,9 +1,9 @@
-"""deploy/constraints.txt: the version of everything that the image may install.
+"""deploy/constraints*.txt: the version of everything that each variant of the image may install.
 
-python scripts/pin_dependencies.py           # writes the file; asks the package index
+python scripts/pin_dependencies.py           # writes the files; asks the package index
 
-Versions are those of this environment, so run it in one that the tests have passed in. What only a
-CUDA build of torch brings is not installed here: pip resolves it for the image's Python.
+Versions are those of this environment, so run it in one that the tests have passed in. What the
+extra `gpu` brings is not installed here: pip resolves it for the image's Python.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
-# Extras that the image has (see deploy/Dockerfile), and what builds epserve itself.
-EXTRAS = ("kubernetes", "tracing")
+# Extras that each variant of the image has (see deploy/Dockerfile), and what builds epserve itself.
+VARIANTS = {
+    "constraints.txt": ("kubernetes", "tracing"),
+    "constraints-cuda.txt": ("kubernetes", "tracing", "gpu"),
+}
 BUILD = ("setuptools",)
 IMAGE_PYTHON = "3.12"
+GPU = "gpu"
 # A CUDA build of torch asks for one version of it; a CPU build for none.
 CHOSEN_BY_TORCH = ("triton",)
 
@@ -30,21 +34,23 @@ HEADER = """# What the image may install. Made by scripts/pin_dependencies.py; d
 """
 
 
-def direct_requirements() -> list[Requirement]:
-    """What pyproject.toml asks for, the image's extras included."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = project["optional-dependencies"]
-    texts = [*project["dependencies"], *BUILD]
-    for extra in EXTRAS:
-        texts += optional.get(extra, [])
-    return [Requirement(text) for text in texts]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def installed() -> dict[str, str]:
+def of_extras(extras: Iterable[str]) -> list[Requirement]:
+    return [Requirement(text) for e in extras for text in PROJECT["optional-dependencies"][e]]
+
+
+def direct_requirements(extras: Iterable[str]) -> list[Requirement]:
+    """What pyproject.toml asks for, with these of its extras."""
+    return [*map(Requirement, (*PROJECT["dependencies"], *BUILD)), *of_extras(extras)]
+
+
+def installed(extras: Iterable[str]) -> dict[str, str]:
     """Versions of all that the requirements lead to in this environment, by canonical name."""
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
-    pending = direct_requirements()
+    pending = direct_requirements(extras)
     while pending:
         requirement = pending.pop()
         name = canonicalize_name(requirement.name)
@@ -62,7 +68,7 @@ def installed() -> dict[str, str]:
     return found
 
 
-def resolve(pins: dict[str, str], folder: Path) -> dict[str, str]:
+def resolve(wanted: Iterable[Requirement], pins: Mapping[str, str], folder: Path) -> dict[str, str]:
     """What pip would install into the image, by canonical name. Installs nothing."""
     pinned = folder / "constraints.txt"
     pinned.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
@@ -71,8 +77,10 @@ def resolve(pins: dict[str, str], folder: Path) -> dict[str, str]:
         [
             sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
             "--only-binary=:all:", "--python-version", IMAGE_PYTHON,
+            # Else it downloads several GB to read what they need.
+            "--use-feature=fast-deps",
             "--target", str(folder), "--report", str(report), "--constraint", str(pinned),
-            *map(str, direct_requirements()),
+            *map(str, wanted),
         ],
         check=True,
     )  # fmt: skip
@@ -80,13 +88,21 @@ def resolve(pins: dict[str, str], folder: Path) -> dict[str, str]:
     return {canonicalize_name(each["name"]): each["version"].partition("+")[0] for each in chosen}
 
 
-def main() -> int:
-    pins = {name: v for name, v in installed().items() if name not in CHOSEN_BY_TORCH}
+def constraints(extras: Sequence[str]) -> str:
+    """The file for an image with these extras."""
+    here = installed(extra for extra in extras if extra != GPU)
+    gpu = of_extras(extra for extra in extras if extra == GPU)
+    chosen = {*CHOSEN_BY_TORCH, *(canonicalize_name(each.name) for each in gpu)}
+    pins = {name: version for name, version in here.items() if name not in chosen}
     with tempfile.TemporaryDirectory() as folder:
         # Names that only the environment at hand needs stay out.
-        resolved = resolve(pins, Path(folder))
-    lines = [f"{name}=={version}\n" for name, version in sorted(resolved.items())]
-    CONSTRAINTS.write_text(HEADER + "".join(lines))
+        resolved = resolve(direct_requirements(extras), pins, Path(folder))
+    return HEADER + "".join(f"{name}=={version}\n" for name, version in sorted(resolved.items()))
+
+
+def main() -> int:
+    for name, extras in VARIANTS.items():
+        (ROOT / "deploy" / name).write_text(constraints(extras))
     return 0
 
 

@@ -9,10 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 from triton.runtime.errors import OutOfResources
 
 from bench.kernel_cases.gpu_timing import Call, microseconds
-from kernels.build.tuned import read_table
+from kernels.build.tuned import device_facts, read_table
 
 Blocks = TypeVar("Blocks")
 
@@ -63,8 +64,9 @@ def precompile(compile_one: Callable[[Blocks], None], jobs: Sequence[Blocks]) ->
 
 
 def write_section(path: Path, name: str, shapes: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Puts the shapes into a section of a file, beside those that were there."""
+    """Puts the shapes into a section of this device's file, beside those that were there."""
     table = read_table(path)
+    table["device"] = device_facts(torch.device("cuda"))
     table[name] = table.get(name, {}) | shapes
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,9 +1,10 @@
 """What a machine is asked: commands, files, installed distributions."""
 
 import os
+import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from ctl.base.python_process import package_environment
@@ -59,3 +60,14 @@ class Host:
             return version(distribution)
         except PackageNotFoundError:
             return ""
+
+    def requirements(self, distribution: str) -> list[str]:
+        """What an installed distribution asks for; nothing for one that is not installed."""
+        try:
+            return requires(distribution) or []
+        except PackageNotFoundError:
+            return []
+
+    def which(self, program: str) -> str:
+        """Where a program is; "" where it is not."""
+        return shutil.which(program) or ""

@@ -8,6 +8,7 @@ from ctl.doctor.finding import Finding, missing, note, ok, warning
 _QUERY = ("index", "name", "memory.total", "compute_cap", "driver_version")
 # FP8 and W4A8 kernels are written for Hopper.
 _HOPPER = (9, 0)
+_LEAST_DRIVER = 580
 
 
 def count_devices(host: Host) -> int:
@@ -28,12 +29,21 @@ def check_gpus(host: Host, *, needed: bool) -> Iterator[Finding]:
         )
         return
     kinds = sorted({f"{name}, {memory}" for _index, name, memory, *_ in gpus})
-    yield ok("GPU", f"{len(gpus)} x {'; '.join(kinds)}; driver {gpus[0][4]}")
+    yield ok("GPU", f"{len(gpus)} x {'; '.join(kinds)}")
+    yield _check_driver(gpus[0][4])
     old = [gpu for gpu in gpus if _capability(gpu[3]) < _HOPPER]
     if old:
         detail = f"{old[0][1]} has compute capability {old[0][3]}"
         advice = "FP8 and W4A8 checkpoints are fast from Hopper (9.0) on; use a BF16 one."
         yield warning("GPU generation", detail, advice)
+
+
+def _check_driver(version: str) -> Finding:
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) >= _LEAST_DRIVER:
+        return ok("driver", version)
+    advice = f"CUDA 13, which epserve[gpu] is built for, needs {_LEAST_DRIVER} or newer: update it."
+    return missing("driver", version, advice)
 
 
 def check_nvlink(host: Host) -> Finding:

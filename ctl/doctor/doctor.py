@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
+from core.cuda_home import cuda_home
 from core.errors import CheckpointError
 from ctl.base.checkpoint import check_model_folder, weight_files
 from ctl.base.host import Host
@@ -19,13 +20,18 @@ from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
 from ctl.doctor.fit_check import check_fit
+from ctl.doctor.network_checks import check_network
 from ctl.doctor.package_checks import (
     check_fast_paths,
+    check_gpu_set,
     check_nixl,
+    check_own_packages,
     check_python,
     check_torch,
     check_versions,
 )
+from ctl.doctor.toolchain_checks import check_caches, check_compilers, check_nvcc
+from epserve_start.clashes import clashes
 
 # Gateway, router, and two ports for each of a few workers.
 _NUM_PORTS = 10
@@ -48,7 +54,8 @@ def doctor(
     log_dir: Annotated[Path, typer.Option(help="Folder for logs")] = Path("logs"),
     output: Output = "table",
 ) -> None:
-    """Checks GPUs, NVLink, RDMA, NIXL, libraries, ports, limits, clock and disk of this machine.
+    """Checks GPUs, driver, NVLink, RDMA, NIXL, libraries, compilers, caches, ports, limits, clock
+    and disk of this machine.
 
     Exit status 1 if something is missing without which epserve does not work here; warnings say
     what makes it slower.
@@ -70,6 +77,7 @@ def _examine(
 ) -> Iterator[Finding]:
     yield check_versions(host)
     yield check_python()
+    yield from check_own_packages(clashes())
     if role != "control":
         yield from check_gpus(host, needed=must)
         yield check_nvlink(host)
@@ -77,9 +85,15 @@ def _examine(
         yield from rdma
         has_rdma = any(finding.state == "ok" for finding in rdma)
         yield host_checks.check_locked_memory(wanted=has_rdma)
+        yield from check_network(host, wanted=cuda and has_rdma)
         yield check_torch(host, cuda=cuda)
         yield check_nixl(host)
+        yield check_gpu_set(host, cuda=cuda)
         yield from check_fast_paths(host, cuda=cuda)
+        if cuda:
+            yield from check_compilers(host)
+            yield from check_nvcc(host, cuda_home())
+            yield from check_caches(host)
         yield host_checks.check_shared_memory()
     if model is not None:
         found = check_model(model)

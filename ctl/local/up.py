@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from core.errors import CheckpointError
+from core.start_time import start_seconds
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
 from ctl.base.flags import WORKER_ROLES, parse_settings
 from ctl.base.host import Host
@@ -32,6 +33,7 @@ _DEMO_NAME = "demo"
 # After their graces: a gateway ends its responses and its processes.
 _GATEWAY_END_SECONDS = 3.5
 _END_SECONDS = 0.5
+_WORKER_MARGIN_SECONDS = 30.0
 
 
 @with_options(ClusterOptions)
@@ -41,8 +43,14 @@ def up(
         "logs"
     ),
     ready_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a cluster that is not up is given up")
-    ] = 600.0,
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds after which a cluster that is not up is given up; default: 630, and the "
+            "time in which the model's files are read at 0.25 GB/s",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Starts gateway, router, prefill and decode workers here, and keeps them running."""
     num_gpus = 0
@@ -64,7 +72,10 @@ def up(
     except NoPlan as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
-    raise typer.Exit(run(specs, options, log_dir, ready_timeout))
+    assert options.model is not None
+    # Workers give up first, and say which of their ranks is late.
+    seconds = ready_timeout or start_seconds(options.model) + _WORKER_MARGIN_SECONDS
+    raise typer.Exit(run(specs, options, log_dir, seconds))
 
 
 def run(

@@ -93,7 +93,7 @@ class WorkerFront:
         """Starts all ranks and waits until every one is ready.
 
         Raises StartError when one ends first, when they do not agree on what they serve, or
-        after `start_timeout_seconds`; `stop` is still to be called.
+        after `settings.start_seconds`; `stop` is still to be called.
         """
         began = time.monotonic()
         rendezvous = self.settings.rendezvous or self._reserved_address()
@@ -148,7 +148,7 @@ class WorkerFront:
         return f"127.0.0.1:{self._reservation.getsockname()[1]}"
 
     async def _all_ready(self) -> tuple[Ready, ...]:
-        seconds = self.settings.start_timeout_seconds
+        seconds = self.settings.start_seconds
         deadline = time.monotonic() + seconds
         missing: set[asyncio.Future[Any]] = {rank.ready for rank in self._ranks}
         while missing:

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 VARIABLE = "EPSERVE_RANK_START"
+# For torch's large tensors on the host: weights are read into new memory, and to map that page by
+# page takes longer than to copy what is in the page cache.
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +44,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
             # Idle OpenMP threads spin by default. Where several processes share the cores, that
             # makes a forward pass up to a hundred times slower.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+            **HUGE_PAGES,
             VARIABLE: msgspec.json.encode(self).decode(),
         }
 

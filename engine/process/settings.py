@@ -12,6 +12,7 @@ from pydantic_settings import NoDecode
 
 from core.address import parse_address
 from core.settings import ProcessSettings, split_commas
+from core.start_time import BESIDE_READING_SECONDS, start_seconds
 from core.token_file import TokenFile
 
 
@@ -116,7 +117,10 @@ class WorkerSettings(ProcessSettings):
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads a rank, 0: cores / ranks")
     start_timeout_seconds: float = Field(
-        600.0, gt=0, description="A rank that is not ready by then has failed to start"
+        0.0,
+        ge=0,
+        description="A rank that is not ready by then has failed to start; 0: 600 s, and the time "
+        "in which the model's files are read at 0.25 GB/s",
     )
     stop_grace_seconds: float = Field(
         3.0, ge=0, le=3600, description="On SIGTERM, time that open requests have to finish"
@@ -220,6 +224,13 @@ class WorkerSettings(ProcessSettings):
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def start_seconds(self) -> float:
+        """`start_timeout_seconds` with 0 resolved. Made-up weights are not read."""
+        if self.load_format == "dummy":
+            return self.start_timeout_seconds or BESIDE_READING_SECONDS
+        return self.start_timeout_seconds or start_seconds(self.model)
 
     @property
     def kv_fraction(self) -> float:

@@ -219,7 +219,7 @@ def _facts(ready: Sequence[Ready]) -> Iterator[Family]:
         "How long each phase of a rank's start took: python (interpreter and imports), group, "
         "plan (of memory), dispatchers, load, compile (kernels, where the cache has none), memory "
         "(KV pages), warm_up (passes of all lengths), graphs (decode steps recorded), transfer "
-        "(pages registered)",
+        "(pages registered), peers (the slowest rank of the group)",
         labels=["rank", "phase"],
     )
     for rank in ready:

@@ -2,11 +2,14 @@
 
 from hashlib import blake2b
 
+from core.log import get_logger
 from engine.process.settings import WorkerSettings
 from ep.group.group import EpGroup
 from ep.placement.placement import Placement
 from kernels.moe import w4a8_grouped_gemm_packing
 from model.config import ModelConfig
+
+log = get_logger("engine.expert_placement")
 
 
 def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGroup) -> Placement:
@@ -24,6 +27,12 @@ def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGro
                 f"{group.rank}: the file of expert-placement, or else num-redundant-experts, and "
                 f"the version of epserve must be the same on all nodes"
             )
+    if placement.num_empty and group.rank == 0:
+        log.info(
+            "slots hold no expert",
+            slots=placement.num_empty,
+            full_with_redundant_experts=placement.num_physical - placement.num_logical,
+        )
     return placement
 
 

@@ -27,7 +27,7 @@ def open_weights(settings: WorkerSettings, device: torch.device) -> Checkpoint:
     """CheckpointError for a folder that has none, unless none are asked for."""
     if settings.load_format == "dummy":
         return DummyCheckpoint(settings.model, device)
-    return Checkpoint(settings.model)
+    return Checkpoint(settings.model, device)
 
 
 def weights_revision(settings: WorkerSettings) -> str | None:
@@ -53,7 +53,7 @@ def load_model(
 ) -> DeepseekV3:
     """Closes `source`."""
     progress = LoadProgress(source, rank, num_layers)
-    return DeepseekV3.load(
+    model = DeepseekV3.load(
         settings.model,
         device=device,
         dtype=dtype,
@@ -62,6 +62,8 @@ def load_model(
         source=source,
         on_layer=progress.layer,
     )
+    torch.cuda.empty_cache()  # what tensors were read into, for others than torch
+    return model
 
 
 class LoadProgress:
@@ -81,6 +83,7 @@ class LoadProgress:
         self._said = now
         seconds = now - self._began
         gigabytes = self._source.bytes_read / 1e9
+        planned = self._source.bytes_planned / 1e9
         log.info(
             "weights loaded",
             rank=self._rank,
@@ -88,4 +91,5 @@ class LoadProgress:
             gigabytes=round(gigabytes, 2),
             gigabytes_per_second=round(gigabytes / max(seconds, 1e-3), 2),
             seconds=round(seconds, 1),
+            seconds_left=round(seconds * max(0.0, planned / max(gigabytes, 1e-3) - 1)),
         )

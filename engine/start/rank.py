@@ -144,7 +144,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
             size=start.size,
             rendezvous=start.rendezvous,
             device=device,
-            timeout_seconds=settings.start_timeout_seconds,
+            timeout_seconds=settings.start_seconds,
             silence_seconds=settings.step_timeout_seconds,
             backend=settings.ep_backend,
         )
@@ -155,6 +155,8 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     with clock.phase("transfer"):
         transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
         transfer.register(built.kv_cache)
+    with clock.phase("peers"):
+        group.begin_steps()
     on_cpu = device.type == "cpu"
     runner = Runner(
         built.model,

@@ -175,6 +175,7 @@ def shard_of(
         fold_shared=settings.shared_expert == "folded",
         aligned=dispatchers.aligned,
         masked=dispatchers.masked,
+        step_tokens=dispatchers.step_tokens,
         fused=settings.routed_experts == "fused",
     )
 

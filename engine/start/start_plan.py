@@ -17,6 +17,7 @@ from engine.step.prefill_graphs import prefill_sizes
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher_choice import Choice
 from ep.dispatch.dispatchers import dispatch_terms
+from ep.dispatch.row_caps import bounded
 from ep.dispatch.token_caps import decode_cap
 from kernels.build.paths import are_references_asked_for
 from model.batch import AttentionForm
@@ -116,11 +117,14 @@ def dispatch_needs(
 ) -> DispatchNeeds:
     sizes = recorded_sizes(settings, form)
     decodes = form is AttentionForm.ABSORBED
-    return DispatchNeeds(
+    needs = DispatchNeeds(
         hidden=config.hidden_size,
         itemsize=itemsize,
         slots_per_rank=slots_per_rank,
         num_choices=config.experts_per_token,
         step_tokens=settings.max_running if decodes else settings.step_tokens,
         masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
+        masked_only=bool(sizes),
     )
+    is_on_host = settings.device == "cpu"  # whose dispatchers have no aligned form
+    return needs if is_on_host or settings.group_size == 1 else bounded(needs, settings.group_size)

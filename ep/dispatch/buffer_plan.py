@@ -1,7 +1,8 @@
 """What dispatchers allocate, term by term, before they do it.
 
-The sizes of DeepEP's buffers are those of its version 1.2; a buffer is made no smaller than what
-the installed library asks for. Rows that arrive are counted at their worst: everybody's tokens.
+The sizes of DeepEP's buffers are those of `sgl-deep-ep` 0.1.2; a buffer is made no smaller than
+what the installed library asks for. What arrives is counted at its worst: everybody's tokens, and
+of the rows that these become as many as `row_caps` lets through at once.
 """
 
 from core.memory_term import MemoryTerm
@@ -13,10 +14,11 @@ NUM_CHANNELS = 10  # half of the multiprocessors that the kernels of the normal 
 WORKSPACE_BYTES = 32 << 20
 # NVSHMEM takes memory from the device in pieces of this size.
 HEAP_BYTES = 512 << 20
-# ranks: rows of a receive queue over NVLink, and over RDMA
+# ranks: rows of a receive queue over NVLink, and over RDMA. The normal mode is compiled for these.
 QUEUE_ROWS = {
     2: (256, 0), 4: (256, 0), 8: (256, 0), 16: (288, 140), 24: (288, 128), 32: (288, 128),
-    64: (288, 140), 128: (560, 132), 144: (720, 132), 160: (720, 132),
+    48: (288, 128), 64: (288, 140), 96: (480, 132), 128: (560, 132), 144: (720, 132),
+    160: (720, 132),
 }  # fmt: skip
 _MOST_CHOICES, _MOST_SCALES = 128, 128  # that a queue has room for in a row
 _SOURCE_BYTES = 8  # of a row: where it came from
@@ -67,13 +69,13 @@ def low_latency_bytes(hidden: int, num_experts: int, masked_tokens: int) -> int:
 
 def deep_ep_terms(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...]:
     """All that a rank of `num_ranks` takes; KeyError for a number that DeepEP does not know."""
-    hidden = needs.hidden
-    terms = [
-        MemoryTerm(name="dispatch: NVLink queues", num_bytes=nvlink_bytes(hidden, num_ranks)),
-        MemoryTerm(name="dispatch: workspace", num_bytes=WORKSPACE_BYTES),
-    ]
+    hidden, is_normal = needs.hidden, not needs.masked_only
+    terms = [MemoryTerm(name="dispatch: workspace", num_bytes=WORKSPACE_BYTES)]
     heap = 0
-    if num_ranks > NVLINK_PEERS:
+    if is_normal:
+        queues = nvlink_bytes(hidden, num_ranks)
+        terms.append(MemoryTerm(name="dispatch: NVLink queues", num_bytes=queues))
+    if is_normal and num_ranks > NVLINK_PEERS:
         heap = rdma_bytes(hidden, num_ranks)
         terms.append(MemoryTerm(name="dispatch: RDMA queues", num_bytes=heap))
     if needs.masked_tokens:
@@ -89,44 +91,51 @@ def deep_ep_terms(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...
     if heap:
         rounding = -heap % HEAP_BYTES
         terms.append(MemoryTerm(name="dispatch: NVSHMEM heap rounding", num_bytes=rounding))
-    return (*terms, *_row_terms(needs, num_ranks, once_a_rank=True))
+    if is_normal:
+        # As they came, and the weighted sums that go back.
+        arrived = 2 * num_ranks * needs.most_tokens * hidden * needs.itemsize
+        terms.append(MemoryTerm(name="dispatch: received tokens", num_bytes=arrived))
+        terms.append(_rows_by_expert(needs, num_ranks))
+    return (*terms, *_masked_rows(needs, num_ranks))
 
 
 def collective_terms(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...]:
     """All that a rank of `num_ranks` takes for all-gathers and all-to-alls."""
-    tokens = max(needs.step_tokens, needs.masked_tokens)
+    tokens = max(needs.most_tokens, needs.masked_tokens)
     row = needs.hidden * needs.itemsize + 4 * needs.num_choices
     gathered = MemoryTerm(
         name="dispatch: gathered tokens", num_bytes=(num_ranks + 1) * tokens * row
     )
+    # Each choice of a token, or one sum for each rank: sent by this rank, and by the others.
+    most = max(needs.num_choices, num_ranks)
     returned = MemoryTerm(
         name="dispatch: returned rows",
-        num_bytes=2 * tokens * needs.num_choices * needs.hidden * needs.itemsize,
+        num_bytes=2 * tokens * most * needs.hidden * needs.itemsize,
     )
-    return (gathered, returned, *_row_terms(needs, num_ranks, once_a_rank=False))
+    return (
+        gathered, returned, _rows_by_expert(needs, num_ranks), *_masked_rows(needs, num_ranks)
+    )  # fmt: skip
 
 
 def local_terms(needs: DispatchNeeds) -> tuple[MemoryTerm, ...]:
-    return _row_terms(needs, 1, once_a_rank=False)
+    return (_rows_by_expert(needs, 1), *_masked_rows(needs, 1))
 
 
-def _row_terms(
-    needs: DispatchNeeds, num_ranks: int, *, once_a_rank: bool
-) -> tuple[MemoryTerm, ...]:
-    """Rows for the experts of this rank and what they make of them, in one layer at a time.
-    `once_a_rank`: a token travels once to a rank, whatever the number of its experts there."""
-    width = needs.hidden * needs.itemsize
-    tokens = num_ranks * needs.step_tokens
-    here = min(needs.num_choices, needs.slots_per_rank)
-    terms = [
-        MemoryTerm(name="dispatch: rows by expert", num_bytes=2 * tokens * here * width),
-    ]
-    if once_a_rank:
-        terms.append(MemoryTerm(name="dispatch: received tokens", num_bytes=tokens * width))
-    if needs.masked_tokens:
-        rows = needs.slots_per_rank * num_ranks * needs.masked_tokens
-        terms.append(MemoryTerm(name="dispatch: masked rows", num_bytes=2 * rows * width))
-    return tuple(terms)
+def _rows_by_expert(needs: DispatchNeeds, num_ranks: int) -> MemoryTerm:
+    """For the experts of this rank and what they make of them, in one layer at a time."""
+    rows = needs.most_rows(num_ranks)
+    return MemoryTerm(
+        name="dispatch: rows by expert", num_bytes=2 * rows * needs.hidden * needs.itemsize
+    )
+
+
+def _masked_rows(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...]:
+    """The same in blocks of fixed size; none where there is no such form."""
+    if not needs.masked_tokens:
+        return ()
+    rows = needs.slots_per_rank * num_ranks * needs.masked_tokens
+    num_bytes = 2 * rows * needs.hidden * needs.itemsize
+    return (MemoryTerm(name="dispatch: masked rows", num_bytes=num_bytes),)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -19,15 +19,28 @@ the experts of this rank: room for all that could be would be as many times too 
 are ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from ep.dispatch.combine_exchange import CombineExchange, exchange_and_combine, one_of_each
-from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.dispatch.combine_exchange import (
+    CombineExchange,
+    exchange_and_combine,
+    one_of_each,
+    to_return,
+)
+from ep.dispatch.dispatcher import (
+    Computed,
+    Dispatched,
+    DispatchedAligned,
+    DispatchedMasked,
+    Payload,
+    Rows,
+)
 from ep.dispatch.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
 from ep.dispatch.routes import Routes, plan_routes
+from ep.dispatch.row_caps import PartHandle, RowPart, aligned_part, joined, row_parts
 from ep.dispatch.weighted_sum import weighted_sum
 from ep.group.group import EpGroup
 from kernels.moe.pack_tokens import Unpacked, pack_tokens, unpack
@@ -49,10 +62,19 @@ class NothingHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeHandle:
-    """Of `num_tokens` own tokens, which `way` pads to the longest rank's."""
+    """Of `num_tokens` own tokens, which `way` pads to the longest rank's; None: no rank had any."""
 
-    way: CombineExchange
+    way: CombineExchange | None
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksHandle:
+    """Of the masked form, as `to_return` wants it."""
+
+    row_of: torch.Tensor
+    weights: torch.Tensor
+    own: ExchangeHandle
 
 
 class CollectiveDispatcher:
@@ -60,10 +82,17 @@ class CollectiveDispatcher:
     `tokens_per_rank`; the masked form with equally many tokens."""
 
     def __init__(
-        self, group: EpGroup, slots_per_rank: int, max_tokens: int = 0, *, exact: bool | None = None
+        self,
+        group: EpGroup,
+        slots_per_rank: int,
+        max_tokens: int = 0,
+        *,
+        row_cap: int = 0,
+        exact: bool | None = None,
     ) -> None:
-        """`max_tokens` of the masked form; 0: there is no need of it. `exact` as in
-        `combine_exchange`; None: on the CPU. ValueError when there is no slot."""
+        """`max_tokens` of the masked form; 0: there is no need of it. `row_cap` of the aligned one,
+        as in `DispatchNeeds`. `exact` as in `combine_exchange`; None: on the CPU. ValueError when
+        there is no slot."""
         if slots_per_rank < 1 or max_tokens < 0:
             raise ValueError(
                 f"slots_per_rank must be at least 1, got {slots_per_rank}, for {max_tokens} tokens"
@@ -71,6 +100,7 @@ class CollectiveDispatcher:
         self._group = group
         self._slots_per_rank = slots_per_rank
         self._max_tokens = max_tokens
+        self._row_cap = row_cap
         self._exact = exact
         # By T. Captured graphs read them: they stay.
         self._one_of_each: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -132,7 +162,7 @@ class CollectiveDispatcher:
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
         rows: Rows | None = None,
-    ) -> DispatchedAligned:
+    ) -> Iterator[DispatchedAligned]:
         """`rows` are not used: what travels is packed from `hidden`, quantised on the way."""
         rank, slots = self._group.rank, self._slots_per_rank
         assert tokens_per_rank[rank] == len(hidden), (tokens_per_rank, len(hidden))
@@ -141,38 +171,28 @@ class CollectiveDispatcher:
             tokens = self._gather_packed(
                 hidden, topk_idx, topk_weights, payload, longest, meanwhile
             )
-            values, scales, topk_idx = tokens.hidden, tokens.scales, tokens.topk_idx.long()
         else:
-            (values, scales), tokens = as_payload(hidden, payload), None
+            tokens = Unpacked(*as_payload(hidden, payload), topk_idx, topk_weights)
             if meanwhile is not None:
                 meanwhile()
-        first = rank * slots
-        here = (topk_idx >= first) & (topk_idx < first + slots)
-        permuted = permute(
-            values.contiguous(),
-            torch.where(here, topk_idx - first, -1),
-            slots,
-            alignment=alignment,
-            scale=scales,
-            most=int(here.sum()),
-        )
-        handle: object = NothingHandle()
-        if tokens is not None:
-            way = CombineExchange(
-                row_of=permuted.row_of,
-                weights=tokens.weights,
-                own_idx=topk_idx[rank * longest :][:longest],
-                own_weights=tokens.weights[rank * longest :][:longest],
+        values, topk_idx = tokens.hidden.contiguous(), tokens.topk_idx.long()
+        first, own = rank * slots, slice(rank * longest, (rank + 1) * longest)
+        slot = torch.where((topk_idx >= first) & (topk_idx < first + slots), topk_idx - first, -1)
+        way = CombineExchange(own_idx=topk_idx[own], own_weights=tokens.weights[own])
+        rest = ExchangeHandle(way=way if longest else None, num_tokens=len(hidden))
+
+        def placed(part: RowPart) -> DispatchedAligned:
+            permuted = permute(
+                values[part.tokens],
+                slot[part.tokens],
+                slots,
+                alignment=alignment,
+                scale=None if tokens.scales is None else tokens.scales[part.tokens],
+                most=part.num_rows,
             )
-            handle = ExchangeHandle(way=way, num_tokens=len(hidden))
-        return DispatchedAligned(
-            hidden=permuted.rows,
-            scales=permuted.scales,
-            counts=permuted.counts,
-            ends=permuted.ends,
-            slot_of=permuted.expert_of,
-            handle=handle,
-        )
+            return aligned_part(part, permuted, len(values), tokens.weights, rest)
+
+        return map(placed, row_parts(slot, int((slot >= 0).sum()), self._row_cap))
 
     def dispatch_masked(
         self,
@@ -191,45 +211,57 @@ class CollectiveDispatcher:
             (tokens.hidden, tokens.scales), tokens.topk_idx, slots, first=self._group.rank * slots
         )
         way = CombineExchange(
-            row_of=blocks.row_of,
-            weights=tokens.weights,
             own_idx=topk_idx,
             own_weights=topk_weights,
             one_of_each=self._one_of_each[num_tokens],
         )
+        own = ExchangeHandle(way=way, num_tokens=num_tokens)
         return DispatchedMasked(
             hidden=blocks.rows,
             scales=blocks.scales,
             counts=blocks.counts,
-            handle=ExchangeHandle(way=way, num_tokens=num_tokens),
+            handle=BlocksHandle(row_of=blocks.row_of, weights=tokens.weights, own=own),
             expected_rows=mean_rows(topk_idx.numel(), slots),
         )
 
-    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
-        """[M, H] -> [T, H] in the dtype of `expert_out`."""
-        if isinstance(handle, NothingHandle):
-            return expert_out[:0]
-        return self._exchange(expert_out, handle, None)
+    def combine_aligned(self, computed: Iterable[Computed]) -> torch.Tensor:
+        """[T, H] in the dtype of what the experts made."""
+
+        def of(rows: torch.Tensor, part: PartHandle[ExchangeHandle]) -> torch.Tensor:
+            return self._to_return(rows, part.row_of, part.weights)
+
+        return self._exchange(*joined(computed, of), None)
 
     def combine_masked(
         self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[S, C, H] -> [T, H] in the dtype of `expert_out`."""
-        return self._exchange(expert_out.flatten(0, 1), handle, base)
+        assert isinstance(handle, BlocksHandle), type(handle)
+        returned = self._to_return(expert_out.flatten(0, 1), handle.row_of, handle.weights)
+        return self._exchange(returned, handle.own, base)
+
+    def _to_return(
+        self, rows: torch.Tensor, row_of: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return to_return(rows, row_of, weights, self._slots_per_rank, exact=self._is_exact(rows))
 
     def _exchange(
-        self, rows: torch.Tensor, handle: object, base: torch.Tensor | None
+        self, returned: torch.Tensor, own: ExchangeHandle, base: torch.Tensor | None
     ) -> torch.Tensor:
-        assert isinstance(handle, ExchangeHandle), type(handle)
+        if own.way is None:
+            return returned.new_empty(0, returned.shape[-1])
         everything = exchange_and_combine(
-            rows,
-            handle.way,
+            returned,
+            own.way,
             self._group,
             self._slots_per_rank,
-            exact=rows.is_cpu if self._exact is None else self._exact,
+            exact=self._is_exact(returned),
             base=base,
         )
-        return everything[: handle.num_tokens]
+        return everything[: own.num_tokens]
+
+    def _is_exact(self, rows: torch.Tensor) -> bool:
+        return rows.is_cpu if self._exact is None else self._exact
 
     def _gather_packed(
         self,

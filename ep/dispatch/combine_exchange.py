@@ -20,22 +20,32 @@ from kernels.elementwise.combine import combine
 class CombineExchange:
     """R ranks of T tokens each, of which this one's come back.
 
-    row_of       [K, R T] integers, the row of each choice that is here, else -1
-    weights      [R T, K] float32
     own_idx      [T, K] integers, physical experts or -1
     own_weights  [T, K] float32
     one_of_each  as the function of this name makes it, where it is there already
     """
 
-    row_of: torch.Tensor
-    weights: torch.Tensor
     own_idx: torch.Tensor
     own_weights: torch.Tensor
     one_of_each: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def exchange_and_combine(
+def to_return(
     rows: torch.Tensor,  # [M, H]
+    row_of: torch.Tensor,  # [K, N] integers, the row of each choice that is here, else -1
+    weights: torch.Tensor,  # [N, K] float32
+    slots_per_rank: int,
+    *,
+    exact: bool,
+) -> torch.Tensor:
+    """What goes back of N gathered tokens: [N, H], or [N, places, H] if `exact`."""
+    if not exact:
+        return combine(rows, row_of, weights)
+    return _unweighted(rows, row_of, min(len(row_of), slots_per_rank))
+
+
+def exchange_and_combine(
+    returned: torch.Tensor,  # of R T tokens, as `to_return` makes it
     way: CombineExchange,
     group: EpGroup,
     slots_per_rank: int,
@@ -43,15 +53,14 @@ def exchange_and_combine(
     exact: bool,
     base: torch.Tensor | None = None,  # [T, H], added
 ) -> torch.Tensor:
-    """[T, H] in the dtype of `rows`."""
+    """[T, H] in the dtype of `returned`."""
     if not exact:
-        received = _swap(combine(rows, way.row_of, way.weights), group)
+        received = _swap(returned, group)
         num_tokens = len(received) // group.size
-        row_of, ones = way.one_of_each or one_of_each(group.size, num_tokens, rows)
+        row_of, ones = way.one_of_each or one_of_each(group.size, num_tokens, returned)
         return combine(received, row_of, ones, base=base)
-    places = min(way.row_of.shape[0], slots_per_rank)
-    received = _swap(_returned(rows, way.row_of, places).flatten(0, 1), group)
-    row_of = _row_of_choice(way.own_idx, slots_per_rank, places)
+    received = _swap(returned.flatten(0, 1), group)
+    row_of = _row_of_choice(way.own_idx, slots_per_rank, returned.shape[1])
     return combine(received, row_of, way.own_weights, base=base)
 
 
@@ -73,8 +82,8 @@ def _swap(rows: torch.Tensor, group: EpGroup) -> torch.Tensor:
     return received
 
 
-def _returned(rows: torch.Tensor, row_of: torch.Tensor, places: int) -> torch.Tensor:
-    """[R T, places, H]: the rows of each token's choices that are here, in order; what is in the
+def _unweighted(rows: torch.Tensor, row_of: torch.Tensor, places: int) -> torch.Tensor:
+    """[N, places, H]: the rows of each token's choices that are here, in order; what is in the
     places after them means nothing."""
     row_of = row_of.t().long()
     here = row_of >= 0

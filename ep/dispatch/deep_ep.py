@@ -8,29 +8,27 @@ decode.
                  size depends on the routing and nothing waits for the host
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ep.dispatch.deep_ep_buffer import DeepEpBuffer, Layout
 from ep.dispatch.dispatch_needs import DispatchNeeds
-from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.dispatch.dispatcher import (
+    Computed,
+    Dispatched,
+    DispatchedAligned,
+    DispatchedMasked,
+    Payload,
+    Rows,
+)
 from ep.dispatch.masked_rows import as_payload
-from kernels.build.aligned_rows import Permuted
+from ep.dispatch.row_caps import PartHandle, RowPart, aligned_part, joined, row_parts
 from kernels.elementwise.combine import combine
 from kernels.moe.permute import permute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormalHandle:
-    """row_of [K, R] of the R received tokens, -1 for choices that are elsewhere; weights [R, K]
-    float32; `raw` is DeepEP's."""
-
-    row_of: torch.Tensor
-    weights: torch.Tensor
-    raw: object
 
 
 class MaskedHandle(NamedTuple):
@@ -67,6 +65,7 @@ class DeepEpDispatcher:
         self._num_experts = buffer.group.size * needs.slots_per_rank
         self._hidden = needs.hidden
         self._max_tokens = needs.masked_tokens
+        self._row_cap = needs.row_cap
         self._layout = Layout(
             max_tokens=needs.masked_tokens, hidden=needs.hidden, num_experts=self._num_experts
         )
@@ -87,29 +86,17 @@ class DeepEpDispatcher:
         received = self._send(
             hidden, topk_idx, topk_weights, tokens_per_rank, Payload.PLAIN, meanwhile
         )
-        permuted = permute(
-            received.hidden,
-            received.topk_idx,
-            self._num_slots,
-            alignment=1,
-            most=sum(received.counts),
-        )
+        (whole,) = row_parts(received.topk_idx, sum(received.counts), 0)
+        placed = self._placed(received, whole, alignment=1)
         return Dispatched(
-            hidden=permuted.rows,
+            hidden=placed.hidden,
             expert_counts=torch.tensor(received.counts, dtype=torch.int64),
-            handle=_normal_handle(received, permuted),
+            handle=placed.handle,
         )
 
     def combine(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
         """[N, H] -> [T, H]."""
-        assert isinstance(handle, NormalHandle), type(handle)
-        partial = combine(expert_out, handle.row_of, handle.weights)
-        out: torch.Tensor
-        out, _, _ = self._buffer.raw.combine(
-            partial, handle.raw, config=self._buffer.combine_config
-        )
-        self._buffer.end_normal()
-        return out
+        return self.combine_aligned([(expert_out, handle)])
 
     def dispatch_aligned(
         self,
@@ -121,32 +108,27 @@ class DeepEpDispatcher:
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
         rows: Rows | None = None,
-    ) -> DispatchedAligned:
+    ) -> Iterator[DispatchedAligned]:
         """As `AlignedDispatcher.dispatch_aligned`; the number of tokens that come here is waited
-        for on the host, their places are not."""
+        for on the host, their places only where one part will not do."""
         received = self._send(
             hidden, topk_idx, topk_weights, tokens_per_rank, payload, meanwhile, rows
         )
-        permuted = permute(
-            received.hidden,
-            received.topk_idx,
-            self._num_slots,
-            alignment=alignment,
-            scale=received.scales,
-            most=max(1, sum(received.counts)),  # kernels on nothing cannot be launched
-        )
-        return DispatchedAligned(
-            hidden=permuted.rows,
-            scales=permuted.scales,
-            counts=permuted.counts,
-            ends=permuted.ends,
-            slot_of=permuted.expert_of,
-            handle=_normal_handle(received, permuted),
-        )
+        num_rows = max(1, sum(received.counts))  # kernels on nothing cannot be launched
+        parts = row_parts(received.topk_idx, num_rows, self._row_cap)
+        return map(partial(self._placed, received, alignment=alignment), parts)
 
-    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
-        """[M, H] -> [T, H]."""
-        return self.combine(expert_out, handle)
+    def combine_aligned(self, computed: Iterable[Computed]) -> torch.Tensor:
+        """[T, H]."""
+
+        def of(rows: torch.Tensor, part: PartHandle[object]) -> torch.Tensor:
+            return combine(rows, part.row_of, part.weights)
+
+        sums, raw = joined(computed, of)
+        out: torch.Tensor
+        out, _, _ = self._buffer.raw.combine(sums, raw, config=self._buffer.combine_config)
+        self._buffer.end_normal()
+        return out
 
     def dispatch_masked(
         self,
@@ -195,6 +177,17 @@ class DeepEpDispatcher:
         out, _, _ = self._buffer.raw.low_latency_combine(expert_out, *handle)
         self._buffer.end_low_latency()
         return out if base is None else out.add_(base)
+
+    def _placed(self, received: _Received, part: RowPart, *, alignment: int) -> DispatchedAligned:
+        permuted = permute(
+            received.hidden[part.tokens],
+            received.topk_idx[part.tokens],
+            self._num_slots,
+            alignment=alignment,
+            scale=None if received.scales is None else received.scales[part.tokens],
+            most=part.num_rows,
+        )
+        return aligned_part(part, permuted, len(received.hidden), received.weights, received.raw)
 
     def _send(
         self,
@@ -255,7 +248,3 @@ class DeepEpDispatcher:
             f"rows are {self._hidden} values of bfloat16, not {tuple(hidden.shape)} of "
             f"{hidden.dtype}"
         )
-
-
-def _normal_handle(received: _Received, permuted: Permuted) -> NormalHandle:
-    return NormalHandle(row_of=permuted.row_of, weights=received.weights, raw=received.raw)

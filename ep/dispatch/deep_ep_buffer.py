@@ -43,8 +43,9 @@ class DeepEpBuffer:
 
     def __init__(self, library: Any, group: EpGroup, needs: Sequence[DispatchNeeds]) -> None:  # noqa: ANN401
         """`library` is the module `deep_ep`; the buffers serve each of `needs`, one a model.
-        ValueError for what DeepEP cannot do. RuntimeError is DeepEP's own; peers may be left
-        waiting, so that the process can only end."""
+        ValueError for what DeepEP cannot do. RuntimeError is DeepEP's own, as where the installed
+        one is too old for a group of this size; peers may be left waiting, so that the process can
+        only end."""
         for each in needs:
             reason = refusal(each, group.size)
             if reason:
@@ -62,7 +63,7 @@ class DeepEpBuffer:
             num_nvl_bytes=self.sizes.nvlink_bytes,
             num_rdma_bytes=self.sizes.rdma_bytes,
             low_latency_mode=self.sizes.low_latency,
-            num_qps_per_rank=max(2 * NUM_CHANNELS, *(each.slots_per_rank for each in needs)),
+            num_qps_per_rank=self.sizes.num_qps,
             allow_nvlink_for_low_latency_mode=True,
             allow_mnnvl=False,
             explicitly_destroy=True,
@@ -131,21 +132,20 @@ class Sizes:
     nvlink_bytes: int
     rdma_bytes: int
     low_latency: bool
+    num_qps: int
 
     @classmethod
     def of(cls, library: Any, num_ranks: int, needs: Sequence[DispatchNeeds]) -> "Sizes":  # noqa: ANN401
         nvlink, rdma = 0, 0
-        configs = (
-            library.Buffer.get_dispatch_config(num_ranks),
-            library.Buffer.get_combine_config(num_ranks),
-        )
+        num_qps = max(each.slots_per_rank for each in needs)
         for each in needs:
-            row = 2 * each.hidden
-            hints = [config.get_nvl_buffer_size_hint(row, num_ranks) for config in configs]
-            nvlink = max(nvlink, nvlink_bytes(each.hidden, num_ranks), *hints)
-            if num_nodes(num_ranks) > 1:
+            if not each.masked_only:
+                row, configs = 2 * each.hidden, _configs(library, num_ranks)
+                hints = [config.get_nvl_buffer_size_hint(row, num_ranks) for config in configs]
+                nvlink = max(nvlink, nvlink_bytes(each.hidden, num_ranks), *hints)
                 hints = [config.get_rdma_buffer_size_hint(row, num_ranks) for config in configs]
                 rdma = max(rdma, rdma_bytes(each.hidden, num_ranks), *hints)
+                num_qps = max(num_qps, 2 * NUM_CHANNELS)
             if each.masked_tokens:
                 num_experts = num_ranks * each.slots_per_rank
                 rdma = max(
@@ -156,7 +156,18 @@ class Sizes:
                     ),
                 )
         low_latency = any(each.masked_tokens for each in needs)
-        return cls(nvlink_bytes=nvlink, rdma_bytes=rdma, low_latency=low_latency)
+        return cls(
+            nvlink_bytes=nvlink, rdma_bytes=rdma, low_latency=low_latency, num_qps=num_qps
+        )  # fmt: skip
+
+
+def _configs(library: Any, num_ranks: int) -> tuple[Any, Any]:  # noqa: ANN401
+    """Of a dispatch and of a combine. RuntimeError where the library knows none."""
+    try:
+        buffer = library.Buffer
+        return buffer.get_dispatch_config(num_ranks), buffer.get_combine_config(num_ranks)
+    except AssertionError as error:
+        raise RuntimeError(f"the installed DeepEP has no normal mode here: {error}") from error
 
 
 def _leave_room_in_queues(max_tokens: int) -> None:

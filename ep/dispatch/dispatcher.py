@@ -9,7 +9,7 @@ back; nothing but the frozen handle passes between the two. There are three form
                        and nothing waits for the host: decode steps that are captured
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -51,6 +51,8 @@ class Dispatcher(Protocol):
         its K experts of weight times output, accumulated in FP32."""
 
 
+# Of a part: [M, H] in the layout of `DispatchedAligned.hidden`, and its handle.
+Computed = tuple[torch.Tensor, object]
 # values [T, H], and scales [T, H / 128] or None
 Rows = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -80,8 +82,8 @@ Payload.FP8 = Payload()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchedAligned:
-    """Tokens for the experts of this rank, grouped by slot; a slot's rows begin at a multiple of
-    the alignment, the slots follow each other in order.
+    """Tokens for the experts of this rank, or some of them, grouped by slot; a slot's rows begin at
+    a multiple of the alignment, the slots follow each other in order.
 
     hidden   [M, H], M at least what is there; float8_e4m3fn if the payload was FP8
     scales   [M, H / 128] float32, or None if the payload has none
@@ -100,7 +102,12 @@ class DispatchedAligned:
 
 
 class AlignedDispatcher(Protocol):
-    """As `Dispatcher`, with the rows' places on the device."""
+    """As `Dispatcher`, with the rows' places on the device. What arrives on a rank comes in one
+    part, or in several where it would become more rows than there is room for:
+
+        parts = aligned.dispatch_aligned(...)
+        out = aligned.combine_aligned(map(compute, parts))  # to (rows, part.handle)
+    """
 
     def dispatch_aligned(
         self,
@@ -112,12 +119,14 @@ class AlignedDispatcher(Protocol):
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
         rows: Rows | None = None,
-    ) -> DispatchedAligned:
+    ) -> Iterator[DispatchedAligned]:
         """Arguments as in `Dispatcher.dispatch`; `rows` are `hidden` as its payload, where that has
-        been made already."""
+        been made already. All is sent when this returns; a part, of at least one, is made when it
+        is asked for."""
 
-    def combine_aligned(self, expert_out: torch.Tensor, handle: object) -> torch.Tensor:
-        """[M, H] in the layout of `DispatchedAligned.hidden` -> [T, H], as `Dispatcher.combine`."""
+    def combine_aligned(self, computed: Iterable[Computed]) -> torch.Tensor:
+        """What the experts made of each part, in order -> [T, H], as `Dispatcher.combine`. A part
+        is let go before the next is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

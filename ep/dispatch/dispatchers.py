@@ -22,13 +22,15 @@ log = get_logger("ep.dispatchers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatchers:
-    """`aligned` and `masked` are None where they are not asked for; `buffer` where it is not
-    DeepEP."""
+    """`aligned` and `masked` are None where they are not asked for, `dispatcher` where `masked` is
+    all there is; `buffer` where it is not DeepEP. All but `masked` take `step_tokens` of a rank at
+    once, 0: any number."""
 
     choice: Choice
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher | None
     aligned: AlignedDispatcher | None
     masked: MaskedDispatcher | None
+    step_tokens: int = 0
     buffer: DeepEpBuffer | None = None
 
     def close(self) -> None:
@@ -66,12 +68,15 @@ def make_dispatchers(
             return made
         choice = Choice(name="collective", reason="DeepEP does not begin")
         _tell(group, choice)
-    dispatcher = make_dispatcher(group, needs.slots_per_rank, needs.masked_tokens)
+    dispatcher = make_dispatcher(
+        group, needs.slots_per_rank, needs.masked_tokens, row_cap=needs.row_cap
+    )
     return Dispatchers(
         choice=choice,
         dispatcher=dispatcher,
         aligned=dispatcher if device.type == "cuda" else None,
         masked=dispatcher if needs.masked_tokens else None,
+        step_tokens=needs.part_tokens,
     )
 
 
@@ -95,14 +100,13 @@ def with_deep_ep(
             reason = failure or f"rank {began.index((0,))} fails"
             raise ValueError(f"ep-dispatcher deep_ep cannot be had: {reason}")
         return None
-    # A peer that ends while DeepEP's kernels wait for it would not be noticed otherwise.
-    group.watch()
     dispatcher = DeepEpDispatcher(buffer, needs)
     return Dispatchers(
         choice=choice,
-        dispatcher=dispatcher,
-        aligned=dispatcher,
+        dispatcher=None if needs.masked_only else dispatcher,
+        aligned=None if needs.masked_only else dispatcher,
         masked=dispatcher if needs.masked_tokens else None,
+        step_tokens=needs.part_tokens,
         buffer=buffer,
     )
 

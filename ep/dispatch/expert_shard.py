@@ -20,7 +20,7 @@ class ExpertShard:
 
     rank         of the EP group
     placement    what the slots hold when the model is loaded; later the maps say where it is
-    dispatcher   of the group
+    dispatcher   of the group; None: `masked` is all there is
     aligned      of the group too; None: `dispatcher` does it all
     masked       of the group too, for steps of fixed sizes; None: there are none
     step_tokens  of a rank that `dispatcher` and `aligned` are given at once; 0: any number
@@ -35,7 +35,7 @@ class ExpertShard:
 
     rank: int
     placement: Placement
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher | None
     maps: PlacementMaps
     counts: torch.Tensor
     fold_shared: bool = False
@@ -49,7 +49,7 @@ class ExpertShard:
         cls,
         placement: Placement,
         rank: int,
-        dispatcher: Dispatcher,
+        dispatcher: Dispatcher | None,
         device: str | torch.device,
         fold_shared: bool = False,
         *,
@@ -95,10 +95,11 @@ class ExpertShard:
 
 
 def make_dispatcher(
-    group: EpGroup, slots_per_rank: int, max_tokens: int = 0
+    group: EpGroup, slots_per_rank: int, max_tokens: int = 0, *, row_cap: int = 0
 ) -> LocalDispatcher | CollectiveDispatcher:
     """What serves a group of this size, in all three forms; the masked one for at most
-    `max_tokens` a rank."""
+    `max_tokens` a rank, the aligned one for at most `row_cap` rows at once (0: any number), which
+    a single rank has no need of."""
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, max_tokens)
-    return CollectiveDispatcher(group, slots_per_rank, max_tokens)
+    return CollectiveDispatcher(group, slots_per_rank, max_tokens, row_cap=row_cap)

@@ -1,11 +1,18 @@
 """Dispatcher of a single rank: nothing is sent, rows are only put in the order of their experts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from ep.dispatch.dispatcher import Dispatched, DispatchedAligned, DispatchedMasked, Payload, Rows
+from ep.dispatch.dispatcher import (
+    Computed,
+    Dispatched,
+    DispatchedAligned,
+    DispatchedMasked,
+    Payload,
+    Rows,
+)
 from ep.dispatch.masked_rows import as_payload, blocks_of, check_tokens, mean_rows
 from ep.dispatch.weighted_sum import weighted_sum
 from kernels.elementwise.combine import Combination
@@ -78,13 +85,14 @@ class LocalDispatcher:
         alignment: int,
         meanwhile: Callable[[], None] | None = None,
         rows: Rows | None = None,
-    ) -> DispatchedAligned:
+    ) -> Iterator[DispatchedAligned]:
+        """One part."""
         if meanwhile is not None:
             meanwhile()
         assert tokens_per_rank == (len(hidden),), (tokens_per_rank, len(hidden))
         values, scales = as_payload(hidden, payload) if rows is None else rows
         placed = permute(values, topk_idx, self._num_slots, alignment=alignment, scale=scales)
-        return DispatchedAligned(
+        arrived = DispatchedAligned(
             hidden=placed.rows,
             scales=placed.scales,
             counts=placed.counts,
@@ -92,6 +100,7 @@ class LocalDispatcher:
             slot_of=placed.expert_of,
             handle=LocalHandle(row_of=placed.row_of, weights=topk_weights),
         )
+        return iter((arrived,))
 
     def dispatch_masked(
         self,
@@ -118,13 +127,16 @@ class LocalDispatcher:
             expected_rows=mean_rows(topk_idx.numel(), self._num_slots),
         )
 
-    def combine_aligned(
+    def combine_aligned(self, computed: Iterable[Computed]) -> torch.Tensor:
+        """[T, H] in the dtype of what the experts made."""
+        (whole,) = computed
+        return self.combine_masked(*whole)
+
+    def combine_masked(
         self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[M, H] or [S, C, H] -> [T, H] in the dtype of `expert_out`, added to `base`."""
+        """[S, C, H] or [M, H] -> [T, H] in the dtype of `expert_out`, added to `base`."""
         return self.combination_of(expert_out, handle, base).combined()
-
-    combine_masked = combine_aligned
 
     def combination_of(
         self, expert_out: torch.Tensor, handle: object, base: torch.Tensor | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from core.cuda_home import set_cuda_home
 from core.log import get_logger
 from ep.dispatch.dispatcher_choice import RankFacts
 
@@ -34,13 +35,15 @@ def own_facts(device: torch.device) -> RankFacts:
 
 def deep_ep_library() -> Any:  # noqa: ANN401
     """The module `deep_ep`, None where it is missing or does not fit this machine."""
+    set_cuda_home()
     try:
         return importlib.import_module("deep_ep")
     except ModuleNotFoundError as error:
         if error.name == "deep_ep":
-            return None
-        log.warning("DeepEP cannot be imported", reason=str(error))
-    except (ImportError, OSError, RuntimeError) as error:
+            log.info("DeepEP is not installed", advice="pip install 'epserve[gpu]'")
+        else:
+            log.warning("DeepEP cannot be imported", reason=str(error))
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:
         log.warning("DeepEP cannot be imported", reason=str(error))
     return None
 

@@ -24,6 +24,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import zmq
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from core.errors import Unavailable
 from ep.group.collectives import Collectives, MeshCollectives, TorchCollectives
@@ -48,6 +49,8 @@ class EpGroup:
         collectives: Collectives,
         store: dist.Store | None,
         host: str = "",
+        silence_seconds: float | None = None,
+        watch: GroupWatch | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -55,7 +58,8 @@ class EpGroup:
         self._mesh = mesh
         self._store = store  # rank 0's end serves it: it lives as long as the group
         self._host = host
-        self._watch: GroupWatch | None = None
+        self._silence_seconds = silence_seconds
+        self._watch = watch
 
     @classmethod
     def create(
@@ -69,26 +73,28 @@ class EpGroup:
         silence_seconds: float | None = None,
         backend: str = "auto",
     ) -> "EpGroup":
-        """Waits until all `size` ranks are there; one group a process.
+        """Waits until all `size` ranks are there; one group a process, which ends when a peer is
+        lost and it does not notice that by itself (`GroupWatch`).
 
         `rendezvous` is "host:port" of rank 0, which all reach; a group of one does not use it.
-        `timeout_seconds` bounds the forming, `silence_seconds` (default: the same) later how long
-        a peer may keep the others waiting. `backend` "auto" is NCCL for a CUDA device and sockets
-        for the CPU. ValueError for bad arguments, else Unavailable.
+        `timeout_seconds` bounds the forming, and how long a peer may keep the others waiting until
+        `begin_steps`; `silence_seconds` (default: the same) bounds it afterwards. `backend`
+        "auto" is NCCL for a CUDA device and sockets for the CPU. ValueError for bad arguments, else
+        Unavailable.
         """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 .. {size - 1}")
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
-        silence_seconds = silence_seconds or timeout_seconds
         if size == 1:
-            mesh = SocketMesh(0, {}, silence_seconds)
+            mesh = SocketMesh(0, {}, timeout_seconds)
             alone = MeshCollectives(mesh, 0, 1)
             return cls(rank=0, size=1, mesh=mesh, collectives=alone, store=None)
         host, port = split_address(rendezvous)
         store = open_store(host, port, rank=rank, size=size, timeout=timeout_seconds)
         peers = connect_all(store, host, rank=rank, size=size, timeout=timeout_seconds)
-        mesh = SocketMesh(rank, peers, silence_seconds)
+        mesh = SocketMesh(rank, peers, timeout_seconds)
+        watch = GroupWatch(mesh.sockets)
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "sockets"
         collectives: Collectives = MeshCollectives(mesh, rank, size)
@@ -96,9 +102,30 @@ class EpGroup:
             if backend == "gloo" and host in LOOPBACK_HOSTS:
                 # Else gloo resolves the host's name, which need not lead back here.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            _init_torch(backend, store, rank, size, device, silence_seconds)
+            _init_torch(backend, store, rank, size, device, timeout_seconds)
             collectives = TorchCollectives()
-        return cls(rank=rank, size=size, mesh=mesh, collectives=collectives, store=store, host=host)
+        return cls(
+            rank=rank,
+            size=size,
+            mesh=mesh,
+            collectives=collectives,
+            store=store,
+            host=host,
+            silence_seconds=silence_seconds,
+            watch=watch,
+        )
+
+    def begin_steps(self) -> None:
+        """Waits until all ranks call it, each once it has started; from now on a peer that keeps
+        the others waiting for `silence_seconds` is lost."""
+        self.exchange([0])
+        if self._silence_seconds is None:
+            return
+        self._mesh.limit_silence(self._silence_seconds)
+        if self.uses_torch:
+            _set_pg_timeout(timedelta(seconds=self._silence_seconds))
+        if self._watch is not None:
+            self._watch.limit_steps(self._silence_seconds)
 
     def exchange(self, facts: Sequence[int]) -> list[tuple[int, ...]]:
         """All ranks' facts, by rank; equally many int64 on each. Begins a step."""
@@ -168,14 +195,6 @@ class EpGroup:
     def peer_woke(self) -> bool:
         """Whether a peer waits for the next exchange."""
         return self._mesh.has_news()
-
-    def watch(self) -> None:
-        """For dispatchers whose kernels wait without a limit: from now on the process ends when a
-        peer is lost; after the first `idle_wait` also when a step takes longer than a peer may be
-        silent."""
-        if self._watch is None and self.size > 1:
-            seconds = self._mesh.timeout_seconds
-            self._watch = GroupWatch(self._mesh.sockets, silence_seconds=seconds)
 
     def close(self) -> None:
         if self._watch is not None:

@@ -1,10 +1,13 @@
-"""Ends this process when the device waits for a peer that will not come.
+"""Ends this process when a peer that others wait for is lost, wherever this rank is.
 
-Kernels that exchange rows by themselves have no time limit: when a peer dies in the middle of one,
-it spins, and the host waits for it where it notices nothing. A thread looks at the connections
-of the group instead, and at how long the current step takes. It never reads from them.
+A rank that starts may load for many minutes, or wait for one that does, and not look at the peer
+that died meanwhile. Kernels that exchange rows by themselves have no time limit: when a peer dies
+in the middle of one, it spins, and the host waits for it where it notices nothing. A thread looks
+at the connections of the group instead, and at how long the current step takes. It never reads
+from them.
 """
 
+import math
 import os
 import select
 import socket
@@ -29,14 +32,12 @@ class GroupWatch:
         self,
         peers: Sequence[socket.socket],
         *,
-        silence_seconds: float,
         grace_seconds: float = GRACE_SECONDS,
         end: Callable[[str], None] | None = None,
     ) -> None:
-        """Begins to watch. `silence_seconds` is what a step may take, once there has been an idle
-        time: loading may take any time. `end` (default: the process ends) is called with the
-        reason, from the watching thread, once."""
-        self._silence_seconds = silence_seconds
+        """Begins to watch; steps may take any time. `end` (default: the process ends) is called
+        with the reason, from the watching thread, once."""
+        self._step_seconds = math.inf
         self._grace_seconds = grace_seconds
         self._end = end or _end_process
         self._poller = select.poll()
@@ -44,20 +45,23 @@ class GroupWatch:
             self._poller.register(connection.fileno(), select.POLLRDHUP)
         self._stop_reading, self._stop_writing = os.pipe()
         self._poller.register(self._stop_reading, select.POLLIN)
-        self._has_idled = False
         self._began: float | None = None  # the step; None: there is none
         self._thread = threading.Thread(target=self._look, name="group-watch", daemon=True)
         self._thread.start()
 
+    def limit_steps(self, seconds: float) -> None:
+        """What a step may take from now on, beside the grace."""
+        self.beat()
+        self._step_seconds = seconds
+
     def beat(self) -> None:
         """A step begins, and the one before has ended."""
-        if self._has_idled:
-            self._began = time.monotonic()
+        self._began = time.monotonic()
 
     @contextmanager
     def idle(self) -> Iterator[None]:
         """There is no step for as long as this lasts."""
-        self._began, self._has_idled = None, True
+        self._began = None
         try:
             yield
         finally:
@@ -80,8 +84,9 @@ class GroupWatch:
                 self._end("a rank of the group is lost, and the device may wait for it for ever")
                 return
             began = self._began
-            if began is not None and time.monotonic() - began > self._silence_seconds:
-                self._end(f"a step of the group takes more than {self._silence_seconds:g} s")
+            most = self._step_seconds + self._grace_seconds
+            if began is not None and time.monotonic() - began > most:
+                self._end(f"a step of the group takes more than {most:g} s")
                 return
 
     def _stopped_within(self, seconds: float) -> bool:

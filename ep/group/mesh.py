@@ -37,15 +37,10 @@ class SocketMesh:
     ) -> None:
         self._rank = rank
         self._peers = dict(sorted(peers.items()))
-        self._timeout_seconds = timeout_seconds
         self._sequence = 0
         self._header = bytearray(HEADER.size)
-        seconds, fraction = divmod(timeout_seconds, 1)
-        limit = TIMEVAL.pack(int(seconds), int(fraction * 1e6))
+        self.limit_silence(timeout_seconds)
         for connection in self._peers.values():
-            # Limits kept by the kernel: with Python's every call would first poll.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
@@ -54,10 +49,15 @@ class SocketMesh:
         """For polling only: readable when `has_news` has something to tell."""
         return list(self._peers.values())
 
-    @property
-    def timeout_seconds(self) -> float:
-        """How long a peer may be silent."""
-        return self._timeout_seconds
+    def limit_silence(self, seconds: float) -> None:
+        """How long a peer may be silent from now on."""
+        self._timeout_seconds = seconds
+        whole, fraction = divmod(seconds, 1)
+        limit = TIMEVAL.pack(int(whole), int(fraction * 1e6))
+        for connection in self._peers.values():
+            # Limits kept by the kernel: with Python's every call would first poll.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def swap(
         self,

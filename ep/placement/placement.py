@@ -97,6 +97,11 @@ class Placement:
         """More replicas than any expert can have, in this placement or another of its shape."""
         return self.num_physical - self.num_logical + 1
 
+    @property
+    def num_empty(self) -> int:
+        """Slots of the emptiest layer that hold no expert."""
+        return max((experts.count(EMPTY) for experts in self.physical_to_logical), default=0)
+
     def has_shape_of(self, other: "Placement") -> bool:
         """Whether one can take the place of the other in running ranks."""
         return self._shape == other._shape

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from core.kernel_caches import deep_gemm_kernels
 from core.log import get_logger
 from core.process import die_with_parent
 from kernels.build.fp8_gemm_blocks import CONTIGUOUS, DENSE, MASKED
@@ -190,9 +191,9 @@ def compute(product: Product, device: torch.device) -> torch.Tensor:
 
 def _marker(products: Collection[Product]) -> Path:
     """A file that says they are all in the cache that it lies in."""
-    folder = Path(os.environ.get("DG_JIT_CACHE_DIR") or Path.home() / ".deep_gemm")
     told = [_library_version(), *(astuple(product) for product in sorted(products))]
-    return folder / f"ahead-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    return deep_gemm_kernels() / f"ahead-{digest}"
 
 
 def _library_version() -> str:

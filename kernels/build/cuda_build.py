@@ -1,22 +1,22 @@
 """CUDA C++ sources to libraries: built at first use by nvcc for Hopper, kept on disk.
 
-A library is cached under the hash of its source and of the headers that it includes, in
-EPSERVE_CACHE, or else XDG_CACHE_HOME/epserve or ~/.cache/epserve. Of those that need it at once,
-one builds it.
+A library is cached under the hash of its source and of the headers that it includes, in the folder
+that `core.kernel_caches` names. Of those that need it at once, one builds it.
 """
 
 import fcntl
 import functools
 import hashlib
 import logging
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from core.cuda_home import cuda_home
+from core.kernel_caches import own_kernels
 
 _FLAGS = (
     "-O3",
@@ -39,7 +39,7 @@ def build(source: Path) -> Path:
     where the cache cannot be written."""
     contents = [each.read_bytes() for each in _with_headers(source)]
     digest = hashlib.sha256(b"\0".join([*contents, " ".join(_FLAGS).encode()])).hexdigest()[:16]
-    target = _cache() / f"{source.stem}-{digest}.so"
+    target = own_kernels() / f"{source.stem}-{digest}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def build(source: Path) -> Path:
         if target.exists():  # built while this one waited
             return target
         built = Path(folder) / target.name
-        command = [_nvcc(source), *_FLAGS, "-o", str(built), str(source)]
+        command = [*_nvcc(source), *_FLAGS, "-o", str(built), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
@@ -85,18 +85,12 @@ def _with_headers(source: Path) -> list[Path]:
     return found
 
 
-def _cache() -> Path:
-    if folder := os.environ.get("EPSERVE_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epserve"
-
-
-def _nvcc(source: Path) -> str:
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    for candidate in (Path(home) / "bin" / "nvcc", shutil.which("nvcc")):
-        if candidate and Path(candidate).exists():
-            return str(candidate)
-    raise RuntimeError(
-        f"{source.name} is compiled at first use and needs nvcc: install the CUDA toolkit and set "
-        "CUDA_HOME, or set EPSERVE_KERNELS=reference"
-    )
+def _nvcc(source: Path) -> list[str]:
+    """It, and where the libraries are that it links: its own idea is that of a whole toolkit."""
+    home = cuda_home()
+    if home is None:
+        raise RuntimeError(
+            f"{source.name} is compiled at first use and needs nvcc: pip install 'epserve[gpu]', "
+            "or install CUDA and set CUDA_HOME, or set EPSERVE_KERNELS=reference"
+        )
+    return [str(home / "bin" / "nvcc"), f"-L{home / 'lib'}"]

@@ -7,11 +7,16 @@ Where sizes, or a library that could not be compiled, decide further, the operat
 that, in a function `path_for`. EPSERVE_KERNELS=reference takes the torch references everywhere.
 """
 
+import logging
 import os
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+
+from core.cuda_home import cuda_home
+
+_log = logging.getLogger(__name__)
 
 # Best first; the reference comes after all of them. NOTE: a kernel in CUDA is named here where it
 # is asked for before all others, not where a path after it hands some sizes to it.
@@ -77,8 +82,19 @@ def _best_path(operation: str, device_type: str, index: int) -> str:
     is_hopper = torch.cuda.get_device_capability(index)[0] == 9
     for candidate in candidates:
         needs_hopper = candidate != "triton"
-        package = PACKAGES.get(candidate)
-        is_installed = package is None or find_spec(package) is not None
-        if is_installed and (is_hopper or not needs_hopper):
+        if (is_hopper or not needs_hopper) and _is_installed(candidate):
             return candidate
     return "reference"
+
+
+@cache
+def _is_installed(path: str) -> bool:
+    package = PACKAGES.get(path)
+    if package is not None and find_spec(package) is None:
+        return False
+    if path == "deep_gemm" and cuda_home() is None:
+        _log.warning(
+            "DeepGEMM is left out: it compiles with nvcc, which pip install 'epserve[gpu]' brings"
+        )
+        return False
+    return True

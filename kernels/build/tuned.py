@@ -1,15 +1,18 @@
 """Block sizes of the Triton products, by device and shape: `kernels/tuned/DEVICE.json`, which
 `python -m bench.tune_fused_moe` and `python -m bench.tune_fp8_gemm` write.
 
-    {"fused_moe": {"bfloat16 e32 n4096 k7168": {"16": {"block_m": 16, ...}, "64": {...}}, ...},
+    {"device": {"capability": 90, "multiprocessors": 132, "memory_gib": 140},
+     "fused_moe": {"bfloat16 e32 n4096 k7168": {"16": {"block_m": 16, ...}, "64": {...}}, ...},
      "fp8_gemm": {"dense n7168 k16384": {"64": {"block_m": 64, ...}, ...}, ...}}
 
 Keys of the innermost level are rows (of an expert, where there are experts); the nearest one
-counts. What is not tuned gets defaults, which is said once in the log.
+counts. A device without a table of its own takes that of the most similar device of its compute
+capability, else defaults, which is said once in the log.
 """
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,11 +90,40 @@ def fp8_table(device: torch.device) -> dict[str, dict[int, Fp8Choice]]:
 def _section(name: str, device: torch.device) -> dict[str, dict[str, Any]]:
     if device.type != "cuda":
         return {}
-    path = table_path(torch.cuda.get_device_name(device))
-    section = read_table(path).get(name, {})
-    if not section:
-        _log.info("no %s block sizes were tuned for this device (%s): defaults", name, path.name)
-    return section
+    own = table_path(torch.cuda.get_device_name(device))
+    table, tuned_for = read_table(own), own
+    if name not in table and (nearest := nearest_table(device_facts(device), name)):
+        table, tuned_for = read_table(nearest), nearest
+    if name not in table:
+        _log.info("no %s block sizes were tuned for this device (%s): defaults", name, own.name)
+    elif tuned_for != own:
+        _log.info("%s block sizes of %s count for this device (%s)", name, tuned_for.stem, own.stem)
+    return table.get(name, {})
+
+
+def device_facts(device: torch.device) -> dict[str, int]:
+    """What decides how similar two devices are."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "capability": 10 * properties.major + properties.minor,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30),
+    }
+
+
+def nearest_table(facts: Mapping[str, int], name: str) -> Path | None:
+    """The file with section `name` of the device of the same compute capability that has about as
+    many multiprocessors and, among equals, as much memory, which bandwidth goes with."""
+    found: list[tuple[int, int, Path]] = []
+    for path in FOLDER.glob("*.json"):
+        table = read_table(path)
+        other = table["device"]
+        if name in table and other["capability"] == facts["capability"]:
+            differences = (
+                abs(other[each] - facts[each]) for each in ("multiprocessors", "memory_gib")
+            )
+            found.append((*differences, path))
+    return min(found)[-1] if found else None
 
 
 def read_table(path: Path) -> dict[str, dict[str, Any]]:

@@ -4,19 +4,21 @@ It wants scales of activations with rows contiguous, as `quantise` leaves them; 
 transposes first.
 """
 
+from importlib import import_module
 from typing import Any
 
-import deep_gemm
 import torch
 
+from core.cuda_home import set_cuda_home
 from kernels.build.fp8_scales import Fp8Operands
 
 # What computes; `kernels.ahead.deep_gemm_ahead` puts another in its place while it notes products.
-library: Any = deep_gemm
+set_cuda_home()
+library: Any = import_module("deep_gemm")
 
 # Its kernels are launched while what is before them ends, and wait for that themselves.
-if hasattr(deep_gemm, "set_pdl"):
-    deep_gemm.set_pdl(True)
+if hasattr(library, "set_pdl"):
+    library.set_pdl(True)
 
 
 def dense(operands: Fp8Operands) -> torch.Tensor:

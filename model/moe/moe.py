@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 import torch
 
-from ep.dispatch.dispatcher import AlignedDispatcher, Dispatcher, MaskedDispatcher, Payload, Rows
+from ep.dispatch.dispatcher import (
+    AlignedDispatcher,
+    Computed,
+    DispatchedAligned,
+    Dispatcher,
+    MaskedDispatcher,
+    Payload,
+    Rows,
+)
 from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
 from ep.dispatch.split_dispatch import in_sub_steps
@@ -44,13 +52,13 @@ class Moe:
     ones are computed in one call, and nothing is dispatched.
 
     Tokens are dispatched as `masked` does it in `decode`, else by `aligned` if there is one, else
-    by `dispatcher`; no more than `step_tokens` of a rank (0: any number) or than `masked` takes at
-    once.
+    by `dispatcher`, and by `masked` where neither is there; no more than `step_tokens` of a rank
+    (0: any number) or than `masked` takes at once.
     """
 
     config: ModelConfig
     rank: int
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher | None
     aligned: AlignedDispatcher | None
     masked: MaskedDispatcher | None
     step_tokens: int
@@ -121,11 +129,23 @@ class Moe:
         assert is_row is None or self.waits_for_no_rank, "other dispatchers take no padding"
         if is_row is not None or rows is not None:
             return self._forward(x, tokens_per_rank, is_row, rows)
+        if self.dispatcher is None:
+            assert self.masked is not None, "no dispatcher"
+            through, cap = self._forward_masked, self.masked.max_tokens
+        else:
+            through, cap = self._forward_whole, self.step_tokens
+        return in_sub_steps(through, x, tokens_per_rank, rank=self.rank, cap=cap)
 
-        def through(part: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
-            return combined(self._forward(part, lengths))
+    def _forward_whole(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
+        return combined(self._forward(x, tokens_per_rank))
 
-        return in_sub_steps(through, x, tokens_per_rank, rank=self.rank, cap=self.step_tokens)
+    def _forward_masked(self, x: torch.Tensor, tokens_per_rank: tuple[int, ...]) -> torch.Tensor:
+        """As a step of fixed size, in which all ranks have as many rows as the longest."""
+        if not any(tokens_per_rank):
+            return x
+        padding = x.new_zeros(max(tokens_per_rank) - len(x), x.shape[1])
+        is_row = torch.arange(len(x) + len(padding), device=x.device) < len(x)
+        return self.decode(torch.cat((x, padding)), is_row)[: len(x)]
 
     def _forward(
         self,
@@ -150,13 +170,14 @@ class Moe:
         elif self.aligned is not None:
             ready = None if rows is None else rows.sent
             wanted = self.experts.payload, self.experts.alignment
-            arrived = self.aligned.dispatch_aligned(*told, *wanted, compute_shared, ready)
-            computed = self.experts.forward_aligned(arrived)
+            parts = self.aligned.dispatch_aligned(*told, *wanted, compute_shared, ready)
+            computed_parts = map(self._compute, parts)
             if isinstance(self.aligned, LocalDispatcher):
-                base = beside[0] if beside else None
-                return self.aligned.combination_of(computed, arrived.handle, base=base)
-            routed = self.aligned.combine_aligned(computed, arrived.handle)
+                (whole,) = computed_parts
+                return self.aligned.combination_of(*whole, base=beside[0] if beside else None)
+            routed = self.aligned.combine_aligned(computed_parts)
         else:
+            assert self.dispatcher is not None, "nothing but masked steps"
             sent = self.dispatcher.dispatch(*told, meanwhile=compute_shared)
             counts = sent.expert_counts.tolist()
             if self.experts.folds_shared:
@@ -233,6 +254,9 @@ class Moe:
         sent = self.masked.dispatch_masked(*told, meanwhile=start_shared)
         computed = self.experts.forward_masked(sent)
         return self.masked.combine_masked(computed, sent.handle, base=side.join())
+
+    def _compute(self, part: DispatchedAligned) -> Computed:
+        return self.experts.forward_aligned(part), part.handle
 
     def _fused(
         self, x: torch.Tensor, physical: torch.Tensor, topk_weights: torch.Tensor

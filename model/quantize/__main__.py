@@ -2,36 +2,43 @@
 
     python -m model.quantize --model FOLDER --output FOLDER --format w4afp8 [--resume]
 
-Works file by file and can be carried on after any interruption. The new folder gets its
-config.json last, so that until then it is not taken for a model. Progress goes to stdout, one JSON
-object a line; `ctl quantize` shows it to people. Exit status 2 is wrong usage, 1 everything else.
+Works file by file, several pieces of files at once, and can be carried on after any interruption.
+The new folder gets its config.json last, so that until then it is not taken for a model. Progress
+goes to stdout, one JSON object a line; `ctl quantize` shows it to people. Exit status 2 is wrong
+usage, 1 everything else.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from core.errors import CheckpointError
 from core.process import die_with_parent
-from model.config import Fields, ModelConfig
+from model.config import Fields
 from model.quantize.journal import NAME as JOURNAL
 from model.quantize.journal import Busy, Foreign, Journal, source_identity
-from model.quantize.plan import Shard, plan_shards, quantised_config
-from model.quantize.shard import PARTIAL_SUFFIX, sync_folder, write_shard
+from model.quantize.plan import Shard, quantised_config
+from model.quantize.processes import Makers, Processes, ThisProcess
+from model.quantize.shard import PARTIAL_SUFFIX, Job, ShardMaker, remove_partial, sync_folder
 from model.w4afp8 import QUANT_METHOD
-from model.weights.checkpoint import INDEX, Checkpoint
+from model.weights.checkpoint import INDEX
 
 CONFIG = "config.json"
 # Weights in other containers would be the unquantised ones.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 REPORT_SECONDS = 0.2
+# While one waits for the disk or the hash of a file, others keep the GPU busy.
+PROCESSES_PER_GPU = 8
 
 
 class UsageError(ValueError):
@@ -65,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--format", choices=(QUANT_METHOD,), default=QUANT_METHOD)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--device", default="cpu", help="what rounds: cpu, cuda or cuda:1")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (all GPUs) or cuda:1")
+    parser.add_argument("--processes", type=int, help="default: as many as cores, 8 for a GPU")
     parser.add_argument("--parent", type=int, default=0, help="process that this one ends with")
     arguments = parser.parse_args(argv)
     if arguments.parent:
@@ -76,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.model,
             arguments.output,
             resume=arguments.resume,
-            device=_device(arguments.device),
+            devices=_devices(arguments.device, arguments.processes),
             reporter=reporter,
         )
     except (UsageError, Foreign, Busy) as error:
@@ -85,69 +93,83 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CheckpointError, OSError) as error:
         reporter.say("error", message=str(error))
         return 1
+    except KeyboardInterrupt:
+        reporter.say("error", message="interrupted; --resume carries on")
+        return 1
     return 0
 
 
 def quantise_folder(
-    model: Path, output: Path, *, resume: bool, device: torch.device, reporter: Reporter
+    model: Path, output: Path, *, resume: bool, devices: Sequence[str], reporter: Reporter
 ) -> None:
-    """Raises UsageError, Foreign or Busy before anything is written; CheckpointError, OSError."""
+    """A process for each of `devices`. Raises UsageError, Foreign or Busy before anything is
+    written; CheckpointError, OSError."""
     model, output = model.expanduser().resolve(), output.expanduser().resolve()
     if _is_complete(output) and resume:
         reporter.say("done", num_shards_kept=0, complete=True)  # by an earlier run
         return
     _check_folders(model, output, resume=resume)
     fields = Fields.read(model / CONFIG)
-    config = ModelConfig.from_folder(model)
-    with Checkpoint(model) as checkpoint:
-        shards = plan_shards(checkpoint, config)
-        identity = source_identity(checkpoint)
+    with ExitStack() as stack:
+        maker = ShardMaker(model, output, devices[0])
+        stack.callback(maker.close)
         output.mkdir(parents=True, exist_ok=True)
-        with Journal(output, identity) as journal:
-            num_kept = _write_shards(checkpoint, shards, output, journal, device, reporter)
-            _copy_others(model, output)
-            if (model / INDEX).is_file():
-                _write_json(output / INDEX, _index(shards))
-            _write_json(output / CONFIG, quantised_config(dict(fields.values), checkpoint))
-            journal.remove()
+        journal = stack.enter_context(Journal(output, source_identity(maker.checkpoint)))
+        remove_partial(output)  # of a run that was killed
+        stack.callback(remove_partial, output)
+        pool: ThisProcess | Processes = ThisProcess(maker)
+        if len(devices) > 1:
+            pool = Processes(model, output, devices)
+        stack.enter_context(pool)
+        num_kept = _make_shards(maker, output, journal, pool, reporter)
+        _copy_others(model, output)
+        if (model / INDEX).is_file():
+            _write_json(output / INDEX, _index([*maker.shards.values()]))
+        _write_json(output / CONFIG, quantised_config(dict(fields.values), maker.checkpoint))
+        journal.remove()
     reporter.say("done", num_shards_kept=num_kept, complete=False)
 
 
-def _write_shards(
-    checkpoint: Checkpoint,
-    shards: Sequence[Shard],
-    output: Path,
-    journal: Journal,
-    device: torch.device,
-    reporter: Reporter,
+def _make_shards(
+    maker: ShardMaker, output: Path, journal: Journal, makers: Makers, reporter: Reporter
 ) -> int:
     """How many were there already."""
-    sizes = {shard.name: _source_bytes(checkpoint, shard) for shard in shards}
+    kept = _kept(maker, journal, makers, reporter)
+    shards = maker.shards.values()
+    left = [shard for shard in shards if shard.name not in kept]
+    pieces = {shard.name: [*maker.pieces(shard)] for shard in shards}
+    jobs = deque(job for shard in left for job in pieces[shard.name])
     reporter.say(
         "plan",
-        num_bytes=sum(sizes.values()),
+        num_bytes=sum(job.num_bytes for job in jobs),
+        num_bytes_source=sum(job.num_bytes for listed in pieces.values() for job in listed),
         num_bytes_output=sum(shard.num_bytes for shard in shards),
-        num_shards=len(shards),
+        num_shards=len(left),
         num_matrices=sum(len(shard.quantised) for shard in shards),
     )
-    left = []
-    for shard in shards:
-        if journal.is_finished(shard):
-            reporter.progress(sizes[shard.name])
-            reporter.say("kept", shard=shard.name)
-        else:
-            left.append(shard)
     _check_room(output, sum(shard.num_bytes for shard in left))
-    for shard in left:
-        reporter.say("shard", shard=shard.name)
-        journal.add(shard, write_shard(checkpoint, shard, output, device, reporter.progress))
-        checkpoint.close()
-    return len(shards) - len(left)
+    num_left = {name: len(listed) for name, listed in pieces.items()}
+    for job, answer in makers.results(jobs):
+        if job.verb == "finish":
+            journal.add(job.shard, answer)
+            reporter.say("shard", shard=job.shard)
+            continue
+        reporter.progress(job.num_bytes)
+        num_left[job.shard] -= 1
+        if not num_left[job.shard]:
+            jobs.appendleft(Job("finish", job.shard))
+    return len(kept)
 
 
-def _source_bytes(checkpoint: Checkpoint, shard: Shard) -> int:
-    copied = sum(tensor.num_bytes for tensor in shard.copied)
-    return copied + sum(checkpoint.num_bytes(name) for name in shard.quantised)
+def _kept(maker: ShardMaker, journal: Journal, makers: Makers, reporter: Reporter) -> set[str]:
+    """Files that are there, with the bytes that were written."""
+    finished = journal.finished()
+    kept = set()
+    for job, sha256 in makers.results(deque(Job("hash", name) for name in finished)):
+        if job.shard in maker.shards and sha256 == finished[job.shard]:
+            kept.add(job.shard)
+            reporter.say("kept", shard=job.shard)
+    return kept
 
 
 def _check_folders(model: Path, output: Path, *, resume: bool) -> None:
@@ -215,14 +237,23 @@ def _write_json(path: Path, value: object) -> None:
     sync_folder(path.parent)
 
 
-def _device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {text}: {error}") from error
-    return device
+def _devices(text: str, num_processes: int | None) -> list[str]:
+    """One for each process."""
+    if num_processes is not None and num_processes < 1:
+        raise UsageError(f"--processes {num_processes}: has to be at least 1")
+    num_cores, num_gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    if text == "cpu" or (text == "auto" and not num_gpus):
+        return ["cpu"] * (num_processes or num_cores)
+    found = [f"cuda:{index}" for index in range(num_gpus)]
+    gpus = found if text in ("auto", "cuda") else [one for one in found if one == text]
+    if not gpus:
+        known = ", ".join(["auto", "cpu", *(["cuda"] if found else []), *found])
+        raise UsageError(f"--device {text}: here there are {known}")
+    count = num_processes or min(PROCESSES_PER_GPU * len(gpus), max(num_cores, len(gpus)))
+    return [gpus[index % len(gpus)] for index in range(count)]
 
 
 if __name__ == "__main__":
+    # SIGTERM ends it as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -11,14 +11,12 @@ import os
 from pathlib import Path
 from typing import Self, TextIO
 
-from model.quantize.plan import Shard
-from model.quantize.shard import file_hash
 from model.w4afp8 import QUANT_METHOD
 from model.weights.checkpoint import Checkpoint
 
 NAME = "quantize.journal"
 # To be raised when the same source comes to give other bytes.
-_VERSION = 1
+_VERSION = 2
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
 
@@ -69,15 +67,13 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def is_finished(self, shard: Shard) -> bool:
-        """Whether the file is there, with the bytes that were written. Reads all of it."""
-        path = self._path.parent / shard.name
-        known = self._hashes.get(shard.name)
-        return known is not None and path.is_file() and file_hash(path) == known
+    def finished(self) -> dict[str, str]:
+        """SHA-256 of the files that were finished, by name."""
+        return dict(self._hashes)
 
-    def add(self, shard: Shard, sha256: str) -> None:
-        self._hashes[shard.name] = sha256
-        self._append({"shard": shard.name, "sha256": sha256})
+    def add(self, shard: str, sha256: str) -> None:
+        self._hashes[shard] = sha256
+        self._append({"shard": shard, "sha256": sha256})
 
     def remove(self) -> None:
         """When nothing is left to carry on."""

@@ -1,73 +1,148 @@
-"""Writes one file of a quantised checkpoint, tensor by tensor: no more than one is in memory."""
+"""Makes the files of a quantised checkpoint, piece by piece.
+
+Where each tensor of a file will lie is known before a weight is read, so pieces are written in any
+order, by any number of processes. A file has its name only once it is whole and on the disk.
+"""
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Literal
 
 import torch
 
 from core.errors import CheckpointError
-from model.quantize.plan import Shard, Tensor, made_of
+from model.config import ModelConfig
+from model.quantize.plan import Shard, Tensor, made_of, plan_shards
 from model.weights.checkpoint import Checkpoint
 from model.weights.int4 import quantise_int4
 
 PARTIAL_SUFFIX = ".partial"
+# Of the source; a process has no more than one tensor of a piece in memory.
+PIECE_BYTES = 64 << 20
 _HASH_CHUNK_BYTES = 1 << 22
 # What stands for an activation scale that was not measured; readers without one take it too.
 INPUT_SCALE = 1.0
 
-# Called with the bytes of the source that have been dealt with since the last call.
-Progress = Callable[[int], None]
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`write` some tensors of a shard (names as in the source), `finish` one whose tensors are all
+    written, or `hash` one that is finished. The last two give its SHA-256 in hexadecimal."""
+
+    verb: Literal["write", "finish", "hash"]
+    shard: str
+    names: tuple[str, ...] = ()
+    num_bytes: int = 0  # of the source
 
 
-def write_shard(
-    checkpoint: Checkpoint,
-    shard: Shard,
-    folder: Path,
-    device: torch.device,
-    progress: Progress,
-) -> str:
-    """Writes `folder / shard.name` and returns its SHA-256 in hexadecimal. The file has its name
-    only once it is whole and on the disk.
+class ShardMaker:
+    """What one process does jobs with. CheckpointError, of construction too, and OSError."""
 
-    CheckpointError for a weight that is not finite; OSError as the disk gives it.
-    """
-    path = folder / shard.name
-    partial = folder / (shard.name + PARTIAL_SUFFIX)
-    header, offsets = _layout(shard)
-    with partial.open("w+b") as file:
-        file.write(header)
-        file.truncate(len(header) + shard.num_bytes)
+    def __init__(self, model: Path, output: Path, device: str) -> None:
+        self.checkpoint = Checkpoint(model)
+        self.shards = {
+            shard.name: shard
+            for shard in plan_shards(self.checkpoint, ModelConfig.from_folder(model))
+        }
+        self._output = output
+        self._device = torch.device(device)
 
-        def put(tensor: Tensor, value: torch.Tensor) -> None:
-            _put(file, len(header) + offsets[tensor.name], tensor, value)
+    def close(self) -> None:
+        self.checkpoint.close()
 
-        for tensor in shard.copied:
-            put(tensor, checkpoint.raw(tensor.name))
-            progress(tensor.num_bytes)
-        for name in shard.quantised:
-            made = made_of(name, checkpoint.stored[name])
-            for tensor, value in zip(made, _quantised(checkpoint, name, device), strict=True):
-                put(tensor, value)
-            progress(checkpoint.num_bytes(name))
-        file.flush()
-        os.fsync(file.fileno())
-    digest = file_hash(partial)
-    partial.rename(path)
-    sync_folder(folder)
-    return digest
+    def pieces(self, shard: Shard) -> Iterator[Job]:
+        """All that is to be written of a shard."""
+        names: list[str] = []
+        num_bytes = 0
+        for name in (*(tensor.name for tensor in shard.copied), *shard.quantised):
+            names.append(name)
+            num_bytes += self.checkpoint.num_bytes(name)
+            if num_bytes >= PIECE_BYTES:
+                yield Job("write", shard.name, tuple(names), num_bytes)
+                names, num_bytes = [], 0
+        if names:
+            yield Job("write", shard.name, tuple(names), num_bytes)
+
+    def do(self, job: Job) -> str:
+        """CheckpointError for a weight that is not finite; OSError as the disk gives it, with a
+        file's name."""
+        try:
+            if job.verb == "hash":
+                return _file_hash(self._output / job.shard)
+            if job.verb == "finish":
+                return self._finish(self.shards[job.shard])
+            self._write(self.shards[job.shard], job.names)
+        except OSError as error:
+            where = error.filename or str(self._output / job.shard)
+            raise OSError(error.errno, error.strerror, where) from error
+        return ""
+
+    def _write(self, shard: Shard, names: tuple[str, ...]) -> None:
+        self._read_ahead(names)
+        header, offsets = _layout(shard)
+        quantised = set(shard.quantised)
+        file = os.open(self._partial(shard), os.O_CREAT | os.O_WRONLY, 0o644)
+        try:
+            for name in names:
+                stored = self.checkpoint.stored[name]
+                if name in quantised:
+                    made = zip(made_of(name, stored), self._quantised(name), strict=True)
+                else:
+                    copied = Tensor(name, stored.dtype, stored.shape)
+                    made = zip((copied,), (self.checkpoint.raw(name),), strict=True)
+                for tensor, value in made:
+                    _put(file, len(header) + offsets[tensor.name], tensor, value)
+        finally:
+            os.close(file)
+
+    def _quantised(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        weight, scales = self.checkpoint.raw(name), None
+        if self.checkpoint.is_fp8(name):
+            weight, scales = self.checkpoint.read_fp8(name)
+            scales = scales.to(self._device)
+        try:
+            values, steps = quantise_int4(weight.to(self._device), scales)
+        except ValueError as error:
+            raise CheckpointError(f"{self.checkpoint.folder}: {name}: {error}") from error
+        return values, steps, torch.tensor(INPUT_SCALE)
+
+    def _read_ahead(self, names: tuple[str, ...]) -> None:
+        """Has the kernel read a piece while its first tensor is worked on."""
+        for path in {self.checkpoint.stored[name].file for name in names}:
+            inside = [one for name in names if (one := self.checkpoint.stored[name]).file == path]
+            begin = min(one.offsets[0] for one in inside)
+            end = max(one.offsets[1] for one in inside)
+            if end - begin <= 2 * PIECE_BYTES:
+                with path.open("rb") as file:
+                    start = 8 + int.from_bytes(file.read(8), "little") + begin
+                    os.posix_fadvise(file.fileno(), start, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def _finish(self, shard: Shard) -> str:
+        header, _ = _layout(shard)
+        partial = self._partial(shard)
+        with partial.open("r+b") as file:
+            file.write(header)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = _file_hash(partial)
+        partial.rename(self._output / shard.name)
+        sync_folder(self._output)
+        # Its source is not needed again.
+        self.checkpoint.close()
+        return digest
+
+    def _partial(self, shard: Shard) -> Path:
+        return self._output / (shard.name + PARTIAL_SUFFIX)
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+def remove_partial(folder: Path) -> None:
+    """What an interruption has left half-written."""
+    for path in folder.glob("*" + PARTIAL_SUFFIX):
+        path.unlink()
 
 
 def sync_folder(folder: Path) -> None:
@@ -77,6 +152,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _file_hash(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal; "" for one that is not there."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_HASH_CHUNK_BYTES):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return ""
+    return digest.hexdigest()
 
 
 def _layout(shard: Shard) -> tuple[bytes, dict[str, int]]:
@@ -97,19 +184,10 @@ def _layout(shard: Shard) -> tuple[bytes, dict[str, int]]:
     return len(header).to_bytes(8, "little") + header, offsets
 
 
-def _put(file: BinaryIO, offset: int, tensor: Tensor, value: torch.Tensor) -> None:
+def _put(file: int, offset: int, tensor: Tensor, value: torch.Tensor) -> None:
     raw = value.cpu().contiguous().reshape(-1).view(torch.uint8)
     assert raw.numel() == tensor.num_bytes, (tensor, tuple(value.shape), value.dtype)
-    file.seek(offset)
-    file.write(raw.numpy().data)
-
-
-def _quantised(
-    checkpoint: Checkpoint, name: str, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    weight = checkpoint.read(name, torch.float32).to(device)
-    try:
-        values, scales = quantise_int4(weight)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder}: {name}: {error}") from error
-    return values, scales, torch.tensor(INPUT_SCALE)
+    left = memoryview(raw.numpy())
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written

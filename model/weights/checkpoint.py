@@ -5,18 +5,19 @@ missing, left over or misshapen is named before a byte of weight is loaded.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from core.errors import CheckpointError
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
 from model.config import ModelConfig
 from model.w4afp8 import INT4_TYPES, int4_problem, is_routed_weight, weight_of_input_scale
+from model.weights.file_reader import FileReader, Reading
+from model.weights.read_ahead import ReadAhead
 from model.weights.tensor_names import SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 
 INDEX = "model.safetensors.index.json"
@@ -24,6 +25,20 @@ SINGLE = "model.safetensors"
 NUM_NAMED = 5  # tensors named in an error message; the rest are counted
 FLOAT_TYPES = ("F32", "BF16", "F16")
 FP8_TYPE = "F8_E4M3"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    FP8_TYPE: torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 # Buffers that older writers stored and that are not read.
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 
@@ -40,15 +55,18 @@ class Stored:
 
 class Checkpoint:
     """Read access to the tensors of a folder. A context manager: files are closed at the end.
-    `bytes_read` counts what was read of tensors, as stored."""
+    `bytes_read` counts what was read of tensors, as stored, of `bytes_planned`."""
 
     bytes_read = 0
+    bytes_planned = 0
 
-    def __init__(self, folder: str | Path) -> None:
-        """Reads the headers. CheckpointError for an unreadable folder, index or file."""
+    def __init__(self, folder: str | Path, device: str | torch.device = "cpu") -> None:
+        """Reads the headers; tensors will be on `device`. CheckpointError for an unreadable folder,
+        index or file."""
         self.folder = Path(folder)
         self.stored = stored_tensors(self.folder)
-        self._open: dict[Path, Any] = {}
+        self._reader = FileReader(torch.device(device))
+        self._ahead = ReadAhead(self._start, self.num_bytes)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -57,12 +75,15 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        for handle in self._open.values():
-            handle.__exit__(None, None, None)
-        self._open.clear()
+        self._reader.close()
+
+    def read_ahead(self, names: Collection[str]) -> None:
+        """From now on these are read before they are asked for, each once and in this order."""
+        self.bytes_planned = sum(map(self.num_bytes, names))
+        self._ahead.plan(names)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on the CPU, from FP8 blocks where it is stored so."""
+        """A tensor, from FP8 blocks where it is stored so."""
         if name not in self.stored:
             raise CheckpointError(f"{self.folder}: missing tensor {name}")
         value = self.raw(name)
@@ -94,14 +115,19 @@ class Checkpoint:
         return self.raw(name), self.raw(name + SCALE_SUFFIX)
 
     def raw(self, name: str) -> torch.Tensor:
-        """As it is stored."""
-        path = self.stored[name].file
-        if path not in self._open:
-            opened: Any = safe_open(path, framework="pt")
-            self._open[path] = opened.__enter__()
-        tensor: torch.Tensor = self._open[path].get_tensor(name)
-        self.bytes_read += tensor.nbytes
-        return tensor
+        """As it is stored, waited for. CheckpointError when the file cannot be read."""
+        stored = self.stored[name]
+        if stored.dtype not in DTYPES:
+            raise CheckpointError(f"{self.folder}: {name} has dtype {stored.dtype}")
+        data = self._ahead.take(name)
+        self.bytes_read += data.nbytes
+        return data.view(DTYPES[stored.dtype]).view(stored.shape)
+
+    def _start(self, name: str) -> Reading:
+        """Single numbers stay on the host, which looks at them."""
+        stored = self.stored[name]
+        begin, end = stored.offsets
+        return self._reader.start(stored.file, begin, end - begin, on_host=not stored.shape)
 
     def check(self, config: ModelConfig) -> None:
         """CheckpointError that names missing, unexpected and misshapen tensors."""
@@ -214,10 +240,21 @@ def read_header(path: Path) -> dict[str, Stored]:
             )
             for name, fields in header.items()
         }
+        is_sound = all(map(_fits_its_place, stored.values()))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{path} is cut short or no safetensors file") from error
+    if not is_sound:
+        raise CheckpointError(f"{path} is no safetensors file: sizes do not fit shapes")
     if size < 8 + length + end:
         raise CheckpointError(f"{path} is cut short: {size} of {8 + length + end} bytes")
     return stored
+
+
+def _fits_its_place(stored: Stored) -> bool:
+    """Types that we do not read may be as they like."""
+    begin, end = stored.offsets
+    if stored.dtype not in DTYPES:
+        return 0 <= begin <= end
+    return 0 <= begin == end - DTYPES[stored.dtype].itemsize * math.prod(stored.shape)

@@ -18,7 +18,7 @@ and their bias is zero: tokens spread over all experts.
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -60,6 +60,10 @@ class DummyCheckpoint(Checkpoint):
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def read_ahead(self, names: Collection[str]) -> None:
+        """There is nothing to wait for."""
+        self.bytes_planned = sum(map(self.num_bytes, names))
 
     def raw(self, name: str) -> torch.Tensor:
         """As a checkpoint would store it, on the device."""

@@ -1,5 +1,7 @@
 """Names and shapes of all tensors of a DeepSeek-V3 checkpoint. Torch-free."""
 
+from collections.abc import Iterable
+
 from model.config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
@@ -47,8 +49,10 @@ def mtp_tensors(config: ModelConfig, depth: int) -> tuple[Shapes, Shapes]:
     return needed, optional
 
 
-def block_tensors(config: ModelConfig, prefix: str, *, dense: bool) -> Shapes:
-    """One decoder layer."""
+def block_tensors(
+    config: ModelConfig, prefix: str, *, dense: bool, experts: Iterable[int] | None = None
+) -> Shapes:
+    """One decoder layer; of its routed experts those, or all."""
     hidden = config.hidden_size
     shapes: Shapes = {
         f"{prefix}.input_layernorm.weight": (hidden,),
@@ -60,7 +64,7 @@ def block_tensors(config: ModelConfig, prefix: str, *, dense: bool) -> Shapes:
         return shapes | mlp_tensors(mlp, hidden, config.intermediate_size)
     shapes[f"{mlp}.gate.weight"] = (config.num_experts, hidden)
     shapes[f"{mlp}.gate.e_score_correction_bias"] = (config.num_experts,)
-    for expert in range(config.num_experts):
+    for expert in range(config.num_experts) if experts is None else experts:
         shapes |= mlp_tensors(f"{mlp}.experts.{expert}", hidden, config.moe_intermediate_size)
     if config.num_shared_experts:
         width = config.moe_intermediate_size * config.num_shared_experts

@@ -9,6 +9,7 @@ import torch
 
 from bench import tune_fp8_clusters, tune_fused_moe
 from bench.compile_offline import MAX_SHARED_BYTES
+from bench.kernel_cases import tuning
 from bench.kernel_cases.tuning import write_section
 from bench.tune_fp8_clusters import choice_of, rows_of, shapes_of
 from bench.tune_fused_moe import best_pair, candidates
@@ -16,6 +17,13 @@ from kernels.build.fp8_gemm_blocks import Fp8Blocks, Fp8Choice, default_fp8_bloc
 from kernels.build.fp8_gemm_clusters import ClusterBlocks
 from kernels.build.tuned import Blocks, default_blocks, read_table
 from kernels.gemm import fp8_gemm_choice
+
+FACTS = {"capability": 90, "multiprocessors": 132, "memory_gib": 140}
+
+
+@pytest.fixture(autouse=True)
+def _on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "device_facts", lambda _: FACTS)
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -55,6 +63,7 @@ def test_sections_are_kept_beside_each_other(tmp_path: Path) -> None:
     write_section(path, "fp8_gemm", {"dense n7168 k16384": {"16": choice.record()}})
     write_section(path, "fused_moe", {"bfloat16 e32 n7168 k2048": {"8": blocks}})
     table = read_table(path)
+    assert table["device"] == FACTS
     assert set(table["fused_moe"]) == {"bfloat16 e32 n4096 k7168", "bfloat16 e32 n7168 k2048"}
     assert Fp8Choice.of_record(table["fp8_gemm"]["dense n7168 k16384"]["16"]) == choice
     assert json.loads(path.read_text()) == table

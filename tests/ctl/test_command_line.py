@@ -72,6 +72,18 @@ def test_up_starts_what_was_asked_for(
     assert specs[-1].flags["dtype"] == "float32"
 
 
+def test_up_waits_as_long_as_the_model_is_large(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(ctl.local.up, "run", lambda *arguments: waits.append(arguments[3]) or 0)
+    command = ["up", "--model", str(model), "--port", str(two_free_ports())]
+    for more in ([], ["--ready-timeout", "7"]):
+        assert RUNNER.invoke(app, [*command, *more]).exit_code == 0
+    assert 630 < waits[0] < 631
+    assert waits[1] == 7
+
+
 def test_a_port_in_use_is_named_before_anything_starts(
     model: Path, started: list[tuple[list[ProcessSpec], ClusterOptions]]
 ) -> None:

@@ -1,55 +1,13 @@
 """What `pip install epserve` brings, and what only a clone of the repository has."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-# With the setuptools that is here: no package index is asked.
-BUILD = "import sys; from setuptools import build_meta as b; print(b.build_wheel(sys.argv[1]))"
-
-
-def tracked(*folders: str) -> list[Path]:
-    """Files of the repository, as a commit of the tree at hand would hold them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *folders],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split("\0")  # fmt: skip
-    return [Path(name) for name in listed if name and (ROOT / name).is_file()]
-
-
-def wheel(project: Path, output: Path) -> Path:
-    subprocess.run(
-        [sys.executable, "-c", BUILD, str(output)], cwd=project, capture_output=True, check=True
-    )
-    (built,) = output.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build leaves files in its source folder."""
-    folder = tmp_path_factory.mktemp("clone")
-    for path in tracked():
-        if path.parts[0] not in ("tests", "docs"):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / path, folder / path)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, unpacked as pip does it."""
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel(clone, tmp_path_factory.mktemp("wheel"))) as archive:
-        archive.extractall(folder)
-    return folder
+from tests.deploy.wheel import ROOT, build_wheel, tracked
 
 
 def test_the_wheel_holds_the_product_and_nothing_else(installed: Path) -> None:
@@ -92,6 +50,6 @@ def test_ctl_bench_needs_the_wheel_alone(installed: Path, tmp_path: Path) -> Non
 
 
 def test_the_benchmarks_are_a_distribution_of_their_own(clone: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheel(clone / "bench", tmp_path)) as archive:
+    with zipfile.ZipFile(build_wheel(clone / "bench", tmp_path)) as archive:
         found = {name for name in archive.namelist() if name.startswith("bench/")}
     assert found == {str(path) for path in tracked("bench")} - {"bench/pyproject.toml"}

@@ -1,4 +1,4 @@
-"""A twin of DeepEP 1.2's Python interface on the CPU, for ranks that are threads.
+"""A twin of DeepEP's Python interface on the CPU, for ranks that are threads.
 
 It is as strict as the real one about shapes, dtypes and sizes of buffers, packs rows and scales as
 that does, shuffles what comes in no certain order there, and fills what nobody has written with
@@ -18,6 +18,7 @@ from tests.ep.thread_ranks import Meeting
 HANDLE_BYTES = 64  # of CUDA's inter-process memory handles
 UNIQUE_ID_BYTES = 128
 MOST_LOCAL_EXPERTS = 1024
+MOST_NODES = 20
 INT_MAX = 2**31 - 1
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -57,8 +58,8 @@ class FakeBuffer(LowLatency):
         assert num_nvl_bytes <= INT_MAX or num_rdma_bytes == 0
         assert low_latency_mode or num_rdma_bytes <= INT_MAX
         assert self.size < 8 or self.size % 8 == 0
+        assert self.size <= 8 * MOST_NODES or low_latency_mode
         assert not num_rdma_bytes or self.size > 8 or low_latency_mode
-        assert self.size <= 8 or num_qps_per_rank == NUM_SMS // 2 or num_qps_per_rank >= NUM_SMS
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.num_qps = low_latency_mode, num_qps_per_rank
         self.explicitly_destroy = explicitly_destroy
@@ -151,6 +152,8 @@ class FakeBuffer(LowLatency):
         assert topk_idx is not None
         assert topk_weights is not None
         assert (num_tokens_per_rdma_rank is not None) == (self.size > 8)
+        assert self.size <= 8 or self.num_qps == NUM_SMS // 2 or self.num_qps >= NUM_SMS
+        assert self.size <= 8 or self.num_rdma_bytes < INT_MAX
         values, scales = x if isinstance(x, tuple) else (x, None)
         self._check_rows(values, scales, topk_idx, topk_weights)
         num_experts = len(num_tokens_per_expert)

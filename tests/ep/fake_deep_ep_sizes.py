@@ -1,4 +1,4 @@
-"""How much memory DeepEP 1.2 asks for, as its headers have it."""
+"""How much memory DeepEP (`sgl-deep-ep` 0.1.2) asks for, as its sources have it."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,14 @@ import torch
 # ranks: rows sent at once and queued, over NVLink and over RDMA
 DISPATCH = {
     2: (24, 256, 6, 128), 4: (6, 256, 6, 128), 8: (6, 256, 6, 128), 16: (36, 288, 20, 128),
-    24: (8, 288, 32, 128), 32: (32, 288, 32, 128),
+    24: (32, 288, 8, 128), 32: (32, 288, 8, 128), 48: (32, 288, 8, 128), 64: (32, 288, 8, 128),
+    96: (20, 480, 12, 128), 128: (20, 560, 12, 128), 144: (32, 720, 12, 128),
+    160: (28, 720, 12, 128),
 }  # fmt: skip
 COMBINE = {
     2: (10, 256, 6, 128), 4: (9, 256, 6, 128), 8: (4, 256, 6, 128), 16: (4, 288, 12, 128),
-    24: (1, 288, 8, 128), 32: (1, 288, 8, 128),
+    24: (1, 288, 8, 128), 32: (1, 288, 8, 128), 48: (1, 288, 8, 128), 64: (1, 288, 8, 128),
+    96: (1, 480, 8, 128), 128: (1, 560, 8, 128), 144: (2, 720, 8, 128), 160: (2, 720, 8, 128),
 }  # fmt: skip
 NUM_SMS = 20
 PER_ROW = 128 * 8 + 128 * 4 + 128 * 4  # choices, their weights, scales
@@ -28,6 +31,7 @@ class Config:
     @classmethod
     def recommended(cls, num_ranks: int, what: str) -> "Config":
         table = DISPATCH if what == "dispatch" else COMBINE
+        assert num_ranks in table, f"Unsupported number of EP ranks: {num_ranks}"
         nvl_sent, nvl_queued, rdma_sent, rdma_queued = table[num_ranks]
         rdma_queued += -rdma_queued % rdma_sent
         return cls(NUM_SMS, nvl_sent, nvl_queued, rdma_sent, rdma_queued)

@@ -85,6 +85,7 @@ def serve(pipe: Connection) -> None:
                 rendezvous=rendezvous,
                 device=torch.device("cpu"),
                 timeout_seconds=PATIENCE_SECONDS,
+                silence_seconds=PATIENCE_SECONDS,
                 backend=backend,
             )
             value = program(group, *arguments)

@@ -53,6 +53,7 @@ def some_placement(rng: random.Random, num_experts: int, num_ranks: int) -> Plac
 
 def compare_dispatchers(group: EpGroup, seed: int, rounds: int) -> int:
     """Collective against local (equal bits) and a dense loop; returns tokens compared."""
+    group.begin_steps()
     common = random.Random(seed)  # in step on all ranks
     num_tokens = 0
     for round_ in range(rounds):

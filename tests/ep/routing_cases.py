@@ -9,6 +9,8 @@ import torch
 
 from ep.dispatch.dispatcher import (
     AlignedDispatcher,
+    Computed,
+    DispatchedAligned,
     Dispatcher,
     MaskedDispatcher,
     Payload,
@@ -189,12 +191,27 @@ def through_aligned(
     tokens_per_rank: tuple[int, ...],
 ) -> torch.Tensor:
     """The same over the aligned form, whose layout is checked."""
-    sent = dispatcher.dispatch_aligned(
+
+    def compute(sent: DispatchedAligned) -> Computed:
+        return _checked(sent, payload, alignment, first_slot, tokens.hidden.dtype), sent.handle
+
+    parts = dispatcher.dispatch_aligned(
         tokens.hidden, tokens.topk_idx, tokens.weights, tokens_per_rank, payload, alignment
     )
+    return dispatcher.combine_aligned(map(compute, parts))
+
+
+def _checked(
+    sent: DispatchedAligned,
+    payload: Payload,
+    alignment: int,
+    first_slot: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[M, H] of the experts."""
     num_scales = 0 if sent.scales is None else sent.scales.shape[1]
     assert num_scales == payload.num_scales(sent.hidden.shape[1])
-    rows = opened(sent.hidden, sent.scales, payload, tokens.hidden.dtype)
+    rows = opened(sent.hidden, sent.scales, payload, dtype)
     out = torch.full_like(rows, float("nan"))
     start = 0
     for slot, count in enumerate(sent.counts.tolist()):
@@ -204,7 +221,7 @@ def through_aligned(
         out[here] = expert(first_slot + slot, rows[here])
         start += -(-count // alignment) * alignment
     assert int((sent.slot_of >= 0).sum()) == int(sent.counts.sum())
-    return dispatcher.combine_aligned(out, sent.handle)
+    return out
 
 
 def through_contiguous(

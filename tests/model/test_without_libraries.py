@@ -69,6 +69,7 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Change:
     def hide() -> None:
         paths._best_path.cache_clear()
         monkeypatch.setattr(paths, "_noted", {})
+        paths._is_installed.cache_clear()
         find = paths.find_spec
         monkeypatch.setattr(
             paths, "find_spec", lambda name: None if name in LIBRARIES else find(name)

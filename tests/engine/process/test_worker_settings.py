@@ -36,6 +36,14 @@ def test_defaults_are_for_a_machine_without_gpus(folder: Path) -> None:
     assert WorkerSettings(model=folder, chunk_tokens=100).step_tokens == 100
 
 
+def test_the_size_of_the_model_says_how_long_a_start_may_take(folder: Path) -> None:
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(25 * 10**9)  # sparse
+    assert WorkerSettings(model=folder).start_seconds == 600 + 100
+    assert WorkerSettings(model=folder, load_format="dummy").start_seconds == 600
+    assert WorkerSettings(model=folder, start_timeout_seconds=5).start_seconds == 5
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

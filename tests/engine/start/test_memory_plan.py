@@ -68,24 +68,27 @@ def deepseek_v3(
     form: AttentionForm,
     memory_bytes: int = H200_BYTES,
     others_bytes: int = 0,
+    nodes: int = 1,
     **told: Any,
 ) -> MemoryPlan:
     config = model.config
     settings = WorkerSettings(
-        model=model.folder, device="cuda", ranks=ranks, load_format="dummy", **told
-    )
-    needs = dispatch_needs(settings, config, 256 // ranks, form, BF16.itemsize)
+        model=model.folder, device="cuda", ranks=ranks, nodes=nodes, load_format="dummy",
+        rendezvous="first:1" if nodes > 1 else "", **told,
+    )  # fmt: skip
+    num_slots = -(-256 // settings.group_size)
+    needs = dispatch_needs(settings, config, num_slots, form, BF16.itemsize)
     return plan_memory(
         settings,
         config,
         weights=planned_weights(
             Weights(checkpoint=model.source, device=torch.device("cuda"), dtype=BF16),
             config,
-            num_slots=256 // ranks,
+            num_slots=num_slots,
         ),
-        dispatch=dispatch_terms("deep_ep", needs, ranks),
+        dispatch=dispatch_terms("deep_ep", needs, settings.group_size),
         graph_sizes=recorded_sizes(settings, form),
-        num_slots=256 // ranks,
+        num_slots=num_slots,
         itemsize=BF16.itemsize,
         memory_bytes=memory_bytes,
         others_bytes=others_bytes,
@@ -115,6 +118,20 @@ def test_deepseek_v3_fits_where_it_is_meant_to(
     left = H200_BYTES - (plan.total_bytes - terms[KV])
     assert terms[KV] == pytest.approx(0.9 * left, rel=1e-3)
     assert plan.kv.max_model_len == 163840
+
+
+def test_groups_of_several_nodes(full_size: FullSizes) -> None:
+    """Four nodes that prefill in long chunks, nine that decode, as the example of 96 GPUs has
+    them: also where a GPU has 80 GB."""
+    model, h100_bytes = full_size("fp8"), 79 * GIB
+    long = by_name(deepseek_v3(model, 8, PREFILL, h100_bytes, nodes=4, chunk_tokens=16384))
+    assert long["dispatch: rows by expert"] == 2 * 2 * 16384 * 8 * 7168 * 2
+    assert long["dispatch: received tokens"] == 2 * 32 * 16384 * 7168 * 2
+    decode = by_name(deepseek_v3(model, 8, DECODE, h100_bytes, nodes=9, max_running=256))
+    assert decode["dispatch: masked rows"] == 2 * 4 * 72 * 256 * 7168 * 2
+    assert "dispatch: rows by expert" not in decode
+    # More nodes that prefill send in parts, and fit as well.
+    deepseek_v3(model, 8, PREFILL, h100_bytes, nodes=20, chunk_tokens=32768)
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_largest_terms(

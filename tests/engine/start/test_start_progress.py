@@ -26,7 +26,8 @@ from engine.step.graph_capture import GIB, RepeatedCall, capture_sizes
 from tests.model.weights.test_dummy_checkpoint import FP8, config_folder
 
 PHASES = (
-    "group", "plan", "dispatchers", "load", "compile", "memory", "warm_up", "graphs", "transfer"
+    "group", "plan", "dispatchers", "load", "compile", "memory", "warm_up", "graphs", "transfer",
+    "peers",
 )  # fmt: skip
 BEGINS, OVER = "start phase begins", "start phase over"
 Lines = list[Any]
@@ -135,7 +136,7 @@ def start_seconds_of(ready: Ready) -> tuple[dict[str, float], str]:
 
 
 def test_loading_says_now_and_then_how_far_it_is(turn: Turn) -> None:
-    source: Any = SimpleNamespace(bytes_read=0)
+    source: Any = SimpleNamespace(bytes_read=0, bytes_planned=250 * 10**9)
     with capture_logs() as lines:
         progress = LoadProgress(source, rank=3, num_layers=61)
         for layer in range(61):
@@ -149,6 +150,7 @@ def test_loading_says_now_and_then_how_far_it_is(turn: Turn) -> None:
     ]  # fmt: skip
     for before, after in pairwise(lines[:-1]):
         assert after["seconds"] - before["seconds"] == REPORT_SECONDS
+    assert [line["seconds_left"] for line in lines] == [26, 21, 16, 11, 6, 1, 1]
     last = lines[-1]
     assert (last["gigabytes"], last["seconds"], last["gigabytes_per_second"]) == (244.0, 30.5, 8.0)
 

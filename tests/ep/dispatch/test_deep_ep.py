@@ -123,7 +123,7 @@ def test_aligned_form_is_exact(how: str, payload: Payload) -> None:
         _, dispatcher = dispatcher_of(group, meeting)
         for seed, by_rank in enumerate(TOKENS.values()):
             mine = tokens(how, by_rank[group.rank], 4 * SLOTS, 10 * seed + group.rank)
-            sent = dispatcher.dispatch_aligned(
+            (sent,) = dispatcher.dispatch_aligned(
                 mine.hidden, mine.topk_idx, mine.weights, by_rank, payload, 16
             )
             assert (sent.scales is not None) == bool(payload.num_scales(HIDDEN))
@@ -137,7 +137,7 @@ def test_aligned_form_is_exact(how: str, payload: Payload) -> None:
             factor = torch.where(slots < 0, float("nan"), 1 + (group.rank * SLOTS + slots) % 4)
             rows = opened(sent.hidden, sent.scales, payload, torch.bfloat16)
             out = rows * factor[:, None].bfloat16()
-            assert torch.equal(dispatcher.combine_aligned(out, sent.handle), mine.expected)
+            assert torch.equal(dispatcher.combine_aligned([(out, sent.handle)]), mine.expected)
 
     on_all_ranks(4, program)
 

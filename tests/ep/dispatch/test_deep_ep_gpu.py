@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
@@ -41,15 +41,12 @@ PATIENCE_SECONDS = 400.0
 FACTORS = 5  # by which experts differ
 
 
-def needs(num_ranks: int) -> DispatchNeeds:
-    return DispatchNeeds(
-        hidden=HIDDEN,
-        itemsize=2,
-        slots_per_rank=EXPERTS // num_ranks,
-        num_choices=CHOICES,
-        step_tokens=CAP,
-        masked_tokens=CAP,
-    )
+def needs(num_ranks: int, changes: Mapping[str, int]) -> DispatchNeeds:
+    values = {
+        "hidden": HIDDEN, "itemsize": 2, "slots_per_rank": EXPERTS // num_ranks,
+        "num_choices": CHOICES, "step_tokens": CAP, "masked_tokens": CAP,
+    }  # fmt: skip
+    return DispatchNeeds(**(values | changes))
 
 
 def skewed(group: EpGroup, device: torch.device, made: Dispatchers) -> None:
@@ -189,7 +186,13 @@ PROGRAMS = {
 
 
 def on_rank(
-    pipe: Connection, rank: int, size: int, port: int, name: DispatcherName, programs: str
+    pipe: Connection,
+    rank: int,
+    size: int,
+    port: int,
+    name: DispatcherName,
+    programs: str,
+    changes: Mapping[str, int],
 ) -> None:
     try:
         device = torch.device("cuda", rank)
@@ -202,12 +205,13 @@ def on_rank(
             timeout_seconds=120.0,
         )
         facts = group.exchange(own_facts(device))
-        obstacle = deep_ep_obstacle(needs(size), [RankFacts(*one) for one in facts])
+        wanted = needs(size, changes)
+        obstacle = deep_ep_obstacle(wanted, [RankFacts(*one) for one in facts])
         if name == "deep_ep" and obstacle:
             pipe.send(Outcome(obstacle=obstacle))
             return
         choice = Choice(name=name, reason="the test", is_wish=True)
-        made = make_dispatchers(group, choice, needs(size), device)
+        made = make_dispatchers(group, choice, wanted, device)
         for program in programs.split():
             PROGRAMS[program](group, device, made)
         torch.cuda.synchronize()
@@ -221,7 +225,7 @@ def on_rank(
 class Ranks:
     """Processes, one a GPU, killed in the end whatever they do."""
 
-    def __init__(self, size: int, name: DispatcherName, programs: str) -> None:
+    def __init__(self, size: int, name: DispatcherName, programs: str, **changes: int) -> None:
         if torch.cuda.device_count() < size:
             pytest.skip(f"needs {size} GPUs")
         with socket.socket() as probe:
@@ -231,7 +235,7 @@ class Ranks:
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (theirs, rank, size, port, name, programs)
+            arguments = (theirs, rank, size, port, name, programs, changes)
             self.processes.append(context.Process(target=on_rank, args=arguments, daemon=True))
             self.processes[-1].start()
             theirs.close()
@@ -266,6 +270,19 @@ class Ranks:
 def test_between_gpus(size: int, name: DispatcherName, programs: str) -> None:
     with Ranks(size, name, programs) as ranks:
         assert all(ranks.outcome(rank) == Outcome() for rank in range(size))
+
+
+@pytest.mark.parametrize("name", ["collective", "deep_ep"])
+def test_what_arrives_in_parts(name: DispatcherName) -> None:
+    """All tokens of two ranks at one of them are 2,048 rows."""
+    with Ranks(2, name, "skewed", row_cap=500) as ranks:
+        assert all(ranks.outcome(rank) == Outcome() for rank in range(2))
+
+
+def test_the_low_latency_mode_alone() -> None:
+    """As decode groups have it: without queues of the normal mode."""
+    with Ranks(2, "deep_ep", "exact captured exact", masked_only=1) as ranks:
+        assert all(ranks.outcome(rank) == Outcome() for rank in range(2))
 
 
 def test_a_lost_peer_ends_the_others() -> None:

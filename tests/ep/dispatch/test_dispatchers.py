@@ -1,5 +1,7 @@
 """Which dispatchers a group of ranks comes to, and how it ends with them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,6 +64,20 @@ def test_deep_ep_serves_all_forms_and_ends_with_the_group() -> None:
         made.close()
         assert made.buffer is not None
         assert made.buffer.raw.calls == ["destroy"]
+
+    on_all_ranks(2, program)
+
+
+def test_deep_ep_that_only_decodes_has_one_form() -> None:
+    needs = replace(NEEDS, masked_only=True, part_tokens=32)
+
+    def program(group: EpGroup, meeting: Meeting) -> None:
+        made = with_deep_ep(fake_deep_ep(meeting), group, DEEP_EP, needs)
+        assert made is not None
+        assert made.dispatcher is made.aligned is None
+        assert isinstance(made.masked, DeepEpDispatcher)
+        assert made.step_tokens == 32
+        made.close()
 
     on_all_ranks(2, program)
 

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from core.errors import Unavailable
+from ep.group.collectives import MeshCollectives
+from ep.group.group import EpGroup
 from ep.group.mesh import DATA, HEADER, ROUND_BYTES, SocketMesh
 
 
@@ -115,6 +117,25 @@ def test_silent_peer_is_given_up() -> None:
     with pytest.raises(Unavailable, match=r"silent for 0.2 s"):
         one_byte_swap(first)
     assert 0.15 < time.monotonic() - started < 15
+    first.close()
+    second.close()
+
+
+def test_a_peer_may_be_silent_until_steps_begin() -> None:
+    first, second = (
+        EpGroup(
+            rank=rank, size=2, mesh=mesh, collectives=MeshCollectives(mesh, rank, 2), store=None,
+            silence_seconds=0.2,
+        )
+        for rank, mesh in enumerate(meshes(2))
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as executor:
+        began = executor.submit(first.begin_steps)
+        time.sleep(0.5)
+        second.begin_steps()
+        began.result()
+    with pytest.raises(Unavailable, match=r"silent for 0.2 s"):
+        first.exchange([1])
     first.close()
     second.close()
 

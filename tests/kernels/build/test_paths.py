@@ -1,6 +1,7 @@
 """Which path an operation takes."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ def test_a_cpu_has_the_references() -> None:
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     paths._best_path.cache_clear()
+    monkeypatch.setattr(paths, "_is_installed", paths._is_installed.__wrapped__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
+    monkeypatch.setattr(paths, "cuda_home", lambda: Path("/cuda"))
     monkeypatch.delenv("EPSERVE_KERNELS", raising=False)
     return monkeypatch
 
@@ -35,6 +38,16 @@ def test_the_best_that_is_installed(
 ) -> None:
     hopper.setattr(paths, "find_spec", lambda name: name if name in installed else None)
     assert path_of("fp8_gemm", torch.device("cuda")) == expected
+    paths._best_path.cache_clear()
+
+
+def test_deep_gemm_is_left_out_where_it_cannot_compile(
+    hopper: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hopper.setattr(paths, "find_spec", lambda name: name)
+    hopper.setattr(paths, "cuda_home", lambda: None)
+    assert path_of("fp8_gemm", torch.device("cuda")) == "triton"
+    assert "nvcc, which pip install 'epserve[gpu]' brings" in caplog.text
     paths._best_path.cache_clear()
 
 

@@ -104,21 +104,23 @@ def test_without_tokens(folders: dict[str, Path], kind: str) -> None:
     assert not moe.counts.any()
 
 
+ON_THREE = Placement(
+    num_ranks=3,
+    slots_per_rank=7,
+    num_logical=EXPERTS,
+    physical_to_logical=(
+        (15, 2, 3, EMPTY, 0, 5, 9, 6, 7, 8, 4, 1, 3, 3, 10, 11, EMPTY, 13, 14, 12, 0),
+    ),
+)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_ranks_are_the_same_as_one(folders: dict[str, Path], kind: str) -> None:
-    placement = Placement(
-        num_ranks=3,
-        slots_per_rank=7,
-        num_logical=EXPERTS,
-        physical_to_logical=(
-            (15, 2, 3, EMPTY, 0, 5, 9, 6, 7, 8, 4, 1, 3, 3, 10, 11, EMPTY, 13, 14, 12, 0),
-        ),
-    )
     one, num_tokens = load_moe(folders[kind], shard=alone()), (CAP, 0, 5)
 
     def on_rank(group: EpGroup, meeting: Meeting) -> None:
         shard = ExpertShard.build(
-            placement, group.rank, make_dispatcher(group, 7), "cpu",
+            ON_THREE, group.rank, make_dispatcher(group, 7), "cpu",
             aligned=CollectiveDispatcher(group, 7),
             masked=CollectiveDispatcher(group, 7, CAP),
         )  # fmt: skip
@@ -130,6 +132,42 @@ def test_ranks_are_the_same_as_one(folders: dict[str, Path], kind: str) -> None:
 
     given = [tokens(own, seed=rank) for rank, own in enumerate(num_tokens)]
     wanted = [one.forward(x, (len(x),)) if len(x) else x for x in given]
+    on_all_ranks(3, on_rank)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("num_tokens", [(3 * CAP + 1, 0, 5), (0, 0, 0)])
+def test_where_all_is_masked_longer_steps_go_in_parts(
+    folders: dict[str, Path], kind: str, num_tokens: tuple[int, ...]
+) -> None:
+    """As in decode groups that are made without anything else. Padding is not counted."""
+    one = load_moe(folders[kind], shard=alone())
+    given = [tokens(own, seed=rank) for rank, own in enumerate(num_tokens)]
+    wanted = [one.forward(x, (len(x),)) if len(x) else x for x in given]
+
+    def on_rank(group: EpGroup, meeting: Meeting) -> int:
+        masked = CollectiveDispatcher(group, 7, CAP)
+        shard = ExpertShard.build(ON_THREE, group.rank, None, "cpu", masked=masked)
+        moe = load_moe(folders[kind], shard=shard)
+        assert not moe.shares_rows
+        assert_same(moe.forward(given[group.rank], num_tokens), wanted[group.rank], kind)
+        return int(moe.counts.sum())
+
+    assert on_all_ranks(3, on_rank) == [4 * own for own in num_tokens]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_arrives_is_computed_in_parts(folders: dict[str, Path], kind: str) -> None:
+    one, num_tokens = load_moe(folders[kind], shard=alone()), (CAP, 0, 5)
+    given = [tokens(own, seed=rank) for rank, own in enumerate(num_tokens)]
+    wanted = [one.forward(x, (len(x),)) if len(x) else x for x in given]
+
+    def on_rank(group: EpGroup, meeting: Meeting) -> None:
+        aligned = CollectiveDispatcher(group, 7, row_cap=5)
+        shard = ExpertShard.build(ON_THREE, group.rank, aligned, "cpu", aligned=aligned)
+        moe = load_moe(folders[kind], shard=shard)
+        assert_same(moe.forward(given[group.rank], num_tokens), wanted[group.rank], kind)
+
     on_all_ranks(3, on_rank)
 
 

@@ -79,6 +79,8 @@ def test_one_layer_on_two_ranks(folders: dict[str, Path], kind: str) -> None:
             assert torch.equal(combined(moe.forward_parts(x, TOKENS, None, small)), forward)
         contiguous = replace(moe, aligned=None).forward(x, TOKENS)
         got = moe.decode(*padded(x, ROWS))[: len(x)]
+        masked_only = replace(moe, dispatcher=None, aligned=None).forward(x, TOKENS)
+        assert error(masked_only, got) < BOUND
         made.close()
         return error(forward, want), error(contiguous, want), error(got, want)
 

@@ -36,7 +36,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     model = make_tiny_checkpoint(
         root / "model", hidden_size=256, moe_intermediate_size=128, initializer_range=0.05
     )
-    assert main(["--model", str(model), "--output", str(root / "w4afp8")]) == 0
+    folders = ["--model", str(model), "--output", str(root / "w4afp8")]
+    assert main([*folders, "--device", "cpu", "--processes", "1"]) == 0
     return model, root / "w4afp8"
 
 

@@ -41,7 +41,9 @@ def make(folder: Path, **options: Any) -> Path:
 
 
 def run(model: Path, output: Path, *options: str) -> int:
-    return main(["--model", str(model), "--output", str(output), *options])
+    one = () if "--processes" in options else ("--processes", "1")
+    folders = ("--model", str(model), "--output", str(output))
+    return main([*folders, "--device", "cpu", *one, *options])
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -185,6 +187,7 @@ def test_what_is_damaged_is_made_anew(
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [event["shard"] for event in events if event["event"] == "kept"] == names[2:]
     assert [event["shard"] for event in events if event["event"] == "shard"] == names[:2]
+    assert not (output / f"{names[1]}.partial").exists()
     assert run(model, tmp_path / "whole") == 0
     assert files_of(output) == files_of(tmp_path / "whole")
     assert run(model, output, "--resume") == 0  # there is nothing left to do

@@ -1,0 +1,49 @@
+"""Which tensors a rank loads, in the order in which the model asks for them.
+
+What is kept twice in two forms is named once. An order that is wrong, or a name too many, costs
+time or memory and nothing else.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ep.placement.placement import EMPTY
+from model.config import ModelConfig
+from model.w4afp8 import input_scale_name
+from model.weights.tensor_names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    SCALE_SUFFIX,
+    block_tensors,
+    layer_prefix,
+    mlp_tensors,
+)
+
+
+def loaded_tensors(
+    stored: Mapping[str, object], config: ModelConfig, experts: Sequence[Sequence[int]]
+) -> Iterator[str]:
+    """Of the main model, with all scales; `experts` by slot for each MoE layer."""
+    for name in _unscaled(config, experts):
+        yield from (each for each in (name, name + SCALE_SUFFIX) if each in stored)
+
+
+def _unscaled(config: ModelConfig, experts: Sequence[Sequence[int]]) -> Iterator[str]:
+    yield EMBEDDING
+    for layer in range(config.num_layers):
+        prefix, moe_layer = layer_prefix(layer), config.moe_layer(layer)
+        slots = () if moe_layer is None else experts[moe_layer]
+        held = [expert for expert in dict.fromkeys(slots) if expert != EMPTY]
+        yield from block_tensors(config, prefix, dense=moe_layer is None, experts=held)
+        if config.static_expert_inputs and moe_layer is not None:
+            yield from _input_scales(config, f"{prefix}.mlp")
+    yield FINAL_NORM
+    if not config.tie_word_embeddings:
+        yield HEAD
+
+
+def _input_scales(config: ModelConfig, mlp: str) -> Iterator[str]:
+    """Of all experts of a layer, whose largest is the layer's."""
+    for expert in range(config.num_experts):
+        names = mlp_tensors(f"{mlp}.experts.{expert}", 0, 0)
+        yield from map(input_scale_name, names)
