@@ -67,7 +67,7 @@ class GroupPlan:
     model_format   what is served: "fp8", "w4afp8" or "" for weights without quantisation
     from_headers   whether headers of weights were read, not config.json alone
     slots          experts of a layer on a rank, replicas and empty places counted
-    step_tokens    of a rank in the largest step; recorded_tokens: of the largest recorded one
+    step_tokens    of a rank in the largest step; part_tokens: of it at once between ranks, 0: all
     """
 
     name: str
@@ -85,7 +85,7 @@ class GroupPlan:
     dispatcher_reason: str = ""
     slots: int = 0
     step_tokens: int = 0
-    recorded_tokens: int = 0
+    part_tokens: int = 0
     max_running: int = 0
     kv_pages: int = 0
     page_tokens: int = 0

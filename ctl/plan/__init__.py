@@ -1,5 +1,5 @@
 """`ctl plan`: whether a model fits GPUs, before anything is started, and what to change.
 
-From outside: the command (for `ctl.main`); `questions`, `asking` and `report` for those that ask
-first, `ctl up` and `ctl doctor`. engine/planning, a process of its own, has the answers.
+From outside: the command (for `ctl.main`); for `ctl up` and `ctl doctor`, which ask first,
+`asking`, `cards`, `layouts` and `report`. engine/planning, a process of its own, has the answers.
 """

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ from ctl.base.output import Output, make_console, print_json
 from ctl.plan.asking import NoPlan, ask
 from ctl.plan.cards import CARDS_GIB, card
 from ctl.plan.model_folder import model_folder
-from ctl.plan.questions import Planned
+from ctl.plan.questions import question
 from ctl.plan.report import print_plans
 from ctl.plan.values_file import WorkerValues, alike, read_values
 
@@ -131,19 +132,15 @@ def plans_of(
     if not model:
         raise ValueError("name a model: --model FOLDER")
     with model_folder(model) as folder:
-        common = Planned(
-            model=folder,
+        told = partial(
+            question,
+            model=str(folder),
             shown_name=Path(model).name,
             gpu=card(gpu),
-            has_deep_ep=deep_ep,
-            has_rdma=rdma,
+            deep_ep=deep_ep,
+            rdma=rdma,
         )
-        return ask(
-            [
-                common.group(group.role, group.nodes, group.ranks, group.settings)
-                for group in on_gpus
-            ]
-        )
+        return ask([told(group) for group in on_gpus])
 
 
 def _as_json(plan: GroupPlan) -> object:

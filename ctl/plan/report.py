@@ -57,7 +57,8 @@ def _facts(plan: GroupPlan, disk_gbs: float) -> list[tuple[str, str]]:
     if plan.dispatcher:
         facts.append(("dispatcher", f"{plan.dispatcher}: {plan.dispatcher_reason}"))
         unit = "tokens" if plan.role == "prefill" else "requests, a token each"
-        facts.append(("largest step", f"{plan.step_tokens} {unit}"))
+        parts = f", {plan.part_tokens} at once between ranks" if plan.part_tokens else ""
+        facts.append(("largest step", f"{plan.step_tokens} {unit}{parts}"))
     if plan.kv_pages:
         pages = f"{plan.kv_tokens} tokens a rank, in {plan.kv_pages} pages of {plan.page_tokens}"
         facts.append(("KV", pages))

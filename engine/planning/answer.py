@@ -64,5 +64,5 @@ def _dispatched(planner: Planner, told: GroupPlan) -> GroupPlan:
         dispatcher=choice.name,
         dispatcher_reason=choice.reason,
         step_tokens=needs.step_tokens,
-        recorded_tokens=needs.masked_tokens,
+        part_tokens=needs.part_tokens,
     )
