@@ -62,6 +62,7 @@ def main() -> None:
 def write_checkpoint(folder: Path, num_layers: int, num_experts: int) -> Path:
     """Random weights; tensors of one shape hold the same."""
     sizes = {"n_routed_experts": num_experts, "first_k_dense_replace": 0, "vocab_size": 1024}
+    sizes |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 1}
     write_config(folder, weights="fp8", num_layers=num_layers, sizes=sizes)
     checkpoint = DummyCheckpoint(folder)
     made: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
