@@ -59,10 +59,11 @@ def main() -> None:
             say(f"{source.case}: {FULL_GB} GB in {FULL_GB / source.value / 60:.2f} h")
 
 
-def write_checkpoint(folder: Path, num_layers: int, num_experts: int) -> Path:
-    """Random weights; tensors of one shape hold the same."""
+def write_checkpoint(folder: Path, num_layers: int, num_experts: int, **others: int) -> Path:
+    """Random weights; tensors of one shape hold the same. `others` are sizes in place of
+    DeepSeek-V3's."""
     sizes = {"n_routed_experts": num_experts, "first_k_dense_replace": 0, "vocab_size": 1024}
-    sizes |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 1}
+    sizes |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 1} | others
     write_config(folder, weights="fp8", num_layers=num_layers, sizes=sizes)
     checkpoint = DummyCheckpoint(folder)
     made: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
