@@ -7,7 +7,7 @@ the process: the start is left out, the last file's way to the disk is not. The 
 checkpoint with as many threads: it computes nothing, reads as much and writes nearly twice as much.
 
     python -m bench.quantize --processes 1 2 --record
-    python -m bench.quantize --experts 256 --layers 6 --processes 1 4 8 16 --record
+    python -m bench.quantize --layers 1 --experts 512 --processes 1 4 8 16 --record
 
 `--record` appends to bench/results/quantize.jsonl.
 """
