@@ -7,7 +7,7 @@ the process: the start is left out, the last file's way to the disk is not. The 
 checkpoint with as many threads: it computes nothing, reads as much and writes nearly twice as much.
 
     python -m bench.quantize --processes 1 2 --record
-    python -m bench.quantize --experts 256 --layers 6 --processes 1 4 8 16 --record
+    python -m bench.quantize --layers 1 --experts 512 --processes 1 4 8 16 --record
 
 `--record` appends to bench/results/quantize.jsonl.
 """
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -52,17 +53,17 @@ def main() -> None:
     run = BenchRun.begin(BENCH, on_cpu=arguments.device == "cpu")
     with TemporaryDirectory(dir=arguments.folder) as folder:
         model = write_checkpoint(Path(folder) / "fp8", arguments.layers, arguments.experts)
-        records = (
-            measure(run, model, arguments.device, processes) for processes in arguments.processes
-        )
-        for record in report(records, path_of(BENCH, arguments)):
-            hours = FULL_GB / record.value / 60
-            say(f"{record.case}: {FULL_GB} GB in {hours:.2f} h")
+        for processes in arguments.processes:
+            records = measure(run, model, arguments.device, processes)
+            source, *_ = report(records, path_of(BENCH, arguments))
+            say(f"{source.case}: {FULL_GB} GB in {FULL_GB / source.value / 60:.2f} h")
 
 
-def write_checkpoint(folder: Path, num_layers: int, num_experts: int) -> Path:
-    """Random weights; tensors of one shape hold the same."""
+def write_checkpoint(folder: Path, num_layers: int, num_experts: int, **others: int) -> Path:
+    """Random weights; tensors of one shape hold the same. `others` are sizes in place of
+    DeepSeek-V3's."""
     sizes = {"n_routed_experts": num_experts, "first_k_dense_replace": 0, "vocab_size": 1024}
+    sizes |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 1} | others
     write_config(folder, weights="fp8", num_layers=num_layers, sizes=sizes)
     checkpoint = DummyCheckpoint(folder)
     made: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
@@ -93,16 +94,22 @@ def _files(checkpoint: DummyCheckpoint) -> Iterator[list[str]]:
     yield names
 
 
-def measure(run: BenchRun, model: Path, device: str, processes: int) -> Record:
-    """GB of the source a minute."""
+def measure(run: BenchRun, model: Path, device: str, processes: int) -> list[Record]:
+    """GB of the source a minute, and processor time, which tells more where others are busy."""
+    case = f"FP8 experts to int4 on {device}, {processes} process{'es' * (processes > 1)}"
+    num_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     _forget(model)
+    before = getrusage(RUSAGE_CHILDREN)
     value = quantize(model, model.with_name("w4afp8"), device, processes)
+    after = getrusage(RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     _forget(model)
     peer_value = copy(model, model.with_name("copied"), processes)
-    return run.record(
-        f"FP8 experts to int4 on {device}, {processes} process{'es' * (processes > 1)}",
-        "source", "GB/min", value, peer="a copy by as many threads", peer_value=peer_value,
-    )  # fmt: skip
+    peer = "a copy by as many threads"
+    return [
+        run.record(case, "source", "GB/min", value, peer=peer, peer_value=peer_value),
+        run.record(case, "processor time, starts included", "s/GB", seconds / num_bytes * 1e9),
+    ]
 
 
 def quantize(model: Path, output: Path, device: str, processes: int) -> float:

@@ -55,7 +55,7 @@ CHOSEN_ROWS = (
      "61 layers of 256, 32 x 9 slots, 4 nodes", "full rebalance"),
 )  # fmt: skip
 # For these units more is better.
-_RATES = ("tokens/s", "requests/s", "GB/s", "TFLOP/s", "mean over max")
+_RATES = ("tokens/s", "requests/s", "GB/s", "GB/min", "TFLOP/s", "mean over max")
 
 
 def newest(records: Iterable[Record]) -> list[Record]:

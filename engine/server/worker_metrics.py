@@ -163,6 +163,8 @@ class _RankCollector(Collector):
         yield from _totals(self._role, ranks)
         ready = self._ready()
         yield from _facts(ready)
+        if self._role == "decode":
+            yield _slots(ready)
         yield from _usage(ready)
 
 
@@ -246,6 +248,17 @@ def _facts(ready: Sequence[Ready]) -> Iterator[Family]:
         labels = (rank.rank, rank.device, rank.page_tokens, rank.pages_total)
         info.add_metric([str(label) for label in labels], 1)
     yield info
+
+
+def _slots(ready: Sequence[Ready]) -> Family:
+    slots = GaugeMetricFamily(
+        "epserve_max_running_requests",
+        "Requests that a rank may have at once, those that wait for KV included",
+        labels=["rank"],
+    )
+    for rank in ready:
+        slots.add_metric([str(rank.rank)], rank.max_running)
+    return slots
 
 
 def _usage(ready: Sequence[Ready]) -> Iterator[Family]:

@@ -117,11 +117,10 @@ def quantise_folder(
         journal = stack.enter_context(Journal(output, source_identity(maker.checkpoint)))
         remove_partial(output)  # of a run that was killed
         stack.callback(remove_partial, output)
-        pool: ThisProcess | Processes = ThisProcess(maker)
-        if len(devices) > 1:
-            pool = Processes(model, output, devices)
-        stack.enter_context(pool)
-        num_kept = _make_shards(maker, output, journal, pool, reporter)
+        alone = len(devices) == 1
+        makers: Makers = ThisProcess(maker) if alone else Processes(model, output, devices)
+        stack.enter_context(makers)
+        num_kept = _make_shards(maker, output, journal, makers, reporter)
         _copy_others(model, output)
         if (model / INDEX).is_file():
             _write_json(output / INDEX, _index([*maker.shards.values()]))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 _STOP_SECONDS = 10.0
 
 
-class Makers(Protocol):
-    """Does jobs in the order in which they are given, or several at once."""
-
-    def results(self, jobs: deque[Job]) -> Iterator[tuple[Job, str]]:
-        """Each job with what came of it, until none is left; more may be added on the way.
-        CheckpointError, OSError."""
-
-
 class ThisProcess:
-    """Makers without other processes."""
+    """Does jobs in the order in which they are given."""
 
     def __init__(self, maker: ShardMaker) -> None:
         self._maker = maker
@@ -47,13 +39,15 @@ class ThisProcess:
         torch.set_num_threads(self._num_threads)
 
     def results(self, jobs: deque[Job]) -> Iterator[tuple[Job, str]]:
+        """Each job with what came of it, until none is left; more may be added on the way.
+        CheckpointError, OSError."""
         while jobs:
             job = jobs.popleft()
             yield job, self._maker.do(job)
 
 
 class Processes:
-    """Makers with a process for each of `devices`, which may be named several times."""
+    """Does several jobs at once: a process for each of `devices`, which may be named repeatedly."""
 
     def __init__(self, model: Path, output: Path, devices: Sequence[str]) -> None:
         self._of: dict[Connection, SpawnProcess] = {}
@@ -83,6 +77,7 @@ class Processes:
             connection.close()
 
     def results(self, jobs: deque[Job]) -> Iterator[tuple[Job, str]]:
+        """As of `ThisProcess`, in the order in which they are over."""
         while jobs or self._busy:
             for connection in self._of:
                 if jobs and connection not in self._busy:
@@ -117,6 +112,9 @@ class Processes:
         raise CheckpointError(
             f"process {process.pid} ended, at {self._busy[connection].shard}: {ending}{hint}"
         )
+
+
+Makers = ThisProcess | Processes
 
 
 def _work(jobs: Connection, model: Path, output: Path, device: str, parent: int) -> None:

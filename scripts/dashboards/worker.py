@@ -63,6 +63,7 @@ def _requests() -> list[Lines | Heat]:
             title="Requests of each rank",
             queries=[
                 Query(select("epserve_num_running_requests", ONE), "rank {{rank}} running"),
+                Query(select("epserve_max_running_requests", ONE), "rank {{rank}} may run"),
                 Query(select("epserve_num_waiting_requests", ONE), "rank {{rank}} waiting"),
                 Query(select("epserve_num_transferring_requests", ONE),
                       "rank {{rank}} transferring"),

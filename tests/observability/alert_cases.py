@@ -40,6 +40,23 @@ def workers(role: str, state: str, count: int) -> Series:
     return {f'epserve_router_workers{{role="{role}",state="{state}"}}': steady(count)}
 
 
+READY_PREFILL = 'epserve_router_workers{role="prefill",state="ready"}'
+HELD = 'epserve_router_members{role="decode",standing="held"}'
+LWS = "leaderworkerset_sigs_k8s_io_"
+PLACE = {f"{LWS}name": "epserve-decode", f"{LWS}group_index": "0", f"{LWS}worker_index": "0"}
+
+
+def starts(count: int, *, group: str = "0", worker: str = "0") -> Series:
+    """A pod at one place of a group, made again every five minutes under another name."""
+    place = PLACE | {f"{LWS}group_index": group, f"{LWS}worker_index": worker}
+    labels = ",".join(f'{key}="{value}"' for key, value in place.items())
+    return {
+        f'process_start_time_seconds{{role="decode",instance="{index}:9100",{labels}}}':
+            f"_x{5 * index} {index}x3 stale"
+        for index in range(1, count + 1)
+    }  # fmt: skip
+
+
 GATEWAY = 'epserve_build_info{role="gateway",version="1"}'
 ROUTER = 'epserve_build_info{role="router",version="1"}'
 # The absence of all processes is an alert of its own.
@@ -55,14 +72,14 @@ DECODE = {"instance": "d0", "role": "decode"}
 CASES = [
     Case(
         alert="EpserveNoReadyWorkers",
-        fires=workers("prefill", "ready", 0) | workers("decode", "ready", 1),
-        quiet=workers("prefill", "ready", 1) | workers("decode", "ready", 1),
-        at="1m", labels={"role": "prefill"},
+        fires={READY_PREFILL: "1x9 0x60"} | workers("decode", "ready", 1),
+        quiet={READY_PREFILL: "1x8 0 1x60"} | workers("decode", "ready", 1),
+        at="11m", since="10m", labels={"role": "prefill"},
     ),
-    Case(alert="EpserveGatewayAbsent", fires={ROUTER: steady(1)} | OTHER, quiet=OTHER, at="2m",
-         since="1m"),
-    Case(alert="EpserveRouterAbsent", fires={GATEWAY: steady(1)} | OTHER, quiet=OTHER, at="2m",
-         since="1m"),
+    Case(alert="EpserveGatewayAbsent", fires={ROUTER: steady(1), GATEWAY: "1x4 stale"} | OTHER,
+         quiet=OTHER, at="7m", since="6m"),
+    Case(alert="EpserveRouterAbsent", fires={GATEWAY: steady(1), ROUTER: "1x4 stale"} | OTHER,
+         quiet=OTHER, at="7m", since="6m"),
     Case(
         alert="EpserveWorkerLost",
         fires=workers("decode", "lost", 2),
@@ -76,10 +93,17 @@ CASES = [
         at="5m", since="4m",
     ),
     Case(
+        alert="EpserveWorkerNotReady",
+        fires={HELD: "1x180"},
+        quiet={HELD: "1x119 0 1x60"},
+        at="2h", since="119m", labels={"role": "decode"},
+    ),
+    Case(
         alert="EpserveProcessRestarts",
-        fires={'process_start_time_seconds{role="decode",instance="d0"}': "1 2 3 4 5x60"},
-        quiet={'process_start_time_seconds{role="decode",instance="d0"}': "1 2 3x60"},
-        at="10m", labels=DECODE,
+        fires=starts(5) | starts(4, group="1"),
+        quiet={**starts(4), **starts(4, group="1"), **starts(4, worker="1"),
+               'process_start_time_seconds{role="decode",instance="d0"}': "1 2 3 4x60"},
+        at="30m", since="20m", labels={**PLACE, "role": "decode"},
     ),
     Case(
         alert="EpserveDrainTakesLong",

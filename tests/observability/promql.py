@@ -10,9 +10,10 @@ from typing import Any
 import promql_parser
 
 from scripts.metric_families import Family
+from tests.observability.shipped import pod_labels
 
 # Added by scrapes; in a cluster on one machine some of them are missing, and so match "".
-SCRAPE_LABELS = frozenset({"namespace", "app_kubernetes_io_instance", "instance", "job", "pod"})
+SCRAPE_LABELS = frozenset({"namespace", "instance", "job", "pod"}) | pod_labels()
 OF_COUNTERS = frozenset({"rate", "increase", "irate", "resets"})
 OF_GAUGES = frozenset({"changes", "delta", "deriv"})
 

@@ -1,6 +1,7 @@
 """The dashboards and alert rules that ship, as data."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,3 +43,12 @@ def alerts() -> list[dict[str, Any]]:
         for group in yaml.safe_load(path.read_text())["groups"]
         for rule in group["rules"]
     ]
+
+
+def pod_labels() -> frozenset[str]:
+    """What the chart's PodMonitor adds to what is scraped, as Prometheus names it."""
+    rendered = (REPOSITORY / "deploy/helm/examples/output-keda.yaml").read_text()
+    (monitor,) = (
+        each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "PodMonitor"
+    )
+    return frozenset(re.sub(r"\W", "_", label) for label in monitor["spec"]["podTargetLabels"])

@@ -97,6 +97,78 @@ def promtool_tests(case: Case, severity: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def releases(role: str, values: str) -> dict[str, str]:
+    return {f'epserve_build_info{{role="{role}",version="1"}}': values}
+
+
+def gauge(name: str, role: str, label: str, values: str) -> dict[str, str]:
+    return {f'epserve_router_{name}{{role="{role}",{label}}}': values}
+
+
+# Nothing is scraped for 4 minutes, while images are pulled. Prefill loads for 60 minutes and decode
+# for 100, after which it is ready or not.
+INSTALL = {
+    **releases("router", "_x4 1x300"), **releases("gateway", "_x9 1x300"),
+    **releases("prefill", "_x9 1x300"), **releases("decode", "_x9 1x300"),
+    **gauge("workers", "prefill", 'state="ready"', "_x4 0x60 1x300"),
+    **gauge("members", "prefill", 'standing="held"', "_x4 1x60 0x300"),
+    **gauge("workers", "prefill", 'state="lost"', "_x4 0x300"),
+    "epserve_router_rejected_workers": "_x4 0x300",
+}  # fmt: skip
+COMES_UP = {
+    **INSTALL,
+    **gauge("workers", "decode", 'state="ready"', "_x4 0x100 1x300"),
+    **gauge("members", "decode", 'standing="held"', "_x4 1x100 0x300"),
+}
+DOES_NOT = {
+    **INSTALL,
+    **gauge("workers", "decode", 'state="ready"', "_x4 0x300"),
+    **gauge("members", "decode", 'standing="held"', "_x4 1x300"),
+}
+
+
+def timeline(
+    name: str, series: dict[str, str], raised: dict[str, tuple[dict[str, str], ...]]
+) -> dict[str, Any]:
+    """At some minutes of a story, all alerts: those `raised` at "2h" and "4h", no others."""
+    checks = [
+        {"eval_time": time, "alertname": rule["alert"], "exp_alerts": [
+            {"exp_labels": labels} for labels in raised.get(f"{rule['alert']} {time}", ())
+        ]}
+        for time in ("1m", "3m", "6m", "20m", "40m", "64m", "104m", "2h", "4h")
+        for rule in alerts()
+    ]  # fmt: skip
+    listed = [{"series": one, "values": values} for one, values in series.items()]
+    return {"name": name, "interval": "1m", "alert_rule_test": checks, "input_series": listed}
+
+
+def test_an_install_does_not_page(tmp_path: Path) -> None:
+    """Nor does anything else fire while large models load; what never comes up is told of."""
+    groups = [group for path in ALERT_FILES for group in yaml.safe_load(path.read_text())["groups"]]
+    for group in groups:
+        for rule in group["rules"]:
+            del rule["annotations"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+    decode = {"role": "decode"}
+    raised = {
+        "EpserveNoReadyWorkers 4h": (decode | {"severity": "critical"},),
+        "EpserveWorkerNotReady 4h": (decode | {"severity": "warning"},),
+    }
+    no_gateway = {name: one for name, one in COMES_UP.items() if 'role="gateway"' not in name}
+    absent = ({"severity": "critical"},)
+    tests = [
+        timeline("comes up", COMES_UP, {}),
+        timeline("decode never does", DOES_NOT, raised),
+        timeline("nor does the gateway", no_gateway, {
+            f"EpserveGatewayAbsent {time}": absent for time in ("40m", "64m", "104m", "2h", "4h")
+        }),
+        timeline("nothing is installed", {}, {}),
+    ]  # fmt: skip
+    suite = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    promtool("test", "rules", str(tmp_path / "suite.yaml"))
+
+
 def test_a_wrong_expectation_is_found(tmp_path: Path) -> None:
     """promtool does judge: the same case with another label fails."""
     (tmp_path / "rules.yaml").write_text(ALERT_FILES[0].read_text())

@@ -215,5 +215,6 @@ async def test_rank_statistics_become_metrics(tmp_path: Path) -> None:
         assert float(lines[f"epserve_kv_wait_seconds_count{{{role}}}"]) == 2 * steps
         assert float(lines[f'epserve_start_seconds{{phase="load",rank="1",{role}}}']) == 1.5
         assert float(lines[f"epserve_worker_draining{{{role}}}"]) == 0
+        assert float(lines[f'epserve_max_running_requests{{rank="1",{role}}}']) == 8
         assert float(lines[f'epserve_rank_memory_bytes{{rank="1",{role}}}']) > 1e6
         assert "epserve_kv_transfer_seconds" not in text  # prefill's

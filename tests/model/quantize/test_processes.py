@@ -69,7 +69,13 @@ def test_the_same_files_from_a_gpu(model: Path, tmp_path: Path) -> None:
 def program(model: Path, output: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "model.quantize"]
     command += arguments(model, output, "--device", "cpu", "--processes", "2", "--resume")
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Ignored, and so for children, where a shell runs the tests in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
 
 
 def stopped_at_work(child: "subprocess.Popen[str]") -> list[int]:
