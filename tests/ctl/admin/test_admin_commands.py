@@ -31,8 +31,9 @@ from tests.ctl.admin.admin_server import ScriptedAdmin, admin_server
 RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"})
 
 DECODE = ProcessIdentity(
-    role=ROLE_DECODE, name="decode-0", address="10.0.0.1:7000", epoch="d-0", started_at=100.0
-)
+    role=ROLE_DECODE, name="decode-0", address="10.0.0.1:7000", epoch="d-0", started_at=100.0,
+    version="0.9",
+)  # fmt: skip
 GATEWAY = ProcessIdentity(role=ROLE_GATEWAY, name="gateway", address="10.0.0.9:8000", epoch="g-0")
 
 
@@ -82,7 +83,7 @@ def test_workers(cluster: Cluster) -> None:
     assert len(told["ranks"]) == 2
     lines = cluster.ctl("workers").stdout.splitlines()
     assert lines[1].split()[:-2] == [
-        "decode-0", "decode", "ready", "10.0.0.1:7000", "2", "4", "6", "2", "25%", "99",
+        "decode-0", "decode", "0.9", "ready", "10.0.0.1:7000", "2", "4", "6", "2", "25%", "99",
     ]  # fmt: skip
     cluster.admin.replies["GetStatus"] = status(worker(), rejected=[rejected])
     result = cluster.ctl("workers")
