@@ -70,8 +70,8 @@ class PodTemplate:
 
     @property
     def container(self) -> Object:
-        """The one that is not an init container."""
-        (container,) = self.template["spec"]["containers"]
+        """The process's, which comes before sidecars."""
+        container, *_ = self.template["spec"]["containers"]
         found: Object = container
         return found
 

@@ -3,7 +3,9 @@
 {{/* Start of every name. Short, because controllers append to it and labels end at 63 letters; a
      release whose name is cut keeps a hash of it, so that no two releases meet. */}}
 {{- define "epserve.base" -}}
-{{- if gt (len .Release.Name) 28 -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if gt (len .Release.Name) 28 -}}
 {{- printf "%s-%s" (trunc 19 .Release.Name | trimSuffix "-") (sha256sum .Release.Name | trunc 8) -}}
 {{- else -}}
 {{- .Release.Name -}}
@@ -86,7 +88,8 @@ labels:
 {{- end }}
 {{- end -}}
 
-{{/* Environment of a process: what only the cluster knows, then a map by name. */}}
+{{/* Environment of a process: what only the cluster knows, then a map of texts or valueFrom by
+     name. */}}
 {{- define "epserve.env" -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -99,7 +102,11 @@ labels:
   value: /tmp
 {{- range $name, $value := . }}
 - name: {{ $name }}
+  {{- if kindIs "map" $value }}
+  {{- toYaml $value | nindent 2 }}
+  {{- else }}
   value: {{ $value | quote }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 

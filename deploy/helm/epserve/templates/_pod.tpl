@@ -1,28 +1,31 @@
-{{/* Parts of a pod that all processes share. Where a context is a dict: root, component. */}}
+{{/* Parts of a pod that all processes share. The context of each is a dict: root, component,
+     placement, and pod: the values' `pods` with the component's own `pod` over them. */}}
 
-{{- define "epserve.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-# A checkpoint has thousands of gigabytes: its owners are not changed at each start.
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile: {type: RuntimeDefault}
+{{/* The last of these as JSON, of a list: root, the component's own. */}}
+{{- define "epserve.pod" -}}
+{{- mustMergeOverwrite (deepCopy (index . 0).Values.pods) (index . 1) | toJson }}
 {{- end -}}
 
-{{- define "epserve.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
-  {{- with . }}
-  add: {{ toJson . }}
+{{/* Name of the account that a component's pods have: an existing one, or the chart's. */}}
+{{- define "epserve.serviceAccount" -}}
+{{- $account := ternary "router" "pods" (eq .component "router") }}
+{{- index .root.Values.serviceAccounts $account | default (include "epserve.name" (dict "root" .root "component" $account)) }}
+{{- end -}}
+
+{{/* Takes annotations besides: those that the chart itself gives. */}}
+{{- define "epserve.podMetadata" -}}
+labels:
+  {{- include "epserve.podLabels" . | nindent 2 }}
+  {{- with .pod.labels }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
+annotations:
+  {{- toYaml (merge (dict) .annotations .pod.annotations) | nindent 2 }}
 {{- end -}}
 
-{{/* What stands above the containers. Takes placement besides. */}}
+{{/* What stands above the containers. Takes sysctls besides. */}}
 {{- define "epserve.podHead" -}}
-serviceAccountName: {{ include "epserve.name" (dict "root" .root "component" (ternary "router" "pods" (eq .component "router"))) }}
+serviceAccountName: {{ include "epserve.serviceAccount" . }}
 automountServiceAccountToken: {{ and (eq .component "router") (eq .root.Values.router.discovery "kubernetes") }}
 # Variables named after Services (EPSERVE_...) would be taken for settings.
 enableServiceLinks: false
@@ -31,30 +34,18 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
-  {{- include "epserve.podSecurity" . | nindent 2 }}
-  {{- if .sysctls }}
-  sysctls:
-    {{- toYaml .sysctls | nindent 4 }}
+  {{- $security := deepCopy .pod.podSecurityContext }}
+  {{- with .sysctls }}
+  {{- $_ := set $security "sysctls" (concat . ($security.sysctls | default list)) }}
   {{- end }}
-{{- with .placement.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
+  {{- toYaml $security | nindent 2 }}
+{{- range $name, $value := .placement }}
+{{- with $value }}
+{{ toYaml (dict $name .) }}
 {{- end }}
-{{- with .placement.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .placement.affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .placement.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- end -}}
-
-{{/* Replicas apart from each other, where there is room. */}}
-{{- define "epserve.spread" -}}
+{{- if and (has .component (list "gateway" "router")) (not .placement.topologySpreadConstraints) }}
+# Replicas apart from each other, where there is room.
 topologySpreadConstraints:
   {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
   - topologyKey: {{ . }}
@@ -64,77 +55,58 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "epserve.selector" $ | nindent 8 }}
   {{- end }}
-{{- end -}}
-
-{{/* Folder of the checkpoint as processes see it. */}}
-{{- define "epserve.modelPath" -}}
-{{- if eq .Values.model.source "image" }}{{ .Values.model.path }}{{ else }}/model{{ end -}}
-{{- end -}}
-
-{{- define "epserve.modelMount" -}}
-{{- if ne .Values.model.source "image" }}
-- name: model
-  mountPath: /model
-  readOnly: true
-  {{- if eq .Values.model.source "pvc" }}
-  subPath: {{ .Values.model.path | quote }}
-  {{- end }}
 {{- end }}
-{{- end -}}
-
-{{/* A gateway needs only the small files: its download stays in the pod. */}}
-{{- define "epserve.modelVolume" -}}
-{{- $model := .root.Values.model }}
-{{- if eq $model.source "hostPath" }}
-- name: model
-  hostPath: {path: {{ $model.path | quote }}, type: Directory}
-{{- else if eq $model.source "pvc" }}
-- name: model
-  persistentVolumeClaim: {claimName: {{ $model.claim }}, readOnly: true}
-{{- else if eq $model.source "objectStore" }}
-- name: model
-  {{- if and $model.objectStore.cacheHostPath (ne .component "gateway") }}
-  hostPath: {path: {{ $model.objectStore.cacheHostPath | quote }}, type: Directory}
-  {{- else }}
-  emptyDir: {sizeLimit: {{ ternary "1Gi" $model.objectStore.sizeLimit (eq .component "gateway") }}}
-  {{- end }}
-{{- end }}
-{{- end -}}
-
-{{- define "epserve.modelDownload" -}}
-{{- $model := .root.Values.model }}
-{{- if eq $model.source "objectStore" }}
+{{- $download := include "epserve.modelDownload" . | trim }}
+{{- if or $download .pod.initContainers }}
 initContainers:
-  - name: download
-    image: {{ $model.objectStore.image }}
-    # Files that are there already, whole, are not loaded again.
-    args:
-      - copy
-      - --transfers=16
-      - --multi-thread-streams=8
-      - --stats=30s
-      - --stats-log-level=NOTICE
-      {{- if eq .component "gateway" }}
-      - --exclude=*.safetensors
-      {{- end }}
-      - {{ $model.path | quote }}
-      - /model
-    env:
-      - name: HOME
-        value: /tmp
-    {{- with $model.objectStore.secret }}
-    envFrom:
-      - secretRef: {name: {{ . }}}
-    {{- end }}
-    securityContext:
-      {{- include "epserve.containerSecurity" (list) | nindent 6 }}
-    resources:
-      requests: {cpu: 500m, memory: 512Mi}
-      limits: {memory: 2Gi}
-    volumeMounts:
-      - name: model
-        mountPath: /model
-      - name: tmp
-        mountPath: /tmp
+  {{- with $download }}{{ . | nindent 2 }}{{ end }}
+  {{- with .pod.initContainers }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of the process's container: what needs no knowledge of the process. Takes env besides, and
+     capabilities, which are added. */}}
+{{- define "epserve.container" -}}
+image: {{ include "epserve.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+env:
+  {{- include "epserve.env" .env | trim | nindent 2 }}
+{{- with .pod.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "epserve.containerSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{- define "epserve.containerSecurity" -}}
+{{- $security := deepCopy .pod.containerSecurityContext }}
+{{- with .capabilities }}
+{{- $given := $security.capabilities | default dict }}
+{{- $_ := set $security "capabilities" (set $given "add" (concat . ($given.add | default list) | uniq)) }}
+{{- end }}
+{{- toYaml $security }}
+{{- end -}}
+
+{{/* Probes of a process. Takes startSeconds besides: how long its start may take. */}}
+{{- define "epserve.probes" -}}
+{{- $probes := dict
+  "startup" (dict "periodSeconds" 2 "timeoutSeconds" 5)
+  "readiness" (dict "periodSeconds" 3 "timeoutSeconds" 3 "failureThreshold" 2)
+  "liveness" (dict "periodSeconds" 10 "timeoutSeconds" 10 "failureThreshold" 6) }}
+{{- range $name, $timing := $probes }}
+{{- $timing = merge (dict) (index $.pod.probes $name) $timing }}
+{{- if not $timing.failureThreshold }}
+{{- $_ := set $timing "failureThreshold" (add1 (div $.startSeconds $timing.periodSeconds)) }}
+{{- end }}
+{{ $name }}Probe:
+  {{- if eq $.component "gateway" }}
+  {{- /* 503 at /ready while there is no pair of workers, and from SIGTERM on. */}}
+  httpGet: {path: {{ ternary "/ready" "/version" (eq $name "readiness") }}, port: http{{ if $.root.Values.gateway.tlsSecret }}, scheme: HTTPS{{ end }}}
+  {{- else }}
+  {{- /* Serving once every rank has loaded, not while it drains; alive however busy ranks are. */}}
+  grpc: {port: {{ ternary 8001 9000 (eq $.component "router") }}{{ if eq $name "liveness" }}, service: liveness{{ end }}}
+  {{- end }}
+  {{- toYaml $timing | nindent 2 }}
 {{- end }}
 {{- end -}}

@@ -12,14 +12,27 @@
 {{- $token := include "epserve.adminTokenSecret" .root }}
 {{- $ports := $values.networkPolicy.kvPorts }}
 {{- $host := $worker.rdma.hostNetwork }}
+{{- $sysctl := dict "name" "net.ipv4.ip_local_port_range" "value" (printf "%d %d" (int $ports.first) (int $ports.last)) }}
+{{- $env := merge (dict) $worker.env (include "epserve.networkEnv" . | fromJson) }}
+{{- if gt (int $worker.nodes) 1 }}
+{{- range $name, $label := dict "GROUP_NAME" "name" "GROUP_INDEX" "group-index" }}
+{{- $path := printf "metadata.labels['leaderworkerset.sigs.k8s.io/%s']" $label }}
+{{- $_ := set $env $name (dict "valueFrom" (dict "fieldRef" (dict "fieldPath" $path))) }}
+{{- end }}
+{{- end }}
+{{- $startSeconds := include "epserve.startSeconds" . | int64 }}
+{{- $me := merge (dict
+  "placement" $worker.placement
+  "pod" (include "epserve.pod" (list .root $worker.pod) | fromJson)
+  "annotations" (dict "kubectl.kubernetes.io/default-container" "worker")
+  "sysctls" (ternary list (list $sysctl) $host)
+  "env" $env
+  "capabilities" (ternary (list "IPC_LOCK") list (not (empty $worker.rdma.resource)))
+  "startSeconds" (add $startSeconds 64)) . }}
 metadata:
-  labels:
-    {{- include "epserve.podLabels" . | nindent 4 }}
-  annotations:
-    kubectl.kubernetes.io/default-container: worker
+  {{- include "epserve.podMetadata" $me | nindent 2 }}
 spec:
-  {{- $sysctls := list (dict "name" "net.ipv4.ip_local_port_range" "value" (printf "%d %d" (int $ports.first) (int $ports.last))) }}
-  {{- include "epserve.podHead" (merge (dict "placement" $worker.placement "sysctls" (ternary list $sysctls $host)) .) | nindent 2 }}
+  {{- include "epserve.podHead" $me | nindent 2 }}
   {{- with $worker.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
@@ -27,16 +40,21 @@ spec:
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
+  {{- if $worker.hostIPC }}
+  hostIPC: true
+  {{- end }}
+  {{- if $worker.hostPID }}
+  hostPID: true
+  {{- end }}
   terminationGracePeriodSeconds: {{ add $worker.drainSeconds 45 }}
-  {{- with include "epserve.modelDownload" . | trim }}{{ . | nindent 2 }}{{ end }}
   containers:
     - name: worker
-      image: {{ include "epserve.image" .root }}
-      imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- include "epserve.container" $me | nindent 6 }}
+      {{- include "epserve.probes" $me | trim | nindent 6 }}
       command: [python, -m, {{ .component }}_worker]
       args:
         - --name=$(POD_NAME)
-        - --listen=0.0.0.0:9000
+        - --listen={{ include "epserve.listen" .root }}:9000
         - --advertise=$(POD_IP)
         {{- include "epserve.observed" .root | nindent 8 }}
         - --model={{ include "epserve.modelPath" .root }}
@@ -50,44 +68,18 @@ spec:
         - --rendezvous=$(LWS_LEADER_ADDRESS):9400
         - --expert-group=$(GROUP_NAME)-$(GROUP_INDEX)
         {{- end }}
-        - --start-timeout-seconds={{ $worker.startSeconds }}
+        - --start-timeout-seconds={{ $startSeconds }}
         - --stop-grace-seconds={{ $worker.drainSeconds }}
         {{- if $token }}
         - --admin-token-file=/etc/epserve/admin-token/admin-token
         {{- end }}
         {{- with include "epserve.flags" $worker.settings | trim }}{{ . | nindent 8 }}{{ end }}
-      env:
-        {{- if gt (int $worker.nodes) 1 }}
-        - name: GROUP_NAME
-          valueFrom: {fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/name']"}}
-        - name: GROUP_INDEX
-          valueFrom: {fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/group-index']"}}
-        {{- end }}
-        {{- include "epserve.env" $worker.env | trim | nindent 8 }}
       ports:
         - {name: grpc, containerPort: 9000}
         - {name: metrics, containerPort: 9100}
         {{- if gt (int $worker.nodes) 1 }}
         - {name: rendezvous, containerPort: 9400}
         {{- end }}
-      # Serving once every rank has loaded its part of the model.
-      startupProbe:
-        grpc: {port: 9000}
-        periodSeconds: 5
-        timeoutSeconds: 5
-        failureThreshold: {{ div (add $worker.startSeconds 64) 5 }}
-      # Not serving while it drains.
-      readinessProbe:
-        grpc: {port: 9000}
-        periodSeconds: 3
-        timeoutSeconds: 3
-        failureThreshold: 2
-      # Serving as long as the front turns, however busy the ranks are.
-      livenessProbe:
-        grpc: {port: 9000, service: liveness}
-        periodSeconds: 10
-        timeoutSeconds: 10
-        failureThreshold: 6
       lifecycle:
         # SIGTERM drains as well: nothing is lost when no router answers here.
         preStop:
@@ -99,49 +91,47 @@ spec:
                 exec ctl drain "$POD_NAME" --wait --timeout={{ add $worker.drainSeconds 10 }}
                 --router={{ include "epserve.name" (dict "root" .root "component" "router") }}:8001
                 {{- if $token }} --token-file=/etc/epserve/admin-token/admin-token{{ end }}
-      securityContext:
-        {{- include "epserve.containerSecurity" (ternary (list "IPC_LOCK") (list) (not (empty $worker.rdma.resource))) | nindent 8 }}
       resources:
-        {{- include "epserve.workerResources" $worker | trim | nindent 8 }}
+        {{- include "epserve.workerResources" . | fromJson | toYaml | nindent 8 }}
       volumeMounts:
         - name: tmp
           mountPath: /tmp
+        {{- if not $worker.hostIPC }}
         - name: shm
           mountPath: /dev/shm
+        {{- end }}
+        # What was compiled at the first start, for all others.
+        - name: cache
+          mountPath: /var/cache/epserve
         {{- with include "epserve.modelMount" .root | trim }}{{ . | nindent 8 }}{{ end }}
         {{- if $token }}
         - name: admin-token
           mountPath: /etc/epserve/admin-token
           readOnly: true
         {{- end }}
+        {{- with $me.pod.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
+    {{- with $me.pod.sidecars }}{{ toYaml . | nindent 4 }}{{ end }}
   volumes:
     - name: tmp
       emptyDir: {}
+    {{- if not $worker.hostIPC }}
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ $worker.shmSize }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ include "epserve.shmSize" . }}}
+    {{- end }}
+    - name: cache
+      {{- if $worker.cache.claim }}
+      persistentVolumeClaim: {claimName: {{ $worker.cache.claim }}}
+      {{- else if $worker.cache.hostPath }}
+      hostPath: {path: {{ $worker.cache.hostPath | quote }}, type: Directory}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
     {{- with include "epserve.modelVolume" . | trim }}{{ . | nindent 4 }}{{ end }}
     {{- if $token }}
     - name: admin-token
       secret: {secretName: {{ $token }}}
     {{- end }}
-{{- end -}}
-
-{{/* Requests and limits, with a GPU for each rank and the RDMA devices of the pod. */}}
-{{- define "epserve.workerResources" -}}
-{{- $resources := deepCopy .resources }}
-{{- $devices := dict }}
-{{- if eq .device "cuda" }}
-{{- $_ := set $devices .gpuResource (toString .ranks) }}
-{{- end }}
-{{- if .rdma.resource }}
-{{- $_ := set $devices .rdma.resource (toString .rdma.count) }}
-{{- end }}
-requests:
-  {{- toYaml (merge dict (default dict $resources.requests) $devices) | nindent 2 }}
-{{- with merge dict (default dict $resources.limits) $devices }}
-limits:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+    {{- with $me.pod.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end -}}
 
 {{/* Spec of a LeaderWorkerSet: groups of pods that live and die together. */}}
