@@ -18,6 +18,7 @@ from ctl.base.tables import make_table
 from ctl.doctor import host_checks
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
+from ctl.doctor.network_checks import check_network
 from ctl.doctor.package_checks import (
     check_fast_paths,
     check_nixl,
@@ -76,6 +77,7 @@ def _examine(
         yield from rdma
         has_rdma = any(finding.state == "ok" for finding in rdma)
         yield host_checks.check_locked_memory(wanted=has_rdma)
+        yield from check_network(host, wanted=cuda and has_rdma)
         yield check_torch(host, cuda=cuda)
         yield check_nixl(host)
         yield from check_fast_paths(host, cuda=cuda)

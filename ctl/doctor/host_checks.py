@@ -65,7 +65,7 @@ def check_locked_memory(*, wanted: bool, limit: int | None = None) -> Finding:
     detail = f"at most {soft // 1024} KiB (ulimit -l)"
     if not wanted:
         return note("locked memory", detail)
-    advice = "RDMA needs it unlimited: ulimit -l unlimited, or the capability IPC_LOCK."
+    advice = "RDMA needs it unlimited: ulimit -l, LimitMEMLOCK=infinity of the container runtime."
     return warning("locked memory", detail, advice)
 
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from core.address import parse_address
+from core.address import Address, parse_address
 from ctl.local.process_spec import ProcessSpec
 from rpc.client import channel
 
@@ -62,7 +62,7 @@ async def check_http(
     target = parse_address(address)
     try:
         async with asyncio.timeout(timeout_seconds):
-            status = await _http_status(target.host, target.port, path, tls=tls)
+            status = await _http_status(target, path, tls=tls)
     except TimeoutError as error:
         raise NotHealthy(f"no answer within {timeout_seconds:g} s") from error
     except (OSError, ValueError) as error:
@@ -71,15 +71,15 @@ async def check_http(
         raise NotHealthy(f"GET {path} says {status}")
 
 
-async def _http_status(host: str, port: int, path: str, *, tls: bool) -> int:
+async def _http_status(target: Address, path: str, *, tls: bool) -> int:
     """Raises OSError or ValueError without an HTTP answer."""
     context = None
     if tls:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    reader, writer = await asyncio.open_connection(*target, ssl=context)
     try:
-        request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+        request = f"GET {path} HTTP/1.1\r\nhost: {target}\r\nconnection: close\r\n\r\n"
         writer.write(request.encode())
         _version, status, *_reason = (await reader.readline()).split(maxsplit=2)
         return int(status)

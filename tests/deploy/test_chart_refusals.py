@@ -57,6 +57,40 @@ WRONG: list[tuple[str, Any, str]] = [
         {"kind": "Deployment", "common": {"exclusiveTopology": "rack"}},
         "exclusiveTopology needs workers.kind LeaderWorkerSet",
     ),
+    ("workers.common.device", "cuda", "give model.sizeGiB, the checkpoint's size (du -s"),
+    ("workers.decode.cache", {"hostPath": "/c", "claim": "c"}, "decode.cache: give hostPath or"),
+    ("workers.prefill.rdma", {"count": 1}, "workers.prefill.rdma.count needs rdma.resource"),
+    ("workers.common", {"hostIPC": True, "shmSize": "1Gi"}, "shmSize means nothing with hostIPC"),
+    ("workers.prefill.settings.page-tokens", 32, "prefill has page-tokens 32, decode 64"),
+    ("workers.decode.settings.dtype", "bfloat16", "prefill has dtype float32, decode bfloat16"),
+    ("workers.decode.settings.load-format", "dummy", "prefill has load-format auto, decode dummy"),
+    ("workers.decode.shmSize", "9Gi", "shared memory counts towards it, and each GPU rank"),
+    (
+        "workers.common.resources",
+        {"requests": {"memory": "16Gi"}, "limits": {"memory": "15.5Gi"}},
+        "the memory request 16Gi is above the limit 15.5Gi",
+    ),
+    ("workers.common.resources.limits.cpu", "1500m", "the cpu request 2 is above the limit 1500m"),
+    (
+        "workers.common.pod.probes.startup",
+        {"periodSeconds": 5, "failureThreshold": 10},
+        "probes.startup gives up after 50 s, startSeconds is 600",
+    ),
+    ("workers.common.env.A", {"value": "x"}, "at '/workers/common/env/A'"),
+    ("workers.common.rdma.devices", ["mlx5_0"], "at '/workers/common/rdma/devices/0'"),
+    ("workers.common.startSeconds", 5, "at '/workers/common/startSeconds'"),
+    ("network.ipFamilies", ["IPv5"], "at '/network/ipFamilies/0'"),
+    (
+        "network",
+        {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4", "IPv6"]},
+        "SingleStack takes one of network.ipFamilies",
+    ),
+    ("pods.podSecurityContext.runAsUser", 0, "runAsNonRoot and runAsUser 0"),
+    ("pods.sidecar", [], "additional properties 'sidecar' not allowed"),
+    ("pods.labels", {"epserve.io/role": "x"}, "invalid propertyName 'epserve.io/role'"),
+    ("gateway.pod.probes.startup.period", 1, "additional properties 'period' not allowed"),
+    ("gateway.placement.scheduler", "x", "additional properties 'scheduler' not allowed"),
+    ("fullnameOverride", "a" * 29, "at '/fullnameOverride'"),
     ("autoscaling.kind", "vpa", "at '/autoscaling/kind'"),
     ("autoscaling.decode.kvUse", 80, "at '/autoscaling/decode/kvUse': maximum: got 80, want 1"),
     ("autoscaling.prefill", {"min": 5, "max": 2}, "autoscaling.prefill: min 5 is above max 2"),
@@ -78,6 +112,26 @@ def test_refused_with_a_reason(path: str, value: Any, reason: str) -> None:
     with pytest.raises(helm_python.HelmError) as caught:
         render(overlaid({}, *path.split("."), value=value) if path else value, name="epserve")
     assert reason in str(caught.value)
+
+
+EIGHT = {"model": {"sizeGiB": 642}, "workers": {"common": {"device": "cuda", "ranks": 8}}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"nvidia.com/gpu": 4}, "has 4 of nvidia.com/gpu for 8 ranks: leave it out"),
+        ({"memory": "48Gi"}, "and each GPU rank needs 5Gi; give 56Gi or more"),
+        ({"memory": "55.9Gi"}, "give 56Gi or more"),
+    ],
+)
+def test_limits_of_gpu_pods(limits: dict[str, Any], reason: str) -> None:
+    resources = {"requests": {"memory": "9Gi"}, "limits": limits}
+    values = overlaid(EIGHT, "workers", "common", "resources", value=resources)
+    with pytest.raises(helm_python.HelmError) as caught:
+        render(values)
+    assert reason in str(caught.value)
+    render(overlaid(values, "workers", "common", "resources", "limits", value={"memory": "56Gi"}))
 
 
 def _objects(schema: dict[str, Any], path: str) -> list[tuple[str, dict[str, Any]]]:

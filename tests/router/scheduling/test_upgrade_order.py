@@ -1,8 +1,8 @@
 """Every order in which two roles with one group each can be replaced: some pair always serves.
 
-A LeaderWorkerSet with surge 1 replaces its only group in these steps, each of which may be late. O is
-an old group, n a new one, [n] one that loads. A step to n! needs the start probe of the chart's pods,
-which asks the router whether the new worker is paired.
+A LeaderWorkerSet with surge 1 replaces its only group in these steps, each of which may be late. O
+is an old group, n a new one, [n] one that loads. A step to n! needs the start probe of the chart's
+pods, which asks the router whether the new worker is paired.
 
     O   O [n]   O n   O n!   [n] n   n n   n! n   n
 """

@@ -66,3 +66,23 @@
 {{- end }}
 {{- toJson $form }}
 {{- end -}}
+
+{{/* Of claims that several pods mount, where the cluster can be asked. Takes the root. */}}
+{{- define "epserve.checkClaims" -}}
+{{- $pods := dict }}
+{{- range $role := list "prefill" "decode" }}
+{{- $worker := include "epserve.worker" (dict "root" $ "component" $role) | fromJson }}
+{{- with $worker.cache.claim }}
+{{- $_ := set $pods . (add (get $pods . | default 0) (mul $worker.groups $worker.nodes)) }}
+{{- end }}
+{{- end }}
+{{- if eq .Values.model.source "pvc" }}
+{{- $_ := set $pods .Values.model.claim 2 }}
+{{- end }}
+{{- range $claim, $count := $pods }}
+{{- $modes := (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $claim | default dict).spec | default dict | dig "accessModes" list }}
+{{- if and $modes (gt (int64 $count) 1) (not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes))) }}
+{{- fail (printf "the claim %s is %s, but several pods mount it: it must be ReadWriteMany (a model also ReadOnlyMany); on a single node use hostPath" $claim (first $modes)) }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -26,7 +26,9 @@ ipFamilies: {{ toJson . }}
 {{- end }}
 {{- with $rdma.devices }}
 {{- $_ := set $env "NCCL_IB_HCA" (printf "=%s" (join "," .)) }}
+{{- /* NVSHMEM looks at its list only with the mapping on. */}}
 {{- $_ := set $env "NVSHMEM_HCA_LIST" (join "," .) }}
+{{- $_ := set $env "NVSHMEM_ENABLE_NIC_PE_MAPPING" "1" }}
 {{- $_ := set $env "UCX_NET_DEVICES" (append . $rdma.socketInterface | compact | join ",") }}
 {{- end }}
 {{- if ge (int $rdma.gidIndex) 0 }}
@@ -34,7 +36,7 @@ ipFamilies: {{ toJson . }}
 {{- $_ := set $env (printf "%s_IB_GID_INDEX" .) (toString $rdma.gidIndex) }}
 {{- end }}
 {{- end }}
-{{- if ne $rdma.nicHandler "auto" }}
+{{- if and $rdma.resource (ne $rdma.nicHandler "auto") }}
 {{- $_ := set $env "NVSHMEM_IBGDA_NIC_HANDLER" $rdma.nicHandler }}
 {{- end }}
 {{- if $rdma.gdrcopy }}

@@ -12,7 +12,7 @@
 {{- $sizes = dict "cpu" (add 4 (mul 4 $ranks)) "shm" (mul 2 $ranks) "memory" (add 8 (mul 14 $ranks)) }}
 {{- $_ := set $sizes "limit" (add $sizes.memory $share) }}
 {{- end }}
-{{- set $sizes "startSeconds" (add 600 (mul 2 $size)) | toJson }}
+{{- set $sizes "startSeconds" (add 600 (mulf 4.3 $size | ceil)) | toJson }}
 {{- end -}}
 
 {{- define "epserve.startSeconds" -}}
