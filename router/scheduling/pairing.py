@@ -56,7 +56,8 @@ def rejections(workers: Iterable[Worker]) -> list[Rejection]:
         for worker in present
         if worker.status.ready and worker.state in (WorkerState.READY, WorkerState.DRAINING)
     ]
-    for worker in up:
+    # One that drains gets nothing in any case, and may well be the last of its version.
+    for worker in (one for one in up if one.state is WorkerState.READY):
         other_role = ROLE_DECODE if worker.role == ROLE_PREFILL else ROLE_PREFILL
         others = [other for other in up if other.role == other_role]
         if others and all(other.key != worker.key for other in others):

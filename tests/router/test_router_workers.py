@@ -163,7 +163,11 @@ async def test_versions_side_by_side(
         await prefill.say(draining=True)
         await router.until(lambda: router.in_state(WorkerState.DRAINING) == {prefill.address})
         assert await pairs(4) == {("p-2", "d-2")}
-        assert set((await router.status()).paired_epochs) == {"p-2", "d-2"}
+        await decode.kill()
+        await router.until(lambda: router.in_state(WorkerState.LOST) == {decode.address})
+        status = await router.status()
+        assert set(status.paired_epochs) == {"p-2", "d-2"}
+        assert not status.rejected, "the last of its version, which drains, is nobody's fault"
 
 
 async def test_one_worker_behind_two_addresses_counts_once(

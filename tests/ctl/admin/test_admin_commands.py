@@ -264,6 +264,11 @@ EXPLANATION = router_pb2.AdminExplainResponse(
                     role=ROLE_DECODE,
                     rejected_by="has_room",
                 ),
+                router_pb2.Candidate(
+                    worker=router_pb2.WorkerRef(name="decode-9"),
+                    role=ROLE_DECODE,
+                    rejected_by="paired",
+                ),
             ],
         ),
         router_pb2.AssignmentRecord(leg_id="chatcmpl-1-0", outcome="UNAVAILABLE"),
@@ -304,6 +309,8 @@ def test_explanations(cluster: Cluster) -> None:
     assert any("after 12.3 ms in line; 130 prompt tokens, 2 pages" in line for line in lines)
     assert "* prefill prefill-0 0.750 load 0.750 (weight 1)" in lines
     assert "decode decode-1 - left out by filter has_room" in lines
+    why = "no worker of the other role is left that it can work with"
+    assert f"decode decode-9 - left out by filter paired: {why}" in lines
     assert any("not assigned (UNAVAILABLE)" in line for line in lines)
     for line in ("KV moved 3.1 MB", "moving KV 4.2 ms", "decode steps 6", "finish stop"):
         assert line in lines
