@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ctl.admin.connection import AdminConnection, admin_command
+from ctl.admin.names import complete_worker
+from ctl.admin.status import describe_worker, get_status
 from ctl.local.readiness import NotHealthy, check_grpc, check_http
 
 app = typer.Typer(
@@ -45,6 +48,32 @@ def probe_http(
 ) -> None:
     """Asks a gateway."""
     _conclude(check_http(address, path, timeout, tls=tls, alive=alive))
+
+
+@app.command("pair", epilog="Example: ctl probe pair decode-0 --router router:8001")
+@admin_command
+async def probe_pair(
+    admin: AdminConnection,
+    worker: Annotated[
+        str,
+        typer.Argument(
+            help="Name of the worker", autocompletion=complete_worker, show_default=False
+        ),
+    ],
+) -> None:
+    """Asks a router whether a worker takes requests together with one of the other role."""
+    reply = await get_status(admin)
+    namesakes = [each for each in reply.workers if each.identity.name == worker]
+    if any(each.identity.epoch in reply.paired_epochs for each in namesakes):
+        typer.echo("healthy")
+        return
+    problem = "the router knows no such worker"
+    for each in namesakes:
+        state = describe_worker(each)["state"]
+        problem = "no worker of the other role is ready" if state == "ready" else f"it is {state}"
+    reasons = [each.reason for each in reply.rejected if each.identity.name == worker]
+    typer.echo(f"not healthy: {' '.join(reasons) or problem}", err=True)
+    raise typer.Exit(1)
 
 
 def _conclude(asking: Coroutine[None, None, None]) -> None:

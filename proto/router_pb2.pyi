@@ -214,6 +214,7 @@ class GetStatusResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
+    PAIRED_EPOCHS_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """Assign calls waiting for room"""
     @_builtins.property
@@ -222,6 +223,10 @@ class GetStatusResponse(_message.Message):
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.WorkerStatus]: ...
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedWorker]: ...
+    @_builtins.property
+    def paired_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workers that take requests together with some worker of the other role."""
+
     def __init__(
         self,
         *,
@@ -229,10 +234,11 @@ class GetStatusResponse(_message.Message):
         workers: _abc.Iterable[_worker_pb2.WorkerStatus] | None = ...,
         rejected: _abc.Iterable[Global___RejectedWorker] | None = ...,
         num_waiting: _builtins.int = ...,
+        paired_epochs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_waiting", b"num_waiting", "processes", b"processes", "rejected", b"rejected", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_waiting", b"num_waiting", "paired_epochs", b"paired_epochs", "processes", b"processes", "rejected", b"rejected", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,7 @@ class ProcessIdentity(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     name: _builtins.str
     address: _builtins.str
@@ -62,6 +63,8 @@ class ProcessIdentity(_message.Message):
     pid: _builtins.int
     started_at: _builtins.float
     """unix seconds"""
+    version: _builtins.str
+    """of the distribution"""
     def __init__(
         self,
         *,
@@ -71,10 +74,11 @@ class ProcessIdentity(_message.Message):
         epoch: _builtins.str = ...,
         pid: _builtins.int = ...,
         started_at: _builtins.float = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "name", b"name", "pid", b"pid", "role", b"role", "started_at", b"started_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "name", b"name", "pid", b"pid", "role", b"role", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -115,6 +119,7 @@ class WorkerStatus(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     NUM_OPEN_FIELD_NUMBER: _builtins.int
     EXPERT_GROUP_FIELD_NUMBER: _builtins.int
+    PAIRING_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     kv_fingerprint: _builtins.str
     """Hash over everything that must be equal for KV pages to be exchanged: model config,
@@ -133,6 +138,8 @@ class WorkerStatus(_message.Message):
     """
     num_open: _builtins.int
     """requests accepted and not over"""
+    pairing_version: _builtins.str
+    """How it talks to the other role; must be equal, too. Empty before there were versions."""
     @_builtins.property
     def identity(self) -> Global___ProcessIdentity: ...
     @_builtins.property
@@ -156,10 +163,11 @@ class WorkerStatus(_message.Message):
         drained: _builtins.bool = ...,
         num_open: _builtins.int = ...,
         expert_group: Global___ExpertGroup | None = ...,
+        pairing_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expert_group", b"expert_group", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "draining", b"draining", "expert_group", b"expert_group", "identity", b"identity", "kv_fingerprint", b"kv_fingerprint", "max_model_len", b"max_model_len", "model", b"model", "num_accepted_total", b"num_accepted_total", "num_open", b"num_open", "page_tokens", b"page_tokens", "ranks", b"ranks", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "draining", b"draining", "expert_group", b"expert_group", "identity", b"identity", "kv_fingerprint", b"kv_fingerprint", "max_model_len", b"max_model_len", "model", b"model", "num_accepted_total", b"num_accepted_total", "num_open", b"num_open", "page_tokens", b"page_tokens", "pairing_version", b"pairing_version", "ranks", b"ranks", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """A process's identity as it is told to others."""
 
 from core.process import Identity
+from core.version import software_version
 from proto import worker_pb2
 
 
@@ -13,4 +14,5 @@ def identity_message(identity: Identity) -> worker_pb2.ProcessIdentity:
         epoch=identity.epoch,
         pid=identity.pid,
         started_at=identity.started_at,
+        version=software_version(),
     )

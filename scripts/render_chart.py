@@ -64,12 +64,15 @@ PROCESSES: dict[str, tuple[type[ProcessSettings], set[str]]] = {
 def render(
     values: dict[str, Any],
     *,
-    name: str = RELEASE,
+    name: str = "",
     namespace: str = NAMESPACE,
     kube_version: str = KUBE_VERSION,
     api_versions: tuple[str, ...] = API_VERSIONS,
 ) -> dict[str, str]:
-    """Text by template. Raises helm_python's errors for values that the chart refuses."""
+    """Text by template; `name` of the release, "" for the examples'. Raises helm_python's errors
+    for values that the chart refuses."""
+    joined = values.get("joins", {}).get("release", "")
+    name = name or (f"{joined}-next" if joined else RELEASE)
     with helm_python.Chart.load(str(CHART)) as chart:
         options = {
             "name": name, "namespace": namespace, "kube_version": kube_version,

@@ -122,6 +122,8 @@ def _print_assignment(assignment: dict[str, Any], console: Console) -> None:
     for each in assignment["candidates"]:
         if each["rejected_by"]:
             score, because = "-", f"left out by filter {each['rejected_by']}"
+            if each["rejected_by"] == "paired":
+                because += ": no worker of the other role is left that it can work with"
         else:
             score, because = f"{each['score']:.3f}", _because(each["parts"])
         mark = "*" if each["chosen"] else ""

@@ -62,9 +62,10 @@ def describe_worker(worker: worker_pb2.WorkerStatus) -> dict[str, Any]:
 
 def print_report(report: dict[str, Any], console: Console) -> None:
     """Tables for people."""
-    table = make_table("role", "name", "address", "pid", "epoch", "age")
+    keys = ("role", "name", "address", "pid", "epoch", "version")
+    table = make_table(*keys, "age")
     for each in report["processes"]:
-        cells = [str(each[key]) for key in ("role", "name", "address", "pid", "epoch")]
+        cells = [str(each[key]) for key in keys]
         table.add_row(*cells, format_age(each["age_seconds"]))
     console.print(table)
     if report["workers"]:

@@ -37,11 +37,14 @@ def _describe(
 
 def _print(report: list[dict[str, Any]], console: Console) -> None:
     counts = ("ranks", "open", "running", "waiting", "KV", "accepted")
-    table = make_table("worker", "role", "state", "address", *counts, "age", right=counts)
+    table = make_table(
+        "worker", "role", "version", "state", "address", *counts, "age", right=counts
+    )
     for each in report:
         table.add_row(
             each["name"],
             each["role"],
+            each["version"],
             "rejected" if each["rejected"] else each["state"],
             each["address"],
             str(len(each["ranks"])),

@@ -15,6 +15,7 @@ from core.version import software_version
 from engine.experts.expert_group import ExpertGroup
 from engine.link.messages import LogLevel
 from engine.process.front import WorkerFront
+from engine.process.pairing_version import pairing_version
 from engine.server.drain import Drain
 from engine.server.worker_service import WorkerService
 from proto import worker_pb2, worker_pb2_grpc
@@ -135,6 +136,7 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
             num_open=self._service.num_open,
             drained=self._drain.is_drained,
             expert_group=self._experts.status(),
+            pairing_version=pairing_version(),
         )
         if front.ready:
             status.kv_fingerprint = front.ready[0].kv_fingerprint

@@ -16,7 +16,7 @@ from router.admin.processes import ANSWER_SECONDS, Process, Processes, ask_all, 
 from router.admin.requests import explain
 from router.cluster import Cluster
 from router.gateways import Gateway
-from router.scheduling.pairing import rejections
+from router.scheduling.pairing import paired, rejections
 from router.settings import RouterSettings
 from router.workers.worker import Worker
 from rpc.admin_token import AdminToken, passed_on
@@ -52,6 +52,7 @@ class AdminService(ExpertsAdmin):
                 for rejection in rejections(workers)
             ],
             num_waiting=self._cluster.assigner.num_waiting,
+            paired_epochs=[worker.epoch for worker in paired(workers)],
         )
 
     async def DrainWorker(

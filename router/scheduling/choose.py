@@ -80,7 +80,8 @@ def choose(
     if not with_room:
         return None
     best = [_best_pair(pool, demand, index, weights, considered) for pool in with_room.values()]
-    return max(best, key=lambda scored: scored[0])[1]
+    # Of pools without a request, too, all get their share.
+    return max(best, key=lambda scored: (scored[0], -scored[1].decode.last_chosen))[1]
 
 
 def capacity_tokens(pool: Pool) -> int:

@@ -35,6 +35,13 @@ def complete(found: dict[PairKey, Pool]) -> dict[PairKey, Pool]:
     return {key: pool for key, pool in found.items() if pool.prefill and pool.decode}
 
 
+def paired(workers: Iterable[Worker]) -> list[Worker]:
+    """Those that take requests, and have a partner that does."""
+    ready = (worker for worker in workers if worker.state is WorkerState.READY)
+    whole = complete(pools(ready)).values()
+    return [worker for pool in whole for worker in (*pool.prefill, *pool.decode)]
+
+
 def rejections(workers: Iterable[Worker]) -> list[Rejection]:
     """Workers that are up but get nothing: their status is impossible, or no worker of the
     other role matches although there are some."""
@@ -49,7 +56,8 @@ def rejections(workers: Iterable[Worker]) -> list[Rejection]:
         for worker in present
         if worker.status.ready and worker.state in (WorkerState.READY, WorkerState.DRAINING)
     ]
-    for worker in up:
+    # One that drains gets nothing in any case, and may well be the last of its version.
+    for worker in (one for one in up if one.state is WorkerState.READY):
         other_role = ROLE_DECODE if worker.role == ROLE_PREFILL else ROLE_PREFILL
         others = [other for other in up if other.role == other_role]
         if others and all(other.key != worker.key for other in others):
@@ -58,7 +66,12 @@ def rejections(workers: Iterable[Worker]) -> list[Rejection]:
 
 
 def _difference(worker: Worker, other: Worker) -> str:
-    names = {"model": "model", "kv_fingerprint": "KV fingerprint", "page_tokens": "page_tokens"}
+    names = {
+        "model": "model",
+        "kv_fingerprint": "KV fingerprint",
+        "page_tokens": "page_tokens",
+        "pairing_version": "pairing version",
+    }
     differing = [
         f"{text} {getattr(worker.key, name)!r} (there {getattr(other.key, name)!r})"
         for name, text in names.items()

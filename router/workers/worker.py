@@ -47,6 +47,7 @@ class PairKey(NamedTuple):
     model: str
     kv_fingerprint: str
     page_tokens: int
+    pairing_version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,10 @@ class Worker:
 
     @property
     def key(self) -> PairKey:
-        return PairKey(self.status.model, self.status.kv_fingerprint, self.status.page_tokens)
+        status = self.status
+        return PairKey(
+            status.model, status.kv_fingerprint, status.page_tokens, status.pairing_version
+        )
 
     @property
     def state(self) -> WorkerState:

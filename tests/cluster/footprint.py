@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, ClusterClient
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def footprint(cluster: Cluster) -> Footprint:
     return Footprint(num_fds, len(family), num_tasks)
 
 
-def gateway_metric(cluster: Cluster, name: str) -> float:
+def gateway_metric(cluster: ClusterClient, name: str) -> float:
     """Sum over all labels; 0 before there is one."""
     text = httpx.get(f"{cluster.url}/metrics").text
     lines = [line for line in text.splitlines() if line.startswith((name + " ", name + "{"))]

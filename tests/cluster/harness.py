@@ -32,70 +32,25 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
         time.sleep(0.05)
 
 
-class Cluster:
-    """`ctl up` with the given options; leaves nothing behind."""
+class ClusterClient:
+    """Who asks a gateway at `port`, and the router at the port after it."""
 
-    def __init__(self, log_dir: Path, *options: str, model: Path = DEMO_MODEL) -> None:
-        self.port = free_port(8)  # gateway, router, and workers behind them
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log_dir = log_dir
-        command = [sys.executable, "-m", "ctl", "up", "--port", str(self.port)]
-        # The machine that tests may keep a process from running, and from talking, for seconds.
-        command += ["--set", "router.silence-seconds=20"]
-        command += ["--model", str(model), "--log-dir", str(log_dir), *options]
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self._output_path = log_dir / "terminal.txt"
-        self._output = self._output_path.open("wb")
-        self.started_at = time.monotonic()
-        self.process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
+    model: str
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.router = f"127.0.0.1:{port + 1}"
         self.client = httpx.Client(base_url=self.url, timeout=120)
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port + 1}")
+        self._channel = grpc.insecure_channel(self.router)
         self._admin = router_pb2_grpc.AdminStub(self._channel)
-
-    def __enter__(self) -> Self:
-        try:
-            wait_until(self.is_ready, 240, f"cluster ready; it said: {self.output()}")
-        except BaseException:
-            self.close()
-            raise
-        self.model = self.client.get("/v1/models").json()["data"][0]["id"]
-        self.seconds_to_ready = time.monotonic() - self.started_at
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self.client.close()
         self._channel.close()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(120)
-        finally:
-            self.process.kill()
-            self._output.close()
 
-    def output(self) -> str:
-        text = self._output_path.read_text(errors="replace")
-        return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, f"ctl up ended: {self.output()}"
-        try:
-            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
-        except httpx.TransportError:
-            return False
+    def learn_model(self) -> None:
+        self.model = self.client.get("/v1/models").json()["data"][0]["id"]
 
     def status(self) -> router_pb2.GetStatusResponse:
         return self._admin.GetStatus(router_pb2.GetStatusRequest(), timeout=30)
@@ -139,3 +94,64 @@ class Cluster:
         reply = self.client.post("/v1/completions", json=body | {"temperature": 0} | fields)
         assert reply.status_code == 200, reply.text
         return reply.json()
+
+
+class Cluster(ClusterClient):
+    """`ctl up` with the given options; leaves nothing behind."""
+
+    def __init__(self, log_dir: Path, *options: str, model: Path = DEMO_MODEL) -> None:
+        super().__init__(free_port(8))  # gateway, router, and workers behind them
+        self.log_dir = log_dir
+        command = [sys.executable, "-m", "ctl", "up", "--port", str(self.port)]
+        # The machine that tests may keep a process from running, and from talking, for seconds.
+        command += ["--set", "router.silence-seconds=20"]
+        command += ["--model", str(model), "--log-dir", str(log_dir), *options]
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._output_path = log_dir / "terminal.txt"
+        self._output = self._output_path.open("wb")
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            wait_until(self.is_ready, 240, f"cluster ready; it said: {self.output()}")
+        except BaseException:
+            self.close()
+            raise
+        self.learn_model()
+        self.seconds_to_ready = time.monotonic() - self.started_at
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        super().close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(120)
+        finally:
+            self.process.kill()
+            self._output.close()
+
+    def output(self) -> str:
+        text = self._output_path.read_text(errors="replace")
+        return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, f"ctl up ended: {self.output()}"
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False

@@ -11,6 +11,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
 from ctl.main import app
+from proto.router_pb2 import GetStatusResponse, RejectedWorker
+from proto.worker_pb2 import ROLE_DECODE, ProcessIdentity, WorkerStatus
+from tests.ctl.admin.admin_server import ScriptedAdmin, admin_server
 
 RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"})
 
@@ -77,3 +80,31 @@ def test_nothing_listens_there(protocol: str) -> None:
     assert result.exit_code == 1
     assert "not healthy" in result.stderr
     assert RUNNER.invoke(app, ["probe", protocol, "nowhere"]).exit_code == 2
+
+
+def test_pair() -> None:
+    """Healthy once the router says so; until then, why not."""
+    me = ProcessIdentity(role=ROLE_DECODE, name="decode-0", epoch="d-0")
+    ready = WorkerStatus(identity=me, ready=True)
+    misfit = RejectedWorker(identity=me, reason="another pairing version")
+    steps = (
+        (GetStatusResponse(), "the router knows no such worker"),
+        (GetStatusResponse(workers=[WorkerStatus(identity=me)]), "it is starting"),
+        (GetStatusResponse(workers=[ready]), "no worker of the other role is ready"),
+        (GetStatusResponse(workers=[ready], rejected=[misfit]), "another pairing version"),
+    )
+    admin = ScriptedAdmin(
+        GetStatus=[
+            *(reply for reply, _ in steps),
+            GetStatusResponse(workers=[ready], paired_epochs=["d-0"]),
+        ]
+    )
+    with admin_server(admin) as address:
+        command = ["probe", "pair", "decode-0", "--router", address]
+        for _, reason in steps:
+            result = RUNNER.invoke(app, command)
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert result.stderr == f"not healthy: {reason}\n"
+        result = RUNNER.invoke(app, command)
+        assert (result.exit_code, result.stdout) == (0, "healthy\n")
+    assert RUNNER.invoke(app, command).exit_code == 1, "no router answers"

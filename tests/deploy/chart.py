@@ -38,6 +38,12 @@ def load(path: Path) -> dict[str, Any]:
     return values
 
 
+def long_lived(path: Path) -> tuple[str, ...]:
+    """Components whose pods do not end by themselves; workers alone join another release."""
+    workers = ("prefill", "decode")
+    return workers if load(path).get("joins") else ("gateway", "router", *workers)
+
+
 @cache
 def case(path: Path) -> tuple[Object, ...]:
     """The objects of one values file."""

@@ -75,6 +75,8 @@ class RunningPod:
         seconds = asked.get("timeoutSeconds", 1)
         if "grpc" in asked:
             return await self._grpc(asked["grpc"], seconds)
+        if "exec" in asked:
+            return await self._exec(asked["exec"]) == 0
         ports = {port["name"]: port["containerPort"] for port in self.pod.container["ports"]}
         url = f"http://{self.ip}:{ports[asked['httpGet']['port']]}{asked['httpGet']['path']}"
         async with httpx.AsyncClient(timeout=seconds) as client:
@@ -93,15 +95,19 @@ class RunningPod:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def run_pre_stop(self) -> int:
-        """The exit status of the pod's preStop command, run beside its process."""
-        *command, script = self.pod.container["lifecycle"]["preStop"]["exec"]["command"]
+        """The exit status of the pod's preStop command."""
+        return await self._exec(self.pod.container["lifecycle"]["preStop"]["exec"])
+
+    async def _exec(self, asked: dict[str, Any]) -> int:
+        """The exit status of a command, run beside the pod's process."""
+        *command, script = asked["command"]
         for before, after in self._replaced.items():
             script = script.replace(before, after)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command, script, cwd=ROOT, stdout=output, stderr=output,
-                env=os.environ | {"PATH": path, "POD_NAME": self.name},
+                env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "POD_NAME": self.name},
             )  # fmt: skip
             return await process.wait()
 

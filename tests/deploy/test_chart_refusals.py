@@ -42,6 +42,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("router.adminToken.value", "short", "at '/router/adminToken/value'"),
     ("workers.kind", "StatefulSet", "at '/workers/kind': value must be one of"),
     ("workers.decode.node", 2, "additional properties 'node' not allowed"),
+    ("workers.decode.surge", -1, "at '/workers/decode/surge'"),
+    ("workers.decode.surge", "one", "at '/workers/decode/surge'"),
+    ("joins.release", "blue", "joins needs both: release, "),
+    ("joins", {"release": "epserve", "router": "r"}, "joins.release is epserve, this release"),
+    ("", {"joins": {"release": "a", "router": "r"}, "autoscaling": {"kind": "hpa"}}, "not scaled"),
+    ("", {"joins": {"release": "a", "router": "r"}, "ingress": {"kind": "Ingress"}}, "no gateway"),
     ("workers.decode.nodes", 0, "at '/workers/decode/nodes': minimum: got 0, want 1"),
     ("workers.decode.ranks", 65, "at '/workers/decode/ranks': maximum: got 65, want 64"),
     ("workers.common.device", "cuda:1", "at '/workers/common/device': value must be one of"),
@@ -109,7 +115,7 @@ WRONG: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("path", "value", "reason"), WRONG)
 def test_refused_with_a_reason(path: str, value: Any, reason: str) -> None:
     with pytest.raises(helm_python.HelmError) as caught:
-        render(overlaid({}, *path.split("."), value=value))
+        render(overlaid({}, *path.split("."), value=value) if path else value, name="epserve")
     assert reason in str(caught.value)
 
 

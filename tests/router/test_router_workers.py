@@ -129,6 +129,47 @@ async def test_only_equal_fingerprints_are_paired_and_the_rest_is_told_why(
     assert "page_tokens" in reasons["p-empty"]
 
 
+async def test_versions_side_by_side(
+    prefill: FakeWorker, decode: FakeWorker, start: Callable[..., RunningRouter]
+) -> None:
+    """Old workers serve until both roles are there in the new version; then both versions do, each
+    with its own kind; then the new ones alone."""
+    await decode.say(max_running=100)
+    new: dict[str, Any] = {"pairing_version": "2", "ready": False, "max_running": 100}
+    async with FakeWorker("decode", "d-2", **new) as d2, FakeWorker("prefill", "p-2", **new) as p2:
+        router = start(prefill=[prefill.address, p2.address], decode=[decode.address, d2.address])
+        await router.until_ready(prefill, decode)
+
+        async def pairs(number: int) -> set[tuple[str, str]]:
+            found = [await router.assign() for _ in range(number)]
+            return {(one.prefill.epoch, one.decode.epoch) for one in found}
+
+        await d2.say(ready=True)
+        await router.until_ready(d2)
+        assert await pairs(4) == {("p-1", "d-1")}
+        status = await router.status()
+        assert set(status.paired_epochs) == {"p-1", "d-1"}
+        (rejected,) = status.rejected
+        assert rejected.identity.epoch == "d-2"
+        assert "pairing version '2' (there '1')" in rejected.reason
+
+        await p2.say(ready=True)
+        await router.until_ready(p2)
+        assert await pairs(12) == {("p-1", "d-1"), ("p-2", "d-2")}
+        status = await router.status()
+        assert set(status.paired_epochs) == {"p-1", "d-1", "p-2", "d-2"}
+        assert not status.rejected
+
+        await prefill.say(draining=True)
+        await router.until(lambda: router.in_state(WorkerState.DRAINING) == {prefill.address})
+        assert await pairs(4) == {("p-2", "d-2")}
+        await decode.kill()
+        await router.until(lambda: router.in_state(WorkerState.LOST) == {decode.address})
+        status = await router.status()
+        assert set(status.paired_epochs) == {"p-2", "d-2"}
+        assert not status.rejected, "the last of its version, which drains, is nobody's fault"
+
+
 async def test_one_worker_behind_two_addresses_counts_once(
     prefill: FakeWorker, decode: FakeWorker, start: Callable[..., RunningRouter]
 ) -> None:

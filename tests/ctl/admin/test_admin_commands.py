@@ -31,8 +31,9 @@ from tests.ctl.admin.admin_server import ScriptedAdmin, admin_server
 RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"})
 
 DECODE = ProcessIdentity(
-    role=ROLE_DECODE, name="decode-0", address="10.0.0.1:7000", epoch="d-0", started_at=100.0
-)
+    role=ROLE_DECODE, name="decode-0", address="10.0.0.1:7000", epoch="d-0", started_at=100.0,
+    version="0.9",
+)  # fmt: skip
 GATEWAY = ProcessIdentity(role=ROLE_GATEWAY, name="gateway", address="10.0.0.9:8000", epoch="g-0")
 
 
@@ -82,7 +83,7 @@ def test_workers(cluster: Cluster) -> None:
     assert len(told["ranks"]) == 2
     lines = cluster.ctl("workers").stdout.splitlines()
     assert lines[1].split()[:-2] == [
-        "decode-0", "decode", "ready", "10.0.0.1:7000", "2", "4", "6", "2", "25%", "99",
+        "decode-0", "decode", "0.9", "ready", "10.0.0.1:7000", "2", "4", "6", "2", "25%", "99",
     ]  # fmt: skip
     cluster.admin.replies["GetStatus"] = status(worker(), rejected=[rejected])
     result = cluster.ctl("workers")
@@ -263,6 +264,11 @@ EXPLANATION = router_pb2.AdminExplainResponse(
                     role=ROLE_DECODE,
                     rejected_by="has_room",
                 ),
+                router_pb2.Candidate(
+                    worker=router_pb2.WorkerRef(name="decode-9"),
+                    role=ROLE_DECODE,
+                    rejected_by="paired",
+                ),
             ],
         ),
         router_pb2.AssignmentRecord(leg_id="chatcmpl-1-0", outcome="UNAVAILABLE"),
@@ -303,6 +309,8 @@ def test_explanations(cluster: Cluster) -> None:
     assert any("after 12.3 ms in line; 130 prompt tokens, 2 pages" in line for line in lines)
     assert "* prefill prefill-0 0.750 load 0.750 (weight 1)" in lines
     assert "decode decode-1 - left out by filter has_room" in lines
+    why = "no worker of the other role is left that it can work with"
+    assert f"decode decode-9 - left out by filter paired: {why}" in lines
     assert any("not assigned (UNAVAILABLE)" in line for line in lines)
     for line in ("KV moved 3.1 MB", "moving KV 4.2 ms", "decode steps 6", "finish stop"):
         assert line in lines

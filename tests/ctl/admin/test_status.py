@@ -17,8 +17,9 @@ RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"})
 
 def identity(role: "worker_pb2.Role.ValueType", name: str) -> worker_pb2.ProcessIdentity:
     return worker_pb2.ProcessIdentity(
-        role=role, name=name, address="127.0.0.1:9", epoch=f"epoch-{name}", pid=7, started_at=100.0
-    )
+        role=role, name=name, address="127.0.0.1:9", epoch=f"epoch-{name}", pid=7, started_at=100.0,
+        version="0.9",
+    )  # fmt: skip
 
 
 DECODE = identity(worker_pb2.ROLE_DECODE, "decode-0")
@@ -78,6 +79,7 @@ def test_every_process_is_described_once() -> None:
         "pid": 7,
         "epoch": "epoch-router",
         "started_at": 100.0,
+        "version": "0.9",
         "age_seconds": 60.0,
     }
     (worker,) = report["workers"]
@@ -99,7 +101,10 @@ def test_tables(router: str) -> None:
     result = RUNNER.invoke(app, ["status", "--router", router])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert any(line.split()[:4] == ["router", "router", "127.0.0.1:9", "7"] for line in lines)
+    assert any(
+        line.split()[:6] == ["router", "router", "127.0.0.1:9", "7", "epoch-router", "0.9"]
+        for line in lines
+    )
     assert any(
         line.split() == ["decode-0", "ready", "1", "cpu", "51", "3", "1", "201", "256"]
         for line in lines

@@ -14,11 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import EpserveError
 from core.token_ids import pack_ids
+from core.version import software_version
 from engine.link.messages import (
     RankMessage,
     Submit,
 )
 from engine.process.front import WorkerFront
+from engine.process.pairing_version import pairing_version
 from engine.process.settings import WorkerSettings
 from engine.server import status_service
 from engine.server.request_records import RequestRecords
@@ -128,6 +130,8 @@ async def test_status_is_streamed_on_change_and_now_and_then(
         assert status.identity.address == f"node-7:{server.server.bound_port}"
         assert status.identity.epoch == server.front.epoch
         assert (status.model, status.kv_fingerprint, status.page_tokens) == ("m", "f", 4)
+        assert status.pairing_version == pairing_version()
+        assert status.identity.version == software_version()
         assert [rank.pages_total for rank in status.ranks] == [100, 100]
         assert [rank.pid for rank in status.ranks] == list(server.front.pids)
 

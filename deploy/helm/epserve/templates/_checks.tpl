@@ -39,7 +39,7 @@
 {{- fail (printf "%s.rdma.count needs rdma.resource, the name that the device plugin gives" $me) }}
 {{- end }}
 {{- $startup := (include "epserve.pod" (list .root $worker.pod) | fromJson).probes.startup }}
-{{- $patience := mul ($startup.periodSeconds | default 2) ($startup.failureThreshold | default 0) }}
+{{- $patience := mul ($startup.periodSeconds | default 10) ($startup.failureThreshold | default 0) }}
 {{- $start := include "epserve.startSeconds" . | int64 }}
 {{- if and $startup.failureThreshold (lt $patience $start) }}
 {{- fail (printf "%s: probes.startup gives up after %d s, startSeconds is %d: leave failureThreshold out" $me $patience $start) }}

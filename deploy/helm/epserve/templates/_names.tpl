@@ -28,7 +28,7 @@ app.kubernetes.io/component: {{ .component }}
 {{/* Labels of pods. Without the chart's version: a new chart with the same pods restarts none. */}}
 {{- define "epserve.podLabels" -}}
 {{ include "epserve.selector" . }}
-app.kubernetes.io/part-of: epserve
+app.kubernetes.io/part-of: {{ include "epserve.cluster" .root }}
 app.kubernetes.io/version: {{ include "epserve.version" .root | quote }}
 {{- if has .component (list "prefill" "decode") }}
 epserve.io/role: {{ .component }}
@@ -38,7 +38,7 @@ epserve.io/role: {{ .component }}
 {{/* Labels of every other object. */}}
 {{- define "epserve.labels" -}}
 {{ include "epserve.selector" . }}
-app.kubernetes.io/part-of: epserve
+app.kubernetes.io/part-of: {{ include "epserve.cluster" .root }}
 app.kubernetes.io/version: {{ include "epserve.version" .root | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}

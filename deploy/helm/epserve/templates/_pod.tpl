@@ -88,10 +88,11 @@ securityContext:
 {{- toYaml $security }}
 {{- end -}}
 
-{{/* Probes of a process. Takes startSeconds besides: how long its start may take. */}}
+{{/* Probes of a process. Takes startSeconds besides: how long its start may take; and startup, a
+     command that says whether it is over. */}}
 {{- define "epserve.probes" -}}
 {{- $probes := dict
-  "startup" (dict "periodSeconds" 2 "timeoutSeconds" 5)
+  "startup" (ternary (dict "periodSeconds" 10 "timeoutSeconds" 10) (dict "periodSeconds" 2 "timeoutSeconds" 5) (hasKey . "startup"))
   "readiness" (dict "periodSeconds" 3 "timeoutSeconds" 3 "failureThreshold" 2)
   "liveness" (dict "periodSeconds" 10 "timeoutSeconds" 10 "failureThreshold" 6) }}
 {{- range $name, $timing := $probes }}
@@ -100,7 +101,10 @@ securityContext:
 {{- $_ := set $timing "failureThreshold" (add1 (div $.startSeconds $timing.periodSeconds)) }}
 {{- end }}
 {{ $name }}Probe:
-  {{- if eq $.component "gateway" }}
+  {{- if and $.startup (eq $name "startup") }}
+  exec:
+    command: [sh, -c, {{ $.startup | quote }}]
+  {{- else if eq $.component "gateway" }}
   {{- /* 503 at /ready while there is no pair of workers, and from SIGTERM on. */}}
   httpGet: {path: {{ ternary "/ready" "/version" (eq $name "readiness") }}, port: http{{ if $.root.Values.gateway.tlsSecret }}, scheme: HTTPS{{ end }}}
   {{- else }}

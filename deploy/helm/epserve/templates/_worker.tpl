@@ -21,6 +21,9 @@
 {{- end }}
 {{- end }}
 {{- $startSeconds := include "epserve.startSeconds" . | int64 }}
+{{- $admin := printf "--router=%s%s" (include "epserve.routerAddress" .root) (ternary " --token-file=/etc/epserve/admin-token/admin-token" "" (not (empty $token))) }}
+{{- /* A worker is up once it has a partner: until then none of another version goes in its favour.
+       One that finds none is given a day; one that cannot load ends by itself. */}}
 {{- $me := merge (dict
   "placement" $worker.placement
   "pod" (include "epserve.pod" (list .root $worker.pod) | fromJson)
@@ -28,7 +31,8 @@
   "sysctls" (ternary list (list $sysctl) $host)
   "env" $env
   "capabilities" (ternary (list "IPC_LOCK") list (not (empty $worker.rdma.resource)))
-  "startSeconds" (add $startSeconds 64)) . }}
+  "startup" (printf "exec ctl probe pair \"$POD_NAME\" %s" $admin)
+  "startSeconds" (add $startSeconds 86400)) . }}
 metadata:
   {{- include "epserve.podMetadata" $me | nindent 2 }}
 spec:
@@ -89,8 +93,7 @@ spec:
               - -c
               - >-
                 exec ctl drain "$POD_NAME" --wait --timeout={{ add $worker.drainSeconds 10 }}
-                --router={{ include "epserve.name" (dict "root" .root "component" "router") }}:8001
-                {{- if $token }} --token-file=/etc/epserve/admin-token/admin-token{{ end }}
+                {{ $admin }}
       resources:
         {{- include "epserve.workerResources" . | fromJson | toYaml | nindent 8 }}
       volumeMounts:
@@ -134,6 +137,17 @@ spec:
     {{- with $me.pod.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end -}}
 
+{{/* How groups are replaced. Where a role has one, another comes up before it goes; with several,
+     no more at a time than there are devices for. */}}
+{{- define "epserve.rollout" -}}
+{{- $surge := toString .worker.surge }}
+{{- if eq $surge "auto" }}
+{{- $groups := ternary .worker.groups (index .root.Values.autoscaling .component).min .withReplicas }}
+{{- $surge = ternary 1 0 (le (int $groups) 1) }}
+{{- end }}
+{{- printf "{maxSurge: %d, maxUnavailable: %d}" (int $surge) (ternary 0 1 (gt (int $surge) 0)) }}
+{{- end -}}
+
 {{/* Spec of a LeaderWorkerSet: groups of pods that live and die together. */}}
 {{- define "epserve.groups" -}}
 {{- if .withReplicas }}
@@ -142,7 +156,7 @@ replicas: {{ .worker.groups }}
 startupPolicy: LeaderCreated
 rolloutStrategy:
   type: RollingUpdate
-  rollingUpdateConfiguration: {maxSurge: 0, maxUnavailable: 1}
+  rollingUpdateConfiguration: {{ include "epserve.rollout" . }}
 networkConfig: {subdomainPolicy: UniquePerReplica}
 leaderWorkerTemplate:
   size: {{ .worker.nodes }}
