@@ -49,6 +49,9 @@ def ports(tmp_path: Path) -> Iterator[dict[str, int]]:
         "gateway": ["gateway", f"--router={at['router']}"],
     }
     commands["router"].insert(0, "router")
+    # KV, too, where it could take a shorter way.
+    environment = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "UCX_TCP_AF_PRIO": "inet6"}
+    environment |= os.environ | {"OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         for name, (module, *flags) in commands.items():
             flags += [f"--name={name}", f"--listen=[::]:{found[name]}", "--advertise=::1"]
@@ -60,7 +63,7 @@ def ports(tmp_path: Path) -> Iterator[dict[str, int]]:
             log = stack.enter_context((tmp_path / name).open("wb"))
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *flags],
-                cwd=REPOSITORY, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"},
+                cwd=REPOSITORY, stdout=log, stderr=log, env=environment,
             )  # fmt: skip
             stack.callback(process.wait, 60)
             stack.callback(process.terminate)

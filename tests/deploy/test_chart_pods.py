@@ -146,7 +146,7 @@ RDMA: dict[str, Any] = {
 
 def network_variables(**rdma: Any) -> dict[str, Any]:
     given = {"resource": "rdma/ib", "count": 1, "nicHandler": "auto", **rdma}
-    values = overlaid({}, "workers", "common", "rdma", value=given)
+    values = overlaid({}, "workers", "common", value={"rdma": given, "nodes": 2})
     found = variables(pods(values)["decode"])
     mine = ("NCCL", "GLOO", "NVSHMEM", "UCX", "NVIDIA")
     return {name: value for name, value in found.items() if name.startswith(mine)}
@@ -167,8 +167,10 @@ def test_network_variables() -> None:
     assert found["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
     assert found["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1,eth0"
     assert found["NVSHMEM_IB_GID_INDEX"] == "3"
-    values = overlaid({}, "workers", "common", value={"rdma": RDMA, "env": {"NCCL_IB_HCA": "mlx5"}})
-    assert variables(pods(values)["prefill"])["NCCL_IB_HCA"] == "mlx5"
+    given = {"rdma": RDMA | {"resource": "rdma/ib", "count": 1}, "env": {"NCCL_IB_HCA": "mlx5"}}
+    one_node = variables(pods(overlaid({}, "workers", "common", value=given))["prefill"])
+    assert one_node["NCCL_IB_HCA"] == "mlx5"
+    assert "NVSHMEM_IBGDA_NIC_HANDLER" not in one_node
 
 
 def test_existing_service_accounts() -> None:

@@ -19,6 +19,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("model.path", "relative/folder", 'model.path "relative/folder" must begin with /'),
     ("model", {"source": "objectStore", "path": "/m"}, "must be STORE:BUCKET/FOLDER"),
     ("model", {"source": "pvc", "claim": "c", "path": "/m"}, "must be relative"),
+    (
+        "model",
+        {"source": "objectStore", "path": "s:b", "sizeGiB": 801},
+        "sizeLimit 800Gi is less than model.sizeGiB 801: pods would be evicted",
+    ),
     ("log.level", "loud", "at '/log/level'"),
     ("tracing.sampleRatio", 2, "at '/tracing/sampleRatio': maximum: got 2, want 1"),
     ("gateway.replicas", -1, "at '/gateway/replicas': minimum: got -1, want 0"),

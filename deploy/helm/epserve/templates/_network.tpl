@@ -36,7 +36,8 @@ ipFamilies: {{ toJson . }}
 {{- $_ := set $env (printf "%s_IB_GID_INDEX" .) (toString $rdma.gidIndex) }}
 {{- end }}
 {{- end }}
-{{- if and $rdma.resource (ne $rdma.nicHandler "auto") }}
+{{- /* Inside a node NVSHMEM sends by NVLink, and must not fail for what adapters lack. */}}
+{{- if and $rdma.resource (gt (int .worker.nodes) 1) (ne $rdma.nicHandler "auto") }}
 {{- $_ := set $env "NVSHMEM_IBGDA_NIC_HANDLER" $rdma.nicHandler }}
 {{- end }}
 {{- if $rdma.gdrcopy }}
