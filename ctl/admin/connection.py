@@ -6,7 +6,7 @@
         reply = await admin.call(admin.stub.GetStatus, GetStatusRequest())
 
 The decorated function has the options of a connection (--router, --token-file, --kubeconfig,
-...) beside its own. Exit status: 0; 1 when the cluster refuses, fails or does not answer; 2 when
+--cluster-token-file, ...) beside its own. Exit status: 0; 1 when the cluster refuses, fails or does not answer; 2 when
 the command makes no sense.
 """
 
@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
@@ -25,10 +25,12 @@ import typer
 from core.errors import EpserveError, InvalidRequest, Unauthenticated, Unavailable
 from core.token_file import read_token
 from ctl.admin.port_forward import port_forward
+from ctl.base.cluster_access import ClusterAccess, find_token
 from ctl.base.options import with_options
 from proto import router_pb2_grpc
 from rpc.admin_token import bearer_metadata
 from rpc.client import channel, to_error
+from rpc.cluster_credentials import ClusterCredentials, load
 
 if TYPE_CHECKING:  # only the stubs of the type checker have it
     from proto.router_pb2_grpc import AdminAsyncStub
@@ -50,9 +52,9 @@ def _option(help: str, **settings: Any) -> Any:  # noqa: ANN401 - as typer has i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where the router is: an address, or a pod to be found through the Kubernetes API. Each
-    field is an option of every admin command."""
+class Target(ClusterAccess):
+    """Where the router is: an address, or a pod to be found through the Kubernetes API; and what
+    lets us in. Each field is an option of every admin command."""
 
     router: Annotated[
         str,
@@ -73,6 +75,12 @@ class Target:
     @property
     def in_kubernetes(self) -> bool:
         return bool(self.kubeconfig or self.context or self.namespace or self.release)
+
+    def credentials(self, address: str) -> ClusterCredentials:
+        """For the router at `address`. Raises ValueError for files that make no sense."""
+        if self.cluster_token_file is not None or self.in_kubernetes:
+            return load(self)
+        return load(replace(self, cluster_token_file=find_token(address)))
 
     def token(self) -> str:
         """ "" where none is configured. Raises ValueError for a file that holds none."""
@@ -129,7 +137,7 @@ async def connect(target: Target) -> AsyncGenerator[AdminConnection]:
     token = target.token()
     if not target.in_kubernetes:
         address = target.router or DEFAULT_ROUTER
-        async with channel(address) as peer:
+        async with channel(address, target.credentials(address)) as peer:
             yield AdminConnection(peer, address, token)
         return
     if target.router:
@@ -143,7 +151,7 @@ async def connect(target: Target) -> AsyncGenerator[AdminConnection]:
         release=target.release,
     )
     with forward as address:
-        async with channel(address) as peer:
+        async with channel(address, target.credentials(address)) as peer:
             yield AdminConnection(peer, "a router pod", token)
 
 

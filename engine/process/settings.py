@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_
 from pydantic_settings import NoDecode
 
 from core.address import parse_address
-from core.settings import ProcessSettings, split_commas
+from core.settings import PeerSettings, split_commas
 from core.start_time import BESIDE_READING_SECONDS, start_seconds
 from core.token_file import TokenFile
 
@@ -40,7 +40,7 @@ def _check_rendezvous(text: str) -> str:
 Sizes = Annotated[tuple[PositiveInt, ...], NoDecode, BeforeValidator(split_commas)]
 
 
-class WorkerSettings(ProcessSettings):
+class WorkerSettings(PeerSettings):
     """Everything a worker can be told. Fields of one role only say so."""
 
     model: Annotated[Path, AfterValidator(_check_model)] = Field(
