@@ -96,7 +96,7 @@ class ProcessSettings(BaseSettings):
     cluster_tls_key: Path | None = Field(None, description="Its private key, PEM")
     cluster_tls_ca: Path | None = Field(
         None,
-        description="Certificates, PEM, of who signs those of the cluster's processes and no others",
+        description="Certificates, PEM, of who signs those of this cluster's processes, and no others",
     )
     cluster_tls_name: str = Field(
         "epserve",
@@ -158,8 +158,8 @@ class PeerSettings(ProcessSettings):
             is_guarded or self.insecure_cluster or is_loopback(parse_address(self.listen).host)
         ):
             raise ValueError(
-                f"--listen {self.listen}: beyond this machine give --cluster-token-file (and best "
-                "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca), or --insecure-cluster "
-                "where whoever reaches the port may do everything"
+                f"--listen {self.listen}: beyond this machine give --cluster-token-file (best with "
+                "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca), or "
+                "--insecure-cluster where whoever reaches the port may do everything"
             )
         return self

@@ -6,8 +6,8 @@
         reply = await admin.call(admin.stub.GetStatus, GetStatusRequest())
 
 The decorated function has the options of a connection (--router, --token-file, --kubeconfig,
---cluster-token-file, ...) beside its own. Exit status: 0; 1 when the cluster refuses, fails or does not answer; 2 when
-the command makes no sense.
+--cluster-token-file, ...) beside its own. Exit status: 0; 1 when the cluster refuses, fails or
+does not answer; 2 when the command makes no sense.
 """
 
 import asyncio
