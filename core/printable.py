@@ -1,6 +1,4 @@
-"""Texts of others, such as names: what may be shown of them, and what may be a name."""
-
-MAX_NAME_CHARACTERS = 128
+"""What may be shown of texts that others have written, such as names."""
 
 
 def printable(text: str) -> str:
@@ -14,10 +12,8 @@ def printable(text: str) -> str:
     )
 
 
-def check_name(text: str) -> str:
-    """`text`, where it may be a process's name, address, epoch or version. Raises ValueError."""
-    if len(text) > MAX_NAME_CHARACTERS:
-        raise ValueError(f"is longer than {MAX_NAME_CHARACTERS} characters")
+def check_printable(text: str) -> str:
+    """`text`, where all of it can be shown. Raises ValueError."""
     if not text.isprintable():
-        raise ValueError(f"has characters that cannot be printed: {printable(text)!r}")
+        raise ValueError(f"{printable(text)} has letters that cannot be printed")
     return text

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 
 from core.address import Address, is_loopback, parse_address
 from core.log import LogFormat
-from core.printable import check_name
+from core.printable import check_printable
 from core.token_file import TokensFile
 
 
@@ -52,7 +52,7 @@ class ProcessSettings(BaseSettings):
         protected_namespaces=(),
     )
 
-    name: Annotated[str, AfterValidator(check_name)] = Field(
+    name: Annotated[str, AfterValidator(check_printable)] = Field(
         "", max_length=128, description="Name of this process in logs and status; default: its role"
     )
     listen: HostPort = Field("127.0.0.1:0", description="host:port to serve on, port 0: a free one")
@@ -96,7 +96,7 @@ class ProcessSettings(BaseSettings):
     cluster_tls_key: Path | None = Field(None, description="Its private key, PEM")
     cluster_tls_ca: Path | None = Field(
         None,
-        description="Certificates, PEM, of who signs those of this cluster's processes, and no others",
+        description="Who signs the certificates of this cluster's processes, and no others, PEM",
     )
     cluster_tls_name: str = Field(
         "epserve",

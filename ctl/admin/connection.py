@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import grpc
 import typer
+from google.protobuf.message import Message
 
 from core.errors import EpserveError, InvalidRequest, Unauthenticated, Unavailable
+from core.printable import printable
 from core.token_file import read_token
 from ctl.admin.port_forward import port_forward
+from ctl.admin.printable_message import make_printable
 from ctl.base.cluster_access import ClusterAccess, find_token
 from ctl.base.options import with_options
 from proto import router_pb2_grpc
@@ -39,7 +42,7 @@ DEFAULT_ROUTER = "127.0.0.1:8001"
 TOKEN_VARIABLE = "EPSERVE_ADMIN_TOKEN"
 ANSWER_SECONDS = 10.0
 
-Reply = TypeVar("Reply")
+Reply = TypeVar("Reply", bound=Message)
 Command = Callable[..., Awaitable[None]]
 
 
@@ -91,7 +94,8 @@ class Target(ClusterAccess):
 
 class AdminConnection:
     """`stub` is the router's admin service; go through `call` or `stream` to have the token
-    sent along and errors told apart. `router` names it in messages."""
+    sent along, errors told apart, and all texts of replies safe to show. `router` names it in
+    messages."""
 
     def __init__(self, peer: grpc.aio.Channel, router: str, token: str) -> None:
         self.router = router
@@ -106,9 +110,11 @@ class AdminConnection:
     ) -> Reply:
         """One answer. Raises EpserveError; NoAnswer when it was not the router's own."""
         try:
-            return await method(request, timeout=timeout_seconds, metadata=self._metadata)
+            reply = await method(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._meant(error) from error
+        make_printable(reply)
+        return reply
 
     async def stream(
         self, method: Callable[..., AsyncIterable[Reply]], request: object
@@ -116,12 +122,14 @@ class AdminConnection:
         """All answers of a streaming method, for as long as it takes. Raises as `call` does."""
         try:
             async for reply in method(request, metadata=self._metadata):
+                make_printable(reply)
                 yield reply
         except grpc.aio.AioRpcError as error:
             raise self._meant(error) from error
 
     def _meant(self, error: grpc.aio.AioRpcError) -> EpserveError:
         meant = to_error(error)
+        meant.message = printable(meant.message)
         pairs = cast("list[tuple[str, str | bytes]]", error.trailing_metadata() or [])
         if "error-code" in dict(pairs):
             return meant

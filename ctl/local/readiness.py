@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.address import Address, parse_address
+from core.printable import printable
 from ctl.local.process_spec import ProcessSpec
 from rpc.client import channel
 from rpc.cluster_credentials import ClusterCredentials
@@ -48,7 +49,7 @@ async def check_grpc(
         try:
             reply = await health_pb2_grpc.HealthStub(peer).Check(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
-            raise NotHealthy(f"{error.code().name}: {error.details()}") from error
+            raise NotHealthy(f"{error.code().name}: {printable(error.details() or '')}") from error
     status: int = reply.status
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise NotHealthy(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
