@@ -210,7 +210,8 @@ class HttpProtocol(HttpToolsProtocol):
                 hosts.append(value)
             elif name == b"transfer-encoding" and (value.lower(), version) != (b"chunked", "1.1"):
                 raise ValueError("transfer-encoding")
-        if len(hosts) > 1 or (version == "1.1" and not hosts) or not all(map(HOST.fullmatch, hosts)):
+        is_told = len(hosts) == 1 or (version == "1.0" and not hosts)
+        if not is_told or not all(map(HOST.fullmatch, hosts)):
             raise ValueError("host")
 
     def _is_idle(self) -> bool:

@@ -76,7 +76,13 @@ def test_who_holds_connections_keeps_no_scraper_out(scraped: tuple[str, int]) ->
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"GET", b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 10_000, b"\x16\x03\x01\x00", b"\r\n\r\n"],
+    [
+        b"",
+        b"GET",
+        b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 10_000,
+        b"\x16\x03\x01\x00",
+        b"\r\n\r\n",
+    ],
     ids=["nothing", "a word", "an open header", "TLS", "blank"],
 )
 def test_requests_that_do_not_come_to_an_end(
@@ -90,6 +96,9 @@ def test_requests_that_do_not_come_to_an_end(
 
 
 def test_a_head_without_an_end_is_not_kept(scraped: tuple[str, int]) -> None:
-    with socket.create_connection(scraped, 20) as client, pytest.raises(ConnectionError):
+    def pour(client: socket.socket) -> None:
         for _ in range(10_000):
             client.sendall(b"x" * 65536)
+
+    with socket.create_connection(scraped, 20) as client, pytest.raises(ConnectionError):
+        pour(client)

@@ -27,6 +27,7 @@ def request(**fields: object) -> str:
 
 WHOLE = post(request(max_tokens=200))
 STREAM = post(request(max_tokens=200, stream=True))
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 CLOSE = b"Connection: close\r\nHost"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -88,9 +89,8 @@ ENDLESS = {
     "value": b"GET /health HTTP/1.1\r\nHost: x\r\na: ",
     "target": b"GET /",
     "method": b"",
-    "trailer": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    b"1\r\n{\r\n0\r\na: ",
-    "chunk extension": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+    "trailer": CHUNKED + b"1\r\n{\r\n0\r\na: ",
+    "chunk extension": CHUNKED + b"1;",
 }
 
 
