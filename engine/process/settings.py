@@ -63,6 +63,11 @@ class WorkerSettings(PeerSettings):
     rendezvous: Annotated[str, AfterValidator(_check_rendezvous)] = Field(
         "", description="host:port on node 0 where the EP group meets; one node: a free port"
     )
+    group_token_file: TokenFile | None = Field(
+        None,
+        description="File with the word that ranks of an EP group of several nodes know each other "
+        "by, the same on all of them; one node makes its own",
+    )
     ep_backend: Literal["auto", "sockets", "gloo", "nccl"] = Field(
         "auto", description="What moves tensors between ranks; auto: nccl on cuda, else sockets"
     )

@@ -83,6 +83,11 @@ class GatewaySettings(ProcessSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)] = Field(
         (), description="Origins whose pages may ask, * for any; none: CORS is off"
     )
+    allow_cross_site_forms: bool = Field(
+        False,
+        description="Pages of any origin may post bodies that are not application/json, which "
+        "browsers send without asking whether they may",
+    )
     tls_cert: Path | None = Field(
         None, description="Certificate chain, PEM; needs --tls-key; read again when it changes"
     )
