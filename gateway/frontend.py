@@ -22,7 +22,7 @@ from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.grammar_request import request_grammar
 from gateway.http.request_trace import describe_job
-from gateway.limits.api_keys import Client
+from gateway.limits.api_keys import EVERYBODY, Client
 from gateway.limits.key_guard import CLIENT
 from gateway.prompt.chat_prompt import make_chat_prompt
 from gateway.prompt.prompt_echo import PromptEcho
@@ -84,7 +84,7 @@ class Frontend:
         marks = self.model.think_marks
         after = marks.close if marks is not None and rendered.is_thinking else None
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(sampling, body, tools, after, deadline)
+        await self._add_grammar(request, sampling, body, tools, after, deadline)
         form = ChatForm(
             marks=marks,
             is_thinking=rendered.is_thinking,
@@ -121,7 +121,7 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(sampling, body, None, None, deadline)
+        await self._add_grammar(request, sampling, body, None, None, deadline)
         job = self._job(
             body, prompts, sampling, arrived_at, deadline, tells_logprobs=tells_logprobs
         )
@@ -185,6 +185,7 @@ class Frontend:
 
     async def _add_grammar(
         self,
+        request: Request,
         sampling: SamplingParams,
         body: SamplingFields,
         tools: ToolUse | None,
@@ -204,6 +205,7 @@ class Frontend:
                         tools,
                         self.model.tool_form,
                         self.grammars,
+                        client=_client_name(request),
                         after_token_id=after_token_id,
                     )
             except TimeoutError as error:
@@ -315,6 +317,14 @@ def _check_priority(priority: int, client: Client | None) -> None:
             "can allow more with --max-priority, or with max_priority=N after the key",
             param="priority",
         )
+
+
+def _client_name(request: Request) -> str:
+    """The name of the key; where there are no keys, the address."""
+    client: Client | None = request.scope.get(CLIENT)
+    if client is not None and client.name != EVERYBODY:
+        return f"key {client.name}"
+    return request.client.host if request.client is not None else ""
 
 
 def _note_tokens(span: tracing.Span, *nums_tokens: int) -> None:

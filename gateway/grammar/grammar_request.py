@@ -6,6 +6,7 @@ from typing import Any
 from core.errors import InvalidRequest
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.json_schema_check import check_schema
+from gateway.grammar.pattern_check import pattern_fault
 from gateway.grammar.tool_form import ToolForm
 from gateway.requests.constraint_fields import Constraint
 from gateway.requests.request_body import parse_json
@@ -21,13 +22,15 @@ async def request_grammar(
     form: ToolForm,
     compiler: GrammarCompiler,
     *,
+    client: str,
     after_token_id: int | None,
 ) -> Grammar:
     """Compiled once here, so that a grammar that does not compile is refused at once. There is a
     constraint, or `tools` force a call.
 
-    `after_token_id`: the grammar begins after this token (the end of the thoughts).
-    Raises InvalidRequest that names the field and the reason.
+    Compiling is shared out by `client`. `after_token_id`: the grammar begins after this token
+    (the end of the thoughts).
+    Raises InvalidRequest that names the field and the reason; else as `GrammarCompiler.compile`.
     """
     if tools is not None and tools.forced:
         if constraint is not None:
@@ -52,7 +55,7 @@ async def request_grammar(
             if constraint.kind == "json_schema" and not constraint.text:
                 request["text"] = ANY_OBJECT
             request = form.grammar_request(schemas, at_most_one=tools.at_most_one, instead=request)
-    ebnf = await compiler.compile(request, param=param)
+    ebnf = await compiler.compile(request, param=param, client=client)
     written = {"ebnf": ebnf} if ebnf else {request["kind"]: request["text"]}
     return Grammar(**written, compact=True, after_token_id=after_token_id)
 
@@ -78,3 +81,5 @@ def _check(constraint: Constraint) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
+    if kind != "json_schema" and (fault := pattern_fault(text, is_ebnf=kind == "ebnf")):
+        raise InvalidRequest(f"{param}: {fault}", param=param)
