@@ -84,9 +84,7 @@ class RouterService(RouterServicer):
         )
         if best is None:
             problem = self._cluster.assigner.problem(request.model)
-            return router_pb2.AnnounceResponse(
-                log_level=gateway.wanted_log_level, problem=problem
-            )
+            return router_pb2.AnnounceResponse(log_level=gateway.wanted_log_level, problem=problem)
         key, pool = best
         problem = self._cluster.assigner.problem(request.model or key.model)
         return router_pb2.AnnounceResponse(
