@@ -14,7 +14,8 @@ _OF_MODELS = """
 # about what its functions return, or about sampling, for which there is generation_config.json.
 _OF_TRANSFORMERS = """
     add_cross_attention attn_implementation bad_words_ids begin_suppress_tokens
-    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping
+    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id id2label is_decoder is_encoder_decoder label2id
     length_penalty max_length min_length name_or_path no_repeat_ngram_size num_beam_groups num_beams
