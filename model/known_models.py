@@ -67,8 +67,7 @@ KIMI_K2: dict[str, Any] = DEEPSEEK_V3 | {
     "num_attention_heads": 64,
     "num_key_value_heads": 64,
     "num_nextn_predict_layers": 0,
-    "rope_scaling": DEEPSEEK_V3["rope_scaling"]
-    | {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32},
+    "rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"beta_fast": 1, "beta_slow": 1, "factor": 32},
     "rope_theta": 50000.0,
     "routed_scaling_factor": 2.827,
     "topk_group": 1,
