@@ -7,13 +7,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from core.settings import HostPort, HostPorts, ProcessSettings, split_commas
+from model.tokenizer_file import tokenizer_problem
 
 
 def _check_model(path: Path) -> Path:
     path = path.expanduser()
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise ValueError(f"no model folder (it has no {name})")
+    if not (path / "config.json").is_file():
+        raise ValueError("no model folder (it has no config.json)")
+    if problem := tokenizer_problem(path):
+        raise ValueError(f"no model folder that can be served: {problem}")
     return path.resolve()
 
 
