@@ -48,6 +48,12 @@ class GatewaySettings(ProcessSettings):
         "reasoning_content if both are tokens of the model; off: it stays in the text",
     )
 
+    sanitize_control_tokens: bool = Field(
+        True,
+        description="Special tokens that stand in messages and tools of a chat are text to the "
+        "model; only those that the chat template writes are tokens",
+    )
+
     # ---- processes
     workers: int = Field(
         1, ge=1, le=256, description="Processes that share the port, one core each"

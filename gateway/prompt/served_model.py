@@ -21,6 +21,7 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
+    sanitizes_control_tokens: bool
     chat_template: ChatTemplate | None
     think_marks: ThinkMarks | None
     tool_form: ToolForm
@@ -42,6 +43,7 @@ class ServedModel:
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             tokenizer=tokenizer,
+            sanitizes_control_tokens=settings.sanitize_control_tokens,
             chat_template=chat_template,
             think_marks=ThinkMarks.of(tokenizer) if settings.reasoning_parser == "auto" else None,
             tool_form=ToolForm.of_template(chat_template.source) if chat_template else V3_FORM,

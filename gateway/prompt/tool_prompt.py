@@ -11,11 +11,10 @@ from typing import Any
 
 from gateway.grammar.tool_form import ToolForm
 from gateway.output.tool_call_parser import CALLS_END
-from gateway.requests.tool_fields import Tool
 
 
 def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], form: ToolForm
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: ToolForm
 ) -> list[Mapping[str, Any]]:
     """The messages, the first system one (a new one, if there is none) ending with `tools`."""
     told = _told(tools, form)
@@ -27,13 +26,13 @@ def with_tools(
     return [{"role": "system", "content": told}, *messages]
 
 
-def _told(tools: Sequence[Tool], form: ToolForm) -> str:
+def _told(tools: Sequence[Mapping[str, Any]], form: ToolForm) -> str:
     parts = ["## Tools\nYou have access to the following tools:"]
     for tool in tools:
-        function = tool.function
-        parameters = json.dumps(function.parameters or {}, ensure_ascii=False)
+        function = tool["function"]
+        parameters = json.dumps(function.get("parameters", {}), ensure_ascii=False)
         parts.append(
-            f"### {function.name}\nDescription: {function.description or ''}\n\n"
+            f"### {function['name']}\nDescription: {function.get('description', '')}\n\n"
             f"Parameters: {parameters}"
         )
     parts.append(
