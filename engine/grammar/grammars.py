@@ -59,7 +59,7 @@ class Grammars:
     def begin(self, name: str, sampling: Sampling) -> None:
         """`poll` will tell of `name` once; `sampling` has a grammar."""
         assert sampling.grammar is not None
-        key = msgspec.structs.replace(sampling.grammar, after_token_id=None)
+        key = msgspec.structs.replace(sampling.grammar, after_token_id=None, thoughts=None)
         compiled = self._remembered.get(key)
         if compiled is None:
             compiled = self._remembered[key] = self._start(key)

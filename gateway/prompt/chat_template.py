@@ -11,6 +11,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from core.errors import CheckpointError, InvalidRequest
+from gateway.requests.thinking_fields import THINKING_SWITCHES
+from gateway.text.think_marks import CLOSE
 from model.config import Fields
 
 # Stands for a message's text where the end of that is looked for; nobody writes it.
@@ -35,7 +37,10 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in names
-        self.knows_thinking = "thinking" in names
+        self.knows_thinking = not names.isdisjoint(THINKING_SWITCHES)
+        self.knows_effort = "reasoning_effort" in names
+        # Thoughts of earlier turns are left out: its model thinks, whoever opens the thoughts.
+        self.mentions_thoughts = CLOSE in source
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":

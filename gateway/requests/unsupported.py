@@ -40,6 +40,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_logprobs": (0,),
     "reasoning": (),
+    "reasoning_effort": ("none", "minimal"),
     "regex": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -61,7 +62,7 @@ WITHOUT_EFFECT = frozenset(
     {
         "guided_decoding_backend", "include_reasoning", "metadata", "parallel_tool_calls",
         "prompt_cache_key", "prompt_cache_retention",
-        "reasoning_effort", "safety_identifier", "service_tier", "user", "verbosity",
+        "safety_identifier", "service_tier", "user", "verbosity",
     }
 )  # fmt: skip
 

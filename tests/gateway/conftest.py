@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
+from gateway.formats.deepseek_v31 import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from gateway.http.listener import listen_on
-from gateway.output.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from gateway.prompt.served_model import ServedModel
 from gateway.server import serve
 from proto.generate_pb2 import GenerateRequest
