@@ -13,7 +13,8 @@ One JSON object a line, from standard input and to standard output:
                                                                        the text itself will do
     {"kind": "tool_calls", "tools": [[HEAD, SCHEMA], ...], "number": ...,
      "begins": [[TRIGGER, REST], ...], "tail": ..., "between": ..., "end": ...,
-     "at_most_one": ..., "is_free": ..., "instead": null or one of the above}
+     "at_most_one": ..., "is_free": ..., "not_in_text": [...],
+     "instead": null or one of the above}
                                                                     -> {"ebnf": ...}
                                                     what cannot be  -> {"error": ...}
 """
@@ -82,7 +83,8 @@ class Compiler:
 
     def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         """One call, or up to MAX_CALLS, of any of the tools, marks and all; or none of them,
-        and what there may be instead; or (`is_free`) any text, in which a trigger begins calls.
+        and what there may be instead; or (`is_free`) any text, in which a trigger begins calls, and
+        nothing of `not_in_text` is.
         `number` in a head stands for any number."""
         heads: dict[str, list[str]] = {}  # tools of one schema share its rules
         for head, schema in request["tools"]:
@@ -103,7 +105,8 @@ class Compiler:
             rules.append(f"({ebnf_literal(trigger)}, behind_{position})")
             lines.append(f"behind_{position} ::= {ebnf_literal(rest)} all_calls")
         lines.append(
-            f"root ::= TagDispatch({', '.join(rules)}, loop_after_dispatch=false, excludes=())"
+            f"root ::= TagDispatch({', '.join(rules)}, loop_after_dispatch=false, "
+            f"excludes=({', '.join(map(ebnf_literal, request['not_in_text']))}))"
             if request["is_free"]
             else "root ::= behind_0"
         )

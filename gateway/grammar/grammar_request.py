@@ -89,6 +89,8 @@ def calls_request(
         "end": form.end,
         "at_most_one": at_most_one or not form.has_several,
         "is_free": is_free,
+        # Parsers take it for a call also where none were opened.
+        "not_in_text": [form.call_begin] if form.call_begin else [],
         "instead": instead,
     }
 

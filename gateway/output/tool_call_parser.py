@@ -114,10 +114,15 @@ class ToolCallParser:
             self._begin_call(found)
             return True
         _, mark = _first(self._buffer, (self.form.call_end, *self._openers))
-        if mark or len(self._buffer) >= MAX_HEAD:
+        if mark or len(self._buffer) >= MAX_HEAD or self._is_no_head():
             self._take_for_text()
             return True
         return False
+
+    def _is_no_head(self) -> bool:
+        """Of a format whose calls are told by their heads alone."""
+        begun = self._buffer.lstrip()[:1]
+        return not self.form.call_begin and not self.form.head.startswith(begun)
 
     def _begin_call(self, found: Match[str]) -> None:
         groups = found.groupdict()
