@@ -97,6 +97,8 @@ class Frontend:
             body, [prompt], sampling, arrived_at, deadline,
             tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
+        if tools.forced:  # there is no text in which stop strings could count
+            job = msgspec.structs.replace(job, stop_strings=())
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
 

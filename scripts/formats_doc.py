@@ -50,7 +50,7 @@ RULES = """
 |---|---|
 | `tools` | text, calls, or text and calls |
 | `tools`, some `strict` | the same; arguments of those keep to their schemas |
-| `tool_choice` `required` or a name | calls that keep to their schemas, beside a `response_format` as well |
+| `tool_choice`: `required`, a name | calls that keep to their schemas, whatever the format |
 | `tools` and a format (`response_format`, `guided_...`) | an answer in the format, or calls |
 | a format | an answer in the format |
 

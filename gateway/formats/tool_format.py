@@ -45,6 +45,11 @@ class ToolFormat(NamedTuple):
         return before.replace("NAME", name) + (number if idx else "") + after
 
     @property
+    def opening(self) -> str:
+        """What stands before the first call, however it began."""
+        return self.begins[-1] + self.call_begin
+
+    @property
     def close(self) -> str:
         """All that ends a call."""
         return self.tail + self.call_end

@@ -164,6 +164,6 @@ class ChatOutput:
             min_tokens=max(0, self._min_tokens - self.num_tokens),
             logprobs=self._logprobs,
             end_token_ids=self._end_token_ids,
-            stops_until=self._tools.form.begins[-1] if self._tools is not None else None,
+            stops_until=self._tools.form.opening if self._tools is not None else None,
             shown=shown,
         )

@@ -56,7 +56,8 @@ class ToolCallParser:
             is_tail = self._step == self._tail
             rest = self._without_tail(self._buffer) if is_tail else self._buffer
             self._say(self._opened + rest)
-        if self.num_calls == 0:  # space around calls means nothing
+        is_opened = is_cut_off and self._opened
+        if not self.num_calls and not is_opened:  # space around calls means nothing
             self._content.append(self._space)
         self._buffer = self._space = self._opened = ""
         return self._take()
