@@ -20,7 +20,7 @@ from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
 from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
-from gateway.grammar.grammar_request import request_grammar
+from gateway.grammar.grammar_request import needs_grammar, request_grammar
 from gateway.http.request_trace import describe_job
 from gateway.limits.api_keys import EVERYBODY, Client
 from gateway.limits.key_guard import CLIENT
@@ -82,20 +82,23 @@ class Frontend:
             top_logprobs=body.top_logprobs or 0,
         )
         marks = self.model.think_marks
-        after = marks.close if marks is not None and rendered.is_thinking else None
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(request, sampling, body, tools, after, deadline)
+        await self._add_grammar(request, sampling, body, tools, deadline)
+        if marks is not None and sampling.HasField("grammar"):
+            rendered.let_think_first(sampling.grammar, marks)
         form = ChatForm(
             marks=marks,
             is_thinking=rendered.is_thinking,
             tells_thoughts=body.include_reasoning is not False,
-            finds_tool_calls=bool(tools.offered),
+            tool_format=self.model.tool_format if tools.offered else None,
             at_most_one_call=tools.at_most_one,
         )
         job = self._job(
             body, [prompt], sampling, arrived_at, deadline,
             tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
+        if tools.forced:  # there is no text in which stop strings could count
+            job = msgspec.structs.replace(job, stop_strings=())
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
 
@@ -121,7 +124,7 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(request, sampling, body, None, None, deadline)
+        await self._add_grammar(request, sampling, body, None, deadline)
         job = self._job(
             body, prompts, sampling, arrived_at, deadline, tells_logprobs=tells_logprobs
         )
@@ -189,13 +192,12 @@ class Frontend:
         sampling: SamplingParams,
         body: SamplingFields,
         tools: ToolUse | None,
-        after_token_id: int | None,
         deadline: float,
     ) -> None:
         """Raises InvalidRequest for a form that cannot be kept to, and DeadlineExceeded where
         others' take too long."""
         constraint = body.constraint()
-        if constraint is None and (tools is None or not tools.forced):
+        if not needs_grammar(constraint, tools):
             return
         with tracing.begin("compile grammar"):
             try:
@@ -203,13 +205,14 @@ class Frontend:
                     grammar = await request_grammar(
                         constraint,
                         tools,
-                        self.model.tool_form,
+                        self.model.tool_format,
                         self.grammars,
                         client=_client_name(request),
-                        after_token_id=after_token_id,
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
+        if tools is not None and tools.offered:
+            grammar.special_token_ids.extend(self.model.tool_mark_ids)
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:

@@ -1,4 +1,4 @@
-"""Whether a folder has a tokenizer that is read, and what to do where it has another. Torch-free."""
+"""Whether a folder has a tokenizer that is read, and what to do where not. Torch-free."""
 
 import base64
 import binascii

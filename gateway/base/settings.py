@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from core.settings import HostPort, HostPorts, ProcessSettings, split_commas
+from gateway.formats.registry import ReasoningParser, ToolParser
 from model.tokenizer_file import tokenizer_problem
 
 
@@ -42,10 +43,16 @@ class GatewaySettings(ProcessSettings):
         "silent: the folder's generation_config.json, or OpenAI's API",
     )
 
-    reasoning_parser: Literal["auto", "off"] = Field(
+    tool_call_parser: ToolParser = Field(
         "auto",
-        description="auto: in chats, text between <think> and </think> becomes "
-        "reasoning_content if both are tokens of the model; off: it stays in the text",
+        description="How the model writes calls of tools (see formats.md); auto: as its chat "
+        "template does, or as its tokens tell",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="How the model marks its thoughts, which become reasoning_content in chats "
+        "if both marks are tokens; auto: as models do that write such calls of tools; off: "
+        "thoughts stay in the text",
     )
 
     sanitize_control_tokens: bool = Field(

@@ -9,6 +9,8 @@ from jinja2 import Template, TemplateError, meta
 from core.errors import CheckpointError, InvalidRequest
 from gateway.prompt import message_forms
 from gateway.prompt.template_environment import TemplateEnvironment
+from gateway.requests.thinking_fields import THINKING_SWITCHES
+from gateway.text.think_marks import CLOSE
 from model.config import Fields
 
 # Stands for a message's text where the end of that is looked for; nobody writes it.
@@ -31,7 +33,10 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in names
-        self.knows_thinking = "thinking" in names
+        self.knows_thinking = not names.isdisjoint(THINKING_SWITCHES)
+        self.knows_effort = "reasoning_effort" in names
+        # Thoughts of earlier turns are left out: its model thinks, whoever opens the thoughts.
+        self.mentions_thoughts = CLOSE in source
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":

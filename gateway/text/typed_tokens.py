@@ -1,8 +1,8 @@
 """Special tokens that users type, or that a tool returns: they are text, and no tokens.
 
 A chat template makes one text of its own special tokens and of what users wrote. So each special
-token within a user's text is put between two marks before, and the text that comes out is cut there:
-what is between marks, and all other text but special tokens, is encoded by a tokenizer that has
+token within a user's text is put between two marks before, and the text that comes out is cut
+there: what is between marks, and all other text but special tokens, is encoded by a tokenizer that has
 none.
 """
 
