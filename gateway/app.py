@@ -23,6 +23,7 @@ from gateway.limits.key_guard import KeyGuard
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+MESSAGES_PATH = "/v1/messages"
 # What scripts of a page from elsewhere may read.
 EXPOSED_HEADERS = (
     "x-request-id", "retry-after",
@@ -44,7 +45,11 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     app.openapi = lambda: document  # type: ignore[method-assign]
     settings = frontend.settings
     paths = frozenset(document["paths"])
-    endpoints = {CHAT_PATH: frontend.chat, COMPLETIONS_PATH: frontend.complete}
+    endpoints = {
+        CHAT_PATH: frontend.chat,
+        COMPLETIONS_PATH: frontend.complete,
+        MESSAGES_PATH: frontend.messages,
+    }
     edge: ASGIApp = BodyLimit(
         DirectRoutes(app, endpoints, frontend.serving.metrics),
         max_bytes=settings.max_body_bytes,
@@ -82,12 +87,22 @@ def _add_generation(app: FastAPI, frontend: Frontend) -> None:
         """A continuation of one or several prompts, whole or as server-sent events."""
         return await frontend.complete(request)
 
+    @app.post(MESSAGES_PATH)
+    async def create_message(request: Request) -> Response:
+        """Anthropic's API: a reply to a conversation, whole or as server-sent events."""
+        return await frontend.messages(request)
+
 
 def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of the prompt that a chat comes to."""
         return await frontend.tokenize(request)
+
+    @app.post(MESSAGES_PATH + "/count_tokens")
+    async def count_message_tokens(request: Request) -> Response:
+        """Anthropic's API: how many tokens the prompt of a message has."""
+        return await frontend.count_tokens(request)
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +16,7 @@ from core.log import get_logger
 from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
 from gateway.cluster.client import Cluster
-from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
+from gateway.cluster.job import ChatForm, Endpoint, Job, Prompt, make_prompt
 from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
@@ -24,12 +24,15 @@ from gateway.grammar.grammar_request import request_grammar
 from gateway.http.request_trace import describe_job
 from gateway.limits.api_keys import Client
 from gateway.limits.key_guard import CLIENT
+from gateway.messages_api.chat_of_messages import chat_of
+from gateway.messages_api.messages_reply import MessagesReply
+from gateway.messages_api.messages_request import CountTokensRequest, MessagesRequest
 from gateway.prompt.chat_prompt import make_chat_prompt
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.prompt.served_model import ServedModel
 from gateway.replies.chat_reply import ChatReply
 from gateway.replies.completion_reply import CompletionReply
-from gateway.replies.reply import Reply
+from gateway.replies.reply_form import ReplyForm, encode_json
 from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -43,6 +46,9 @@ from proto.generate_pb2 import SamplingParams
 log = get_logger("gateway.frontend")
 
 TIMEOUT_HEADER = "x-request-timeout"
+ID_PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,46 @@ class Frontend:
         """POST /v1/chat/completions."""
         arrived_at = self._admit()
         body = await read_body(request, ChatRequest)
+
+        def reply(job: Job) -> ReplyForm:
+            return ChatReply(job, self.model.name, self.model.tokenizer)
+
+        return await self._chat(body, request, arrived_at, "chat", reply)
+
+    async def messages(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        arrived_at = self._admit()
+        body = await read_body(request, MessagesRequest)
+        max_tokens = body.max_tokens
+
+        def reply(job: Job) -> ReplyForm:
+            return MessagesReply(job, self.model.name, max_tokens)
+
+        return await self._chat(
+            chat_of(body), request, arrived_at, "messages", reply, default_max_tokens=max_tokens
+        )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        body = await read_body(request, CountTokensRequest)
+        self._check_model(body.model)
+        rendered = await make_chat_prompt(chat_of(body), self.model)
+        return Response(
+            encode_json({"input_tokens": len(rendered.token_ids)}), media_type="application/json"
+        )
+
+    async def _chat(
+        self,
+        body: ChatRequest,
+        request: Request,
+        arrived_at: float,
+        endpoint: Endpoint,
+        make_reply: Callable[[Job], ReplyForm],
+        *,
+        default_max_tokens: int | None = None,
+    ) -> Response:
+        """What all endpoints come to whose body is a chat; `default_max_tokens` as in
+        `make_prompt`."""
         self._check_common(body, request)
         self._check_num_choices(body, 1)
         tools = body.tool_use()
@@ -71,7 +117,7 @@ class Frontend:
         prompt = make_prompt(
             rendered.token_ids,
             max_tokens=body.max_completion_tokens if by_new_name else body.max_tokens,
-            default_max_tokens=None,
+            default_max_tokens=default_max_tokens,
             max_model_len=self.max_model_len,
             prompt_param="messages",
             max_tokens_param="max_completion_tokens" if by_new_name else "max_tokens",
@@ -94,10 +140,10 @@ class Frontend:
         )
         job = self._job(
             body, [prompt], sampling, arrived_at, deadline,
-            tells_logprobs=sampling.logprobs, chat=form,
+            endpoint=endpoint, tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
         describe_job(request.scope, job, self.model.name)
-        return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
+        return self._respond(job, make_reply(job))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -123,8 +169,9 @@ class Frontend:
         deadline = arrived_at + self._timeout_seconds(request)
         await self._add_grammar(sampling, body, None, None, deadline)
         job = self._job(
-            body, prompts, sampling, arrived_at, deadline, tells_logprobs=tells_logprobs
-        )
+            body, prompts, sampling, arrived_at, deadline,
+            endpoint="completions", tells_logprobs=tells_logprobs,
+        )  # fmt: skip
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
 
@@ -245,6 +292,7 @@ class Frontend:
         arrived_at: float,
         deadline: float,
         *,
+        endpoint: Endpoint,
         tells_logprobs: bool,
         chat: ChatForm | None = None,
     ) -> Job:
@@ -254,10 +302,9 @@ class Frontend:
             raise InvalidRequest(
                 "min_tokens is more than the tokens that may be generated", param="min_tokens"
             )
-        prefix = "cmpl" if chat is None else "chatcmpl"
         return Job(
-            id=f"{prefix}-{os.urandom(12).hex()}",
-            endpoint="completions" if chat is None else "chat",
+            id=ID_PREFIXES[endpoint] + os.urandom(12).hex(),
+            endpoint=endpoint,
             created=int(time.time()),
             prompts=tuple(prompts),
             num_per_prompt=body.num_tried,
@@ -294,7 +341,7 @@ class Frontend:
             )
         return min(seconds, longest)
 
-    def _respond(self, job: Job, reply: Reply) -> Response:
+    def _respond(self, job: Job, reply: ReplyForm) -> Response:
         metrics = self.cluster.metrics
         metrics.prompt_tokens.inc(sum(one.num_tokens for one in job.prompts))
         metrics.prepare_time.observe(self.serving.clock.now() - job.arrived_at)

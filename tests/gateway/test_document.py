@@ -22,6 +22,14 @@ REPLIES: list[tuple[str, dict[str, Any] | None]] = [
     ("/v1/completions", {"model": MODEL, "prompt": "plain"}),
     ("/v1/completions", {"model": MODEL, "prompt": "plain", "logprobs": 2, "echo": True}),
     ("/v1/completions", {"model": MODEL, "prompt": []}),
+    ("/v1/messages", CHAT | {"max_tokens": 99}),
+    ("/v1/messages", CHAT | {"max_tokens": 300,
+                             "messages": [{"role": "user", "content": "new calls"}],
+                             "tools": [{"name": "t", "input_schema": {}}]}),
+    ("/v1/messages", CHAT),
+    ("/v1/messages", CHAT | {"max_tokens": 99, "model": "other"}),
+    ("/v1/messages/count_tokens", {"model": MODEL, "messages": CHAT["messages"]}),
+    ("/v1/messages/count_tokens", {"model": MODEL}),
     ("/tokenize", {"prompt": "plain", "return_token_strs": True}),
     ("/tokenize", {"prompt": "plain"}),
     ("/detokenize", {"tokens": [5, 6]}),
@@ -65,6 +73,7 @@ async def test_every_path_is_described(gateway: Gateway) -> None:
     document = await document_of(gateway)
     assert {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id}",
+        "/v1/messages", "/v1/messages/count_tokens",
         "/tokenize", "/detokenize", "/version", "/health", "/ready", "/metrics",
     } <= set(document["paths"])  # fmt: skip
     for methods in document["paths"].values():
