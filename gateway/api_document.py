@@ -26,6 +26,8 @@ from gateway.replies.reply_models import (
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import CompletionRequest
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
+from gateway.responses_api.responses_models import DeletedResponse, ResponseReply
+from gateway.responses_api.responses_request import ResponsesRequest
 
 JSON = "application/json"
 # What any request may meet: a wrong key, and what should not happen.
@@ -58,6 +60,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("/v1/messages/count_tokens", "post"): Operation(
         TokenCount, (*BODY, 429, 499, 503), CountTokensRequest
     ),
+    ("/v1/responses", "post"): Operation(ResponseReply, GENERATION, ResponsesRequest, True),
+    ("/v1/responses/{response_id}", "get"): Operation(ResponseReply, (400, 404, *ANY)),
+    ("/v1/responses/{response_id}", "delete"): Operation(DeletedResponse, (400, 404, *ANY)),
     ("/tokenize", "post"): Operation(TokenizeReply, (*BODY, 429, 499, 503), TokenizeRequest),
     ("/detokenize", "post"): Operation(DetokenizeReply, (*BODY, 429, 499, 503), DetokenizeRequest),
     ("/v1/models", "get"): Operation(ModelList, ANY),

@@ -24,15 +24,12 @@ from gateway.grammar.grammar_request import request_grammar
 from gateway.http.request_trace import describe_job
 from gateway.limits.api_keys import Client
 from gateway.limits.key_guard import CLIENT
-from gateway.messages_api.chat_of_messages import chat_of
-from gateway.messages_api.messages_reply import MessagesReply
-from gateway.messages_api.messages_request import CountTokensRequest, MessagesRequest
 from gateway.prompt.chat_prompt import make_chat_prompt
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.prompt.served_model import ServedModel
 from gateway.replies.chat_reply import ChatReply
 from gateway.replies.completion_reply import CompletionReply
-from gateway.replies.reply_form import ReplyForm, encode_json
+from gateway.replies.reply_form import ReplyForm
 from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -40,6 +37,7 @@ from gateway.requests.request_body import read_body
 from gateway.requests.sampling_fields import SamplingFields
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from gateway.requests.tool_fields import ToolUse
+from gateway.responses_api.response_store import ResponseStore
 from gateway.router_heartbeat import RouterHeartbeat
 from proto.generate_pb2 import SamplingParams
 
@@ -47,7 +45,7 @@ log = get_logger("gateway.frontend")
 
 TIMEOUT_HEADER = "x-request-timeout"
 ID_PREFIXES: dict[Endpoint, str] = {
-    "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_",
+    "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_",
 }  # fmt: skip
 
 
@@ -62,40 +60,19 @@ class Frontend:
     heartbeat: RouterHeartbeat
     serving: Serving
     grammars: GrammarCompiler
+    responses: ResponseStore
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        arrived_at = self._admit()
+        arrived_at = self.admit()
         body = await read_body(request, ChatRequest)
 
         def reply(job: Job) -> ReplyForm:
             return ChatReply(job, self.model.name, self.model.tokenizer)
 
-        return await self._chat(body, request, arrived_at, "chat", reply)
+        return await self.answer(body, request, arrived_at, "chat", reply)
 
-    async def messages(self, request: Request) -> Response:
-        """POST /v1/messages."""
-        arrived_at = self._admit()
-        body = await read_body(request, MessagesRequest)
-        max_tokens = body.max_tokens
-
-        def reply(job: Job) -> ReplyForm:
-            return MessagesReply(job, self.model.name, max_tokens)
-
-        return await self._chat(
-            chat_of(body), request, arrived_at, "messages", reply, default_max_tokens=max_tokens
-        )
-
-    async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens."""
-        body = await read_body(request, CountTokensRequest)
-        self._check_model(body.model)
-        rendered = await make_chat_prompt(chat_of(body), self.model)
-        return Response(
-            encode_json({"input_tokens": len(rendered.token_ids)}), media_type="application/json"
-        )
-
-    async def _chat(
+    async def answer(
         self,
         body: ChatRequest,
         request: Request,
@@ -147,7 +124,7 @@ class Frontend:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        arrived_at = self._admit()
+        arrived_at = self.admit()
         body = await read_body(request, CompletionRequest)
         self._check_common(body, request)
         texts_or_ids = body.prompts()
@@ -178,7 +155,7 @@ class Frontend:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await read_body(request, TokenizeRequest)
-        self._check_model(body.model)
+        self.check_model(body.model)
         if body.messages is not None:
             token_ids = (await make_chat_prompt(body.chat(), self.model)).token_ids
         else:
@@ -195,7 +172,7 @@ class Frontend:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         body = await read_body(request, DetokenizeRequest)
-        self._check_model(body.model)
+        self.check_model(body.model)
         if any(token_id >= self.model.vocab_size for token_id in body.tokens):
             raise InvalidRequest(
                 f"tokens must be below the vocabulary's size, {self.model.vocab_size}",
@@ -208,13 +185,13 @@ class Frontend:
         """What the workers take, if any has said so, else what the model can; tokens."""
         return self.heartbeat.max_model_len or self.model.max_position
 
-    def _admit(self) -> float:
+    def admit(self) -> float:
         """The time of arrival, if there is room: a full gateway does not even read bodies."""
         self.serving.admission.check()
         return self.serving.clock.now()
 
     def _check_common(self, body: SamplingFields, request: Request) -> None:
-        self._check_model(body.model)
+        self.check_model(body.model)
         _check_priority(body.priority or 0, request.scope.get(CLIENT))
         body.check_token_ids(self.model.vocab_size)
 
@@ -226,7 +203,7 @@ class Frontend:
                 param=_blamed_for_choices(body),
             )
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model.name:
             raise ModelNotFound(f"The model {name!r} does not exist.")
 

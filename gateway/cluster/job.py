@@ -10,7 +10,7 @@ from gateway.prompt.prompt_echo import PromptEcho
 from gateway.text.think_marks import ThinkMarks
 from proto.generate_pb2 import SamplingParams
 
-Endpoint = Literal["chat", "completions", "messages"]
+Endpoint = Literal["chat", "completions", "messages", "responses"]
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,13 @@ from gateway.messages_api.messages_request import (
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.request_body import parse_fields
 
+# Fields of the chat request, as regular expressions, and what they are called in this API.
+FIELD_NAMES = {
+    r"\.function\.parameters": ".input_schema",
+    r"^response_format(\.json_schema)?": "output_config.format",
+    r"^thinking_budget$": "thinking.budget_tokens",
+}
+
 
 def chat_of(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
     """All but `max_tokens`, of which as many are generated as fit into the context.

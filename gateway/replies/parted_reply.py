@@ -31,6 +31,7 @@ class PartedReply(ReplyForm):
         self._tells_thoughts = job.chat is None or job.chat.tells_thoughts
         self._before: Piece | None = None  # of the part that is open
         self._num_parts = 0  # that have begun
+        self._last: ChoiceDelta | None = None  # that has the finish reason
 
     def events(self, choice: int, delta: ChoiceDelta) -> bytes:
         events = [self._tell(piece) for piece in self._pieces(delta)]
