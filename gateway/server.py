@@ -36,6 +36,7 @@ from gateway.limits.api_keys import ApiKeys
 from gateway.limits.bucket_memory import BucketMemory
 from gateway.limits.rate_limit import Limits, RateLimiter
 from gateway.prompt.served_model import ServedModel
+from gateway.responses_api.response_store import ResponseStore
 from gateway.router_heartbeat import RouterHeartbeat
 from rpc import cluster_credentials
 
@@ -46,6 +47,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 # How long a thread that is done (with a long prompt, or gRPC's own) waits for a busy event loop.
 SWITCH_SECONDS = 0.0005
 BUCKET_FILE = "rate_limits"
+RESPONSES_FILE = "responses"
 LOOK_SECONDS = 0.5
 # From the first moment that requests are taken.
 WARM_AFTER_SECONDS = 1.0
@@ -132,12 +134,18 @@ async def serve(
         buckets = BucketMemory(settings.shared_folder and settings.shared_folder / BUCKET_FILE)
         stack.callback(buckets.close)
         keys = make_keys(settings)
+        folder = settings.shared_folder
+        responses = ResponseStore(
+            folder and folder / RESPONSES_FILE, settings.stored_responses_mib * 2**20
+        )
+        stack.callback(responses.close)
         grammars = GrammarCompiler(settings.model, model.eos_token_ids)
         stack.push_async_callback(grammars.close)
         frontend = Frontend(
             settings=settings,
             model=model,
             grammars=grammars,
+            responses=responses,
             cluster=_cluster(settings, model, routers, channels, metrics),
             heartbeat=heartbeat,
             serving=Serving(

@@ -67,7 +67,8 @@ class GatewaySettings(ProcessSettings):
     )
     shared_folder: Path | None = Field(
         None,
-        description="Where processes of one gateway share metrics and rate limits; "
+        description="Where processes of one gateway share metrics, rate limits and stored "
+        "responses; "
         "--workers takes a temporary folder of its own",
     )
 
@@ -120,6 +121,12 @@ class GatewaySettings(ProcessSettings):
     )
     max_queue_seconds: float = Field(
         30.0, gt=0, description="A request that has waited for so long gets 429"
+    )
+    stored_responses_mib: int = Field(
+        64,
+        ge=0,
+        description="What /v1/responses keeps for `previous_response_id`, of all clients; the "
+        "oldest go first; 0: nothing is kept",
     )
     max_choices: int = Field(128, ge=1, description="Prompts times n of one request")
     request_timeout_seconds: float = Field(

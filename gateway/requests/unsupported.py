@@ -50,6 +50,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "suffix": ("",),
     "thinking": (),
+    "thinking_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
