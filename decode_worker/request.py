@@ -71,6 +71,19 @@ class Request:
         return self.attempt.num_in_flight if self.attempt is not None else 0
 
     @property
+    def awaits_mask(self) -> bool:
+        """What may come next is still being worked out."""
+        return self.history is not None and not self.history.is_ready
+
+    @property
+    def sits_out(self) -> bool:
+        """It must not step: its mask is not there, or would not be there in time."""
+        history = self.history
+        if history is None or history.match is None:
+            return False
+        return not history.is_ready or (history.match.is_slow and self.num_in_flight > 0)
+
+    @property
     def num_known_soon(self) -> int:
         """Tokens, those in flight included."""
         return self.num_tokens + self.num_in_flight

@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,20 +16,20 @@ from core.log import get_logger
 from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
 from gateway.cluster.client import Cluster
-from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
+from gateway.cluster.job import ChatForm, Endpoint, Job, Prompt, make_prompt
 from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.grammar_request import needs_grammar, request_grammar
 from gateway.http.request_trace import describe_job
-from gateway.limits.api_keys import Client
+from gateway.limits.api_keys import EVERYBODY, Client
 from gateway.limits.key_guard import CLIENT
 from gateway.prompt.chat_prompt import make_chat_prompt
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.prompt.served_model import ServedModel
 from gateway.replies.chat_reply import ChatReply
 from gateway.replies.completion_reply import CompletionReply
-from gateway.replies.reply import Reply
+from gateway.replies.reply_form import ReplyForm
 from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -37,12 +37,16 @@ from gateway.requests.request_body import read_body
 from gateway.requests.sampling_fields import SamplingFields
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from gateway.requests.tool_fields import ToolUse
+from gateway.responses_api.response_store import ResponseStore
 from gateway.router_heartbeat import RouterHeartbeat
 from proto.generate_pb2 import SamplingParams
 
 log = get_logger("gateway.frontend")
 
 TIMEOUT_HEADER = "x-request-timeout"
+ID_PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +60,30 @@ class Frontend:
     heartbeat: RouterHeartbeat
     serving: Serving
     grammars: GrammarCompiler
+    responses: ResponseStore
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        arrived_at = self._admit()
+        arrived_at = self.admit()
         body = await read_body(request, ChatRequest)
+
+        def reply(job: Job) -> ReplyForm:
+            return ChatReply(job, self.model.name, self.model.tokenizer)
+
+        return await self.answer(body, request, arrived_at, "chat", reply)
+
+    async def answer(
+        self,
+        body: ChatRequest,
+        request: Request,
+        arrived_at: float,
+        endpoint: Endpoint,
+        make_reply: Callable[[Job], ReplyForm],
+        *,
+        default_max_tokens: int | None = None,
+    ) -> Response:
+        """What all endpoints come to whose body is a chat; `default_max_tokens` as in
+        `make_prompt`."""
         self._check_common(body, request)
         self._check_num_choices(body, 1)
         tools = body.tool_use()
@@ -71,7 +94,7 @@ class Frontend:
         prompt = make_prompt(
             rendered.token_ids,
             max_tokens=body.max_completion_tokens if by_new_name else body.max_tokens,
-            default_max_tokens=None,
+            default_max_tokens=default_max_tokens,
             max_model_len=self.max_model_len,
             prompt_param="messages",
             max_tokens_param="max_completion_tokens" if by_new_name else "max_tokens",
@@ -83,7 +106,7 @@ class Frontend:
         )
         marks = self.model.think_marks
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(sampling, body, tools, deadline)
+        await self._add_grammar(request, sampling, body, tools, deadline)
         if marks is not None and sampling.HasField("grammar"):
             rendered.let_think_first(sampling.grammar, marks)
         form = ChatForm(
@@ -95,16 +118,16 @@ class Frontend:
         )
         job = self._job(
             body, [prompt], sampling, arrived_at, deadline,
-            tells_logprobs=sampling.logprobs, chat=form,
+            endpoint=endpoint, tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
         if tools.forced:  # there is no text in which stop strings could count
             job = msgspec.structs.replace(job, stop_strings=())
         describe_job(request.scope, job, self.model.name)
-        return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
+        return self._respond(job, make_reply(job))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        arrived_at = self._admit()
+        arrived_at = self.admit()
         body = await read_body(request, CompletionRequest)
         self._check_common(body, request)
         texts_or_ids = body.prompts()
@@ -124,17 +147,18 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(sampling, body, None, deadline)
+        await self._add_grammar(request, sampling, body, None, deadline)
         job = self._job(
-            body, prompts, sampling, arrived_at, deadline, tells_logprobs=tells_logprobs
-        )
+            body, prompts, sampling, arrived_at, deadline,
+            endpoint="completions", tells_logprobs=tells_logprobs,
+        )  # fmt: skip
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await read_body(request, TokenizeRequest)
-        self._check_model(body.model)
+        self.check_model(body.model)
         if body.messages is not None:
             token_ids = (await make_chat_prompt(body.chat(), self.model)).token_ids
         else:
@@ -151,7 +175,7 @@ class Frontend:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         body = await read_body(request, DetokenizeRequest)
-        self._check_model(body.model)
+        self.check_model(body.model)
         if any(token_id >= self.model.vocab_size for token_id in body.tokens):
             raise InvalidRequest(
                 f"tokens must be below the vocabulary's size, {self.model.vocab_size}",
@@ -164,13 +188,13 @@ class Frontend:
         """What the workers take, if any has said so, else what the model can; tokens."""
         return self.heartbeat.max_model_len or self.model.max_position
 
-    def _admit(self) -> float:
+    def admit(self) -> float:
         """The time of arrival, if there is room: a full gateway does not even read bodies."""
         self.serving.admission.check()
         return self.serving.clock.now()
 
     def _check_common(self, body: SamplingFields, request: Request) -> None:
-        self._check_model(body.model)
+        self.check_model(body.model)
         _check_priority(body.priority or 0, request.scope.get(CLIENT))
         body.check_token_ids(self.model.vocab_size)
 
@@ -182,12 +206,13 @@ class Frontend:
                 param=_blamed_for_choices(body),
             )
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model.name:
             raise ModelNotFound(f"The model {name!r} does not exist.")
 
     async def _add_grammar(
         self,
+        request: Request,
         sampling: SamplingParams,
         body: SamplingFields,
         tools: ToolUse | None,
@@ -202,7 +227,11 @@ class Frontend:
             try:
                 async with asyncio.timeout(deadline - self.serving.clock.now()):
                     grammar = await request_grammar(
-                        constraint, tools, self.model.tool_format, self.grammars
+                        constraint,
+                        tools,
+                        self.model.tool_format,
+                        self.grammars,
+                        client=_client_name(request),
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
@@ -245,6 +274,7 @@ class Frontend:
         arrived_at: float,
         deadline: float,
         *,
+        endpoint: Endpoint,
         tells_logprobs: bool,
         chat: ChatForm | None = None,
     ) -> Job:
@@ -254,10 +284,9 @@ class Frontend:
             raise InvalidRequest(
                 "min_tokens is more than the tokens that may be generated", param="min_tokens"
             )
-        prefix = "cmpl" if chat is None else "chatcmpl"
         return Job(
-            id=f"{prefix}-{os.urandom(12).hex()}",
-            endpoint="completions" if chat is None else "chat",
+            id=ID_PREFIXES[endpoint] + os.urandom(12).hex(),
+            endpoint=endpoint,
             created=int(time.time()),
             prompts=tuple(prompts),
             num_per_prompt=body.num_tried,
@@ -294,7 +323,7 @@ class Frontend:
             )
         return min(seconds, longest)
 
-    def _respond(self, job: Job, reply: Reply) -> Response:
+    def _respond(self, job: Job, reply: ReplyForm) -> Response:
         metrics = self.cluster.metrics
         metrics.prompt_tokens.inc(sum(one.num_tokens for one in job.prompts))
         metrics.prepare_time.observe(self.serving.clock.now() - job.arrived_at)
@@ -315,6 +344,14 @@ def _check_priority(priority: int, client: Client | None) -> None:
             "can allow more with --max-priority, or with max_priority=N after the key",
             param="priority",
         )
+
+
+def _client_name(request: Request) -> str:
+    """The name of the key; where there are no keys, the address."""
+    client: Client | None = request.scope.get(CLIENT)
+    if client is not None and client.name != EVERYBODY:
+        return f"key {client.name}"
+    return request.client.host if request.client is not None else ""
 
 
 def _note_tokens(span: tracing.Span, *nums_tokens: int) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from engine.grammar.token_bytes import token_bytes
 from engine.grammar.xgrammar_core import VOCABULARY_OF_BYTES, load_core
-from engine.sampling.history import Match
 from engine.sampling.sampling_params import Grammar
 
 _core: Any = load_core()
@@ -115,7 +114,7 @@ class GrammarCompiler:
 
 
 class GrammarMatch:
-    """Implements `engine.sampling.history.Match`."""
+    """Not fast in every case: see `engine.grammar.paced_match`."""
 
     def __init__(
         self,
@@ -129,6 +128,7 @@ class GrammarMatch:
         self._thoughts = grammar.thoughts  # until the first token
         self._begun = grammar.after_token_id is None
         self._complete = False
+        self._mask: torch.Tensor | None = None
 
     @property
     def is_active(self) -> bool:
@@ -141,33 +141,33 @@ class GrammarMatch:
     def accept(self, token_id: int) -> bool:
         thoughts, self._thoughts = self._thoughts, None
         if thoughts is not None and token_id == thoughts[0]:
-            self._begun, self._after_token_id = False, thoughts[1]
+            self._begun, self._after_token_id, self._mask = False, thoughts[1], None
             return True
         if not self._begun:
             self._begun = token_id == self._after_token_id
             return True
         if self._complete or not self._matcher.accept_token(token_id, False):
             return False
+        self._mask = None
         self._complete = self._matcher.is_terminated() or (
             self._matcher.is_completed() and self._can_only_end()
         )
         return True
 
-    def fill(self, matches: Sequence[Match], bits: torch.Tensor) -> None:
-        matchers = [match._matcher for match in matches if isinstance(match, GrammarMatch)]
-        assert len(matchers) == len(matches) == bits.shape[0]
-        if len(matchers) == 1:
-            matchers[0].fill_next_token_bitmask(bits, 0, False)
-        else:
-            _batch_matcher().batch_fill_next_token_bitmask(matchers, bits, None, False)
-        for row, match in zip(bits.numpy().view("uint32"), matches, strict=True):
-            if isinstance(match, GrammarMatch) and match._thoughts is not None:
-                row[match._thoughts[0] // 32] |= 1 << (match._thoughts[0] % 32)
+    def mask(self) -> torch.Tensor:
+        """[ceil(V / 32)] int32: tokens that may come next, once the match is active."""
+        if self._mask is None:
+            bits = torch.zeros(1, -(-self._vocab_size // 32), dtype=torch.int32)
+            if not self._complete:
+                self._matcher.fill_next_token_bitmask(bits, 0, False)
+            if self._thoughts is not None:
+                opens = self._thoughts[0]
+                bits.numpy().view("uint32")[0, opens // 32] |= 1 << (opens % 32)
+            self._mask = bits[0]
+        return self._mask
 
     def _can_only_end(self) -> bool:
-        bits = torch.empty(1, -(-self._vocab_size // 32), dtype=torch.int32)
-        self._matcher.fill_next_token_bitmask(bits, 0, False)
-        words = bits.numpy()[0].view("uint32")
+        words = self.mask().numpy().view("uint32").copy()
         for token_id in self._matcher.stop_token_ids():
             words[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
         return not words.any()
@@ -177,13 +177,3 @@ def _matcher(compiled: Any, stop_token_ids: Sequence[int]) -> Any:  # noqa: ANN4
     ends_by_itself, unlimited, temperature = False, -1, None
     stops = sorted(set(stop_token_ids))
     return _core.GrammarMatcher(compiled, stops, ends_by_itself, unlimited, temperature)
-
-
-_BATCH_MATCHERS: list[Any] = []
-
-
-def _batch_matcher() -> Any:  # noqa: ANN401 - of the library
-    """With as many threads as the rank's other work has."""
-    if not _BATCH_MATCHERS:
-        _BATCH_MATCHERS.append(_core.BatchGrammarMatcher(torch.get_num_threads()))
-    return _BATCH_MATCHERS[0]

@@ -5,6 +5,8 @@ what the installed library asks for. What arrives is counted at its worst: every
 of the rows that these become as many as `row_caps` lets through at once.
 """
 
+from dataclasses import replace
+
 from core.memory_term import MemoryTerm
 from ep.dispatch.dispatch_needs import DispatchNeeds
 
@@ -96,6 +98,10 @@ def deep_ep_terms(needs: DispatchNeeds, num_ranks: int) -> tuple[MemoryTerm, ...
         arrived = 2 * num_ranks * needs.most_tokens * hidden * needs.itemsize
         terms.append(MemoryTerm(name="dispatch: received tokens", num_bytes=arrived))
         terms.append(_rows_by_expert(needs, num_ranks))
+    elif needs.step_tokens > needs.masked_tokens:
+        # Longer steps are not recorded: their parts do not share the memory of those that are.
+        (rows,) = _masked_rows(needs, num_ranks)
+        terms.append(replace(rows, name="dispatch: masked rows of long steps"))
     return (*terms, *_masked_rows(needs, num_ranks))
 
 

@@ -11,6 +11,8 @@ from gateway.prompt.prompt_echo import PromptEcho
 from gateway.text.think_marks import ThinkMarks
 from proto.generate_pb2 import SamplingParams
 
+Endpoint = Literal["chat", "completions", "messages", "responses"]
+
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids (`core.token_ids`) and how many tokens may come after them; `echo` where they are
@@ -49,7 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    endpoint: Literal["chat", "completions"]
+    endpoint: Endpoint
     created: int
     prompts: tuple[Prompt, ...]
     num_per_prompt: int

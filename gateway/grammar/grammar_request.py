@@ -7,6 +7,7 @@ from core.errors import InvalidRequest
 from gateway.formats.tool_format import ToolFormat
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.json_schema_check import check_schema
+from gateway.grammar.pattern_check import pattern_fault
 from gateway.requests.constraint_fields import Constraint
 from gateway.requests.request_body import parse_json
 from gateway.requests.tool_fields import Tool, ToolUse
@@ -27,6 +28,8 @@ async def request_grammar(
     tools: ToolUse | None,
     form: ToolFormat,
     compiler: GrammarCompiler,
+    *,
+    client: str,
 ) -> Grammar:
     """Compiled once here, so that a grammar that does not compile is refused at once. Where
     `needs_grammar`:
@@ -36,8 +39,9 @@ async def request_grammar(
         a constraint                what it asks for
         strict tools                any text, and behind it perhaps calls
 
-    Arguments of forced and of strict tools keep to their schemas, others are any object.
-    Raises InvalidRequest that names the field and the reason.
+    Arguments of forced and of strict tools keep to their schemas, others are any object. Compiling is
+    shared out by `client`.
+    Raises InvalidRequest that names the field and the reason; else as `GrammarCompiler.compile`.
     """
     request: dict[str, Any] | None = None
     param = "tools"
@@ -61,7 +65,7 @@ async def request_grammar(
             is_free=request is None, instead=request,
         )  # fmt: skip
     assert request is not None
-    ebnf = await compiler.compile(request, param=param)
+    ebnf = await compiler.compile(request, param=param, client=client)
     written: dict[str, Any] = {"ebnf": ebnf} if ebnf else {request["kind"]: request["text"]}
     return Grammar(**written, compact=True)
 
@@ -129,3 +133,5 @@ def _check(constraint: Constraint) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
+    if kind != "json_schema" and (fault := pattern_fault(text, is_ebnf=kind == "ebnf")):
+        raise InvalidRequest(f"{param}: {fault}", param=param)

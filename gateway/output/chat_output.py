@@ -142,6 +142,7 @@ class ChatOutput:
         assert self._answer is not None
         part = self._answer.feed(tokens, finish)
         delta.text, delta.entries, delta.finish_reason = part.text, part.entries, part.finish_reason
+        delta.stop_string = part.stop_string
         if self._tools is not None:
             delta.text, delta.calls = self._tools.feed(part.text)
             if part.finish_reason is not None:

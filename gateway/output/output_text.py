@@ -36,6 +36,7 @@ class OutputText:
         self.num_reasoning_tokens = 0
         self.sum_logprob = 0.0
         self.finish_reason: FinishText | None = None
+        self.stop_string: str | None = None
         self._tokenizer = tokenizer
         self._shown = shown
         self._stops = StopStrings(stops)
@@ -107,7 +108,9 @@ class OutputText:
         if over is not None:
             text = text[: over + len(self._stops_until)]
             self._stops = StopStrings(())
-        return stops.find(text) if self.num_tokens > self._min_tokens else None
+        found = stops.find(text) if self.num_tokens > self._min_tokens else None
+        self.stop_string = stops.found
+        return found
 
     def _take(self, num_characters: int) -> ChoiceDelta:
         text, self._held = self._held[:num_characters], self._held[num_characters:]
@@ -116,7 +119,7 @@ class OutputText:
         ended = self.finish_reason is not None
         while self._entries and (ended or self._entries[0].end <= self._num_out):
             entries.append(self._entries.popleft())
-        return ChoiceDelta(text, entries, self.finish_reason)
+        return ChoiceDelta(text, entries, self.finish_reason, stop_string=self.stop_string)
 
 
 def alternatives(token: Token) -> tuple[tuple[int, float], ...]:

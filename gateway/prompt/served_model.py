@@ -22,6 +22,7 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
+    sanitizes_control_tokens: bool
     chat_template: ChatTemplate | None
     think_marks: ThinkMarks | None
     tool_format: ToolFormat
@@ -54,6 +55,7 @@ class ServedModel:
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             tokenizer=tokenizer,
+            sanitizes_control_tokens=settings.sanitize_control_tokens,
             chat_template=chat_template,
             think_marks=ThinkMarks.of(tokenizer, thoughts) if thoughts else None,
             tool_format=form.beginning_without(

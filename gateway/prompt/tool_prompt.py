@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.formats.tool_format import ToolFormat
-from gateway.requests.tool_fields import Tool
 
 EXAMPLE = '{"argument": "value"}'
 
 
 def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], form: ToolFormat
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: ToolFormat
 ) -> list[Mapping[str, Any]]:
     """The messages, the first system one (a new one, if there is none) ending with `tools`."""
     told = _told(tools, form)
@@ -28,13 +27,13 @@ def with_tools(
     return [{"role": "system", "content": told}, *messages]
 
 
-def _told(tools: Sequence[Tool], form: ToolFormat) -> str:
+def _told(tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
     parts = ["## Tools\nYou have access to the following tools:"]
     for tool in tools:
-        function = tool.function
-        parameters = json.dumps(function.parameters or {}, ensure_ascii=False)
+        function = tool["function"]
+        parameters = json.dumps(function.get("parameters", {}), ensure_ascii=False)
         parts.append(
-            f"### {function.name}\nDescription: {function.description or ''}\n\n"
+            f"### {function['name']}\nDescription: {function.get('description', '')}\n\n"
             f"Parameters: {parameters}"
         )
     several = f"Several calls stand one behind the other before {form.end}. " if form.end else ""

@@ -70,8 +70,12 @@ class ToolFields(RequestModel):
     parallel_tool_calls: bool | None = None
 
     def tool_use(self) -> ToolUse:
-        """Raises InvalidRequest for a choice among tools that are not there."""
+        """Raises InvalidRequest for a choice among tools that are not there, and for two tools of
+        one name."""
         tools = tuple(self.tools or ())
+        names = [tool.function.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise InvalidRequest("tools: two of them have the same name", param="tools")
         choice = self.tool_choice
         at_most_one = self.parallel_tool_calls is False
         if isinstance(choice, NamedToolChoice):

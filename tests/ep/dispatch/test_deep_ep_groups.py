@@ -64,6 +64,11 @@ def test_a_decode_group_is_any_number_of_whole_nodes(num_nodes: int) -> None:
     assert sizes.num_qps == needs.slots_per_rank
     names = {term.name for term in deep_ep_terms(needs, num_ranks)}
     assert not {name for name in names if "queues" in name or "by expert" in name}
+    assert "dispatch: masked rows of long steps" not in names
+    longer = deep_ep_terms(replace(needs, step_tokens=257), num_ranks)
+    assert sum(each.num_bytes for each in longer if "masked rows" in each.name) == 4 * (
+        experts * needs.masked_tokens * HIDDEN * 2
+    )
 
 
 @pytest.mark.parametrize("num_nodes", NODES)

@@ -191,7 +191,7 @@ async def test_completions(
 
 
 SCHEMAS: list[tuple[Any, str]] = [
-    ({"type": "nope"}, "nope"),
+    ({"type": "nope"}, "type must be one of"),
     ({"$ref": "#/$defs/nope"}, "leads nowhere"),
     ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}, "leads nowhere"),
     ({"$ref": "https://example.com/schema"}, "nothing outside"),
@@ -211,7 +211,7 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"anyOf": []}, "anyOf"),
     ({"type": "object", "required": ["a"]}, "not among properties"),
     ({"pattern": "a"}, "needs type"),
-    ({"type": [["string"]], "minLength": 1}, "needs type"),
+    ({"type": [["string"]], "minLength": 1}, "type must be one of"),
     ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
     ({"type": "object", "properties": {"a": {"type": "array", "items": {"if": {}}}}},
      "#/properties/a/items"),

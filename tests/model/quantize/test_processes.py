@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,24 +68,34 @@ def test_the_same_files_from_a_gpu(model: Path, tmp_path: Path) -> None:
         assert files_of(output) == want
 
 
-def program(model: Path, output: Path) -> "subprocess.Popen[str]":
+@contextmanager
+def program(model: Path, output: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "model.quantize"]
     command += arguments(model, output, "--device", "cpu", "--processes", "2", "--resume")
-    return subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
         # Ignored, and so for children, where a shell runs the tests in the background.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()  # it may be stopped
 
 
 def stopped_at_work(child: "subprocess.Popen[str]") -> list[int]:
-    """Its processes; it is stopped itself, so that their files cannot be finished."""
+    """Its two processes; it is stopped itself, so that their files cannot be finished."""
     assert child.stdout is not None
     while json.loads(child.stdout.readline())["event"] != "plan":
         pass
     child.send_signal(signal.SIGSTOP)
+    asyncio.run(eventually(lambda: len(workers_of(child)) == 2))
+    return workers_of(child)
+
+
+def workers_of(child: "subprocess.Popen[str]") -> list[int]:
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"spawn_main" in cmdline(pid)]
 
@@ -115,7 +127,6 @@ def test_one_that_is_killed_and_the_first_that_is_interrupted(
     output = tmp_path / "out"
     with program(model, output) as child:
         workers = stopped_at_work(child)
-        assert len(workers) == 2
         if how == signal.SIGKILL:
             os.kill(workers[0], how)
         else:
