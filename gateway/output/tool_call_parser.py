@@ -93,8 +93,9 @@ class ToolCallParser:
         """Only space stands before a call, and between calls."""
         rest = self._buffer.lstrip()
         if rest.startswith(self.form.call_begin):
-            self._opened += self.form.call_begin
-            self._buffer = rest[len(self.form.call_begin) :]
+            length = len(self._buffer) - len(rest) + len(self.form.call_begin)
+            self._opened += self._buffer[:length]
+            self._buffer = self._buffer[length:]
             self._step = self._head
             return True
         if not self._opened and rest.startswith(self.form.end):

@@ -2,13 +2,18 @@
 
 import json
 import random
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from jsonschema import Draft202012Validator
 from tokenizers import AddedToken
 
+from core.clock import SystemClock
 from gateway.formats.registry import TOOL_FORMATS
 from gateway.formats.tool_format import ToolFormat
 from gateway.grammar.grammar_compiler import GrammarCompiler
@@ -19,8 +24,8 @@ from proto.generate_pb2 import Grammar
 from tests.gateway.model_folder import EOS_ID, THINK, make_model_folder, make_tokenizer
 from tests.gateway.output.test_tool_formats import read
 
-torch = pytest.importorskip("torch")
-from engine.grammar import grammar_match  # noqa: E402 - needs torch
+pytest.importorskip("torch")
+from engine.grammar import grammar_match, paced_match  # noqa: E402 - needs torch
 from engine.sampling import sampling_params  # noqa: E402 - as above
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -55,28 +60,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def compiled(
-    folder: Path, form: ToolFormat, tools: ToolUse, constraint: Constraint | None = None
-) -> Grammar:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compiler(folder: Path) -> AsyncIterator[GrammarCompiler]:
     compiler = GrammarCompiler(folder, (EOS_ID,))
-    try:
-        grammar = await request_grammar(constraint, tools, form, compiler)
-    finally:
-        await compiler.close()
+    yield compiler
+    await compiler.close()
+
+
+async def compiled(
+    compiler: GrammarCompiler,
+    form: ToolFormat,
+    tools: ToolUse,
+    constraint: Constraint | None = None,
+) -> Grammar:
+    grammar = await request_grammar(constraint, tools, form, compiler, client="c")
     grammar.special_token_ids.extend(TOKENIZER.token_to_id(mark) for mark in form.marks)
     return grammar
 
 
 def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
     wanted = sampling_params._grammar(grammar)
-    compiler = grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
-    return compiler.match(wanted, compiler.compile(wanted), ())
+    return worker(folder).match(wanted, compiled_by_worker(folder, wanted), ())
+
+
+@cache
+def worker(folder: Path) -> grammar_match.GrammarCompiler:
+    return grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
+
+
+@cache
+def compiled_by_worker(folder: Path, grammar: sampling_params.Grammar) -> Any:
+    return worker(folder).compile(grammar)
 
 
 def allowed(match: grammar_match.GrammarMatch) -> list[int]:
-    bits = torch.empty(1, -(-VOCAB_SIZE // 32), dtype=torch.int32)
-    match.fill([match], bits)
-    words = bits.numpy().view("uint32")[0]
+    words = match.mask().numpy().view("uint32")
     return [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
 
 
@@ -107,8 +125,10 @@ def check_calls(calls: list[tuple[str | None, str]]) -> None:
 
 
 @each_format
-async def test_forced_calls_are_read_as_they_were_written(folder: Path, form: ToolFormat) -> None:
-    grammar = await compiled(folder, form, ToolUse(LOOSE, LOOSE, at_most_one=False))
+async def test_forced_calls_are_read_as_they_were_written(
+    folder: Path, compiler: GrammarCompiler, form: ToolFormat
+) -> None:
+    grammar = await compiled(compiler, form, ToolUse(LOOSE, LOOSE, at_most_one=False))
     for seed in range(12):
         output = walk(begin(folder, grammar), random.Random(seed))
         text, calls = read(form, [output])
@@ -121,10 +141,10 @@ async def test_forced_calls_are_read_as_they_were_written(folder: Path, form: To
 
 @each_format
 async def test_strict_tools_are_kept_to_where_nothing_is_forced(
-    folder: Path, form: ToolFormat
+    folder: Path, compiler: GrammarCompiler, form: ToolFormat
 ) -> None:
     """Text is free; a call that the model opens keeps to its schema."""
-    grammar = await compiled(folder, form, ToolUse(STRICT, (), at_most_one=False))
+    grammar = await compiled(compiler, form, ToolUse(STRICT, (), at_most_one=False))
     good, bad = '{"city":"Bern"}', '{"city":5}'
     for begin_of in form.begins:
         calls = form.write(form.call("weather", good)).replace(form.begins[0], begin_of)
@@ -138,19 +158,23 @@ async def test_strict_tools_are_kept_to_where_nothing_is_forced(
         check_calls(read(form, [output])[1])
 
 
-async def test_tools_that_are_not_strict_take_any_object(folder: Path) -> None:
+async def test_tools_that_are_not_strict_take_any_object(
+    folder: Path, compiler: GrammarCompiler
+) -> None:
     form = TOOL_FORMATS[0]
     tools = ToolUse((STRICT[0], LOOSE[1]), (), at_most_one=False)
-    grammar = await compiled(folder, form, tools)
+    grammar = await compiled(compiler, form, tools)
     for name, expected in (("weather", False), ("IDX", True)):
         output = form.write(form.call(name, '{"other":1}'))
         assert follow(begin(folder, grammar), output) == expected
 
 
 @each_format
-async def test_a_constraint_or_calls(folder: Path, form: ToolFormat) -> None:
+async def test_a_constraint_or_calls(
+    folder: Path, compiler: GrammarCompiler, form: ToolFormat
+) -> None:
     constraint = Constraint("regex", "[0-9]+", "guided_regex")
-    grammar = await compiled(folder, form, ToolUse(STRICT, (), at_most_one=True), constraint)
+    grammar = await compiled(compiler, form, ToolUse(STRICT, (), at_most_one=True), constraint)
     call = form.write(form.call("weather", '{"city":"Bern"}'))
     for output, expected in ((call, True), ("12", True), ("a", False), ("12" + call, False),
                              (call.replace("city", "town"), False)):  # fmt: skip
@@ -173,3 +197,25 @@ async def test_thoughts_come_before_what_is_constrained(folder: Path) -> None:
     assert match.accept(close_id)
     assert match.is_active
     assert set(allowed(match)) == {letter_a}
+
+
+async def test_a_step_waits_for_no_thoughts(folder: Path) -> None:
+    """As a rank works with it: wherever the tokens so far end, the next mask is the same."""
+    open_id, close_id = map(TOKENIZER.token_to_id, THINK)
+    grammar = Grammar(regex="ab", compact=True)
+    grammar.thoughts.open_token_id, grammar.thoughts.close_token_id = open_id, close_id
+    letter_a, letter_b = (TOKENIZER.token_to_id(letter) for letter in "ab")
+    tokens = [open_id, letter_b, close_id, letter_a, letter_b]
+    active = [True, False, False, True, True]
+    with ThreadPoolExecutor(1) as threads:
+        for num_before in range(len(tokens)):
+            match = paced_match.PacedMatch(
+                begin(folder, grammar), tokens[:num_before], threads, SystemClock()
+            )
+            paced_match.settle([match])
+            for token, is_active in list(zip(tokens, active, strict=True))[num_before:]:
+                assert match.is_ready
+                assert match.is_active == is_active
+                assert match.accept(token)
+            assert match.is_ready
+            assert match.is_complete

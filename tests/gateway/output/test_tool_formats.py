@@ -122,6 +122,15 @@ def test_prose_about_marks_is_as_it_was_written(form: ToolFormat, space: str) ->
 
 
 @each_format
+@pytest.mark.parametrize("rest", ["", "junk", "f\n", " \n" + "x" * 600])
+def test_what_becomes_no_call_is_text(form: ToolFormat, rest: str) -> None:
+    output = f"a {form.begins[0]} \n{form.call_begin}{rest}{form.call_end}{form.end} b"
+    is_bare_call = form == DEEPSEEK_V31 and rest == "junk"
+    expected: Read = ("a b", [("junk", "{}")]) if is_bare_call else (output, [])
+    assert read(form, list(output)) == read(form, [output]) == expected
+
+
+@each_format
 def test_prose_about_marks_is_not_held_back(form: ToolFormat) -> None:
     parser = ToolCallParser(form, at_most_one=False)
     assert parser.feed(f"See {form.begins[0]} or so: it begins ")[0].endswith("or so: it begins")
