@@ -121,7 +121,7 @@ class DecodeLoop(RankLoop[list[Request]]):
     ) -> None:
         inflight = self._launch(work, began, tokens_per_rank)
         self._land()
-        inflight.late = self._state.awaiting_masks(inflight.rows)
+        inflight.late = self._state.awaiting_masks
         inflight.step.sample()  # histories know all tokens before it, but for those that are late
         self._inflight = inflight
         if not self._overlaps:
@@ -172,7 +172,7 @@ class DecodeLoop(RankLoop[list[Request]]):
         if self._state.awaits_kv:
             return KV_POLL_SECONDS
         seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
-        waits = self._grammars.num_waiting or self._state.awaits_masks
+        waits = self._grammars.num_waiting or self._state.awaiting_masks
         return min(seconds, GRAMMAR_POLL_SECONDS) if waits else seconds
 
     def _arrived(self) -> list[Event]:

@@ -28,7 +28,7 @@ A step may be launched before the one before it has landed. Its tokens for reque
 not in it any more (over, or preempted) are thrown away, see `decode_worker.inflight_steps`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from core.token_ids import unpack_ids
 from decode_worker.arrival import Arrival
@@ -106,15 +106,9 @@ class RankState:
         )
 
     @property
-    def awaits_masks(self) -> bool:
-        return any(request.awaits_mask for request in self.requests.values())
-
-    def awaiting_masks(self, request_ids: Iterable[str]) -> frozenset[str]:
-        """Those of them whose next token cannot be sampled yet."""
-        requests = self.requests
-        return frozenset(
-            name for name in request_ids if name in requests and requests[name].awaits_mask
-        )
+    def awaiting_masks(self) -> frozenset[str]:
+        """Requests whose next token cannot be sampled yet."""
+        return frozenset(name for name, one in self.requests.items() if one.awaits_mask)
 
     def offer(self, tokens: Sequence[TokenOut | None]) -> list[Match]:
         """Tells matches the tokens of the oldest step under way, which lands next."""

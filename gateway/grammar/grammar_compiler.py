@@ -19,8 +19,8 @@ import msgspec
 from core.clock import Clock, SystemClock
 from core.errors import InvalidRequest, Unavailable
 from core.log import get_logger
+from gateway.grammar.asked_process import AskedProcess, TooSlow
 from gateway.grammar.fair_turns import FairTurns
-from gateway.grammar.grammar_helper import GrammarHelper, TooSlow
 
 log = get_logger("gateway.grammar_compiler")
 
@@ -47,9 +47,9 @@ class GrammarCompiler:
         clock: Clock | None = None,
     ) -> None:
         arguments = [str(folder), *map(str, eos_token_ids)]
-        self._helpers = [GrammarHelper(arguments) for _ in range(NUM_HELPERS)]
+        self._helpers = [AskedProcess(arguments) for _ in range(NUM_HELPERS)]
         self._idle = list(self._helpers)  # the last one is taken
-        self._parser = GrammarHelper([PARSE_ONLY])
+        self._parser = AskedProcess([PARSE_ONLY])
         self._clock = clock or SystemClock()
         self._turns = FairTurns(NUM_HELPERS, self._clock)
         self._parse_turns = FairTurns(1, self._clock)
@@ -144,7 +144,7 @@ class GrammarCompiler:
             return answer
 
     @asynccontextmanager
-    async def _helper(self, client: str) -> AsyncIterator[GrammarHelper]:
+    async def _helper(self, client: str) -> AsyncIterator[AskedProcess]:
         async with self._turns.of(client):
             helper = self._idle.pop()
             try:
