@@ -45,7 +45,9 @@ proto: $(VENV)/.installed-dev ## generate the gRPC stubs from proto/*.proto
 
 docs: $(VENV)/.installed-dev ## write the pages of docs/ that are made from the code
 	$(BIN)/python scripts/configuration_doc.py
+	$(BIN)/python scripts/checkpoint_formats_doc.py
 	$(BIN)/python scripts/metrics_doc.py
+	$(BIN)/python scripts/formats_doc.py
 	$(BIN)/python scripts/dashboards_json.py
 	$(BIN)/python scripts/render_chart.py
 	$(BIN)/python scripts/plan_examples.py

@@ -9,6 +9,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from gateway.base.anthropic_error import is_anthropic
+from gateway.messages_api.messages_models import AnthropicError, MessageReply, TokenCount
+from gateway.messages_api.messages_request import CountTokensRequest, MessagesRequest
 from gateway.replies.reply_models import (
     ChatCompletion,
     Completion,
@@ -23,11 +26,13 @@ from gateway.replies.reply_models import (
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import CompletionRequest
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
+from gateway.responses_api.responses_models import DeletedResponse, ResponseReply
+from gateway.responses_api.responses_request import ResponsesRequest
 
 JSON = "application/json"
 # What any request may meet: a wrong key, and what should not happen.
 ANY = (401, 500)
-BODY = (400, 404, 408, 413, *ANY)
+BODY = (400, 404, 408, 413, 415, *ANY)
 GENERATION = (*BODY, 429, 499, 503, 504)
 
 
@@ -43,7 +48,7 @@ class Operation(NamedTuple):
 # What stands there for a stream describes one event of it, as generators of clients read it.
 EVENT: dict[str, Any] = {
     "type": "object",
-    "description": "One server-sent event: a chunk of the reply as JSON, at last [DONE]",
+    "description": "One server-sent event: a part of the reply as JSON; OpenAI's end with [DONE]",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
@@ -51,6 +56,13 @@ EVENT: dict[str, Any] = {
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("/v1/chat/completions", "post"): Operation(ChatCompletion, GENERATION, ChatRequest, True),
     ("/v1/completions", "post"): Operation(Completion, GENERATION, CompletionRequest, True),
+    ("/v1/messages", "post"): Operation(MessageReply, GENERATION, MessagesRequest, True),
+    ("/v1/messages/count_tokens", "post"): Operation(
+        TokenCount, (*BODY, 429, 499, 503), CountTokensRequest
+    ),
+    ("/v1/responses", "post"): Operation(ResponseReply, GENERATION, ResponsesRequest, True),
+    ("/v1/responses/{response_id}", "get"): Operation(ResponseReply, (400, 404, *ANY)),
+    ("/v1/responses/{response_id}", "delete"): Operation(DeletedResponse, (400, 404, *ANY)),
     ("/tokenize", "post"): Operation(TokenizeReply, (*BODY, 429, 499, 503), TokenizeRequest),
     ("/detokenize", "post"): Operation(DetokenizeReply, (*BODY, 429, 499, 503), DetokenizeRequest),
     ("/v1/models", "get"): Operation(ModelList, ANY),
@@ -69,11 +81,12 @@ def describe(app: FastAPI, model_name: str) -> dict[str, Any]:
     )
     document["components"] = {"schemas": _schemas(model_name)}
     for (path, method), described in OPERATIONS.items():
-        _fill(document["paths"][path][method], described)
+        error = AnthropicError if is_anthropic(path) else ErrorReply
+        _fill(document["paths"][path][method], described, error)
     return document
 
 
-def _fill(operation: dict[str, Any], described: Operation) -> None:
+def _fill(operation: dict[str, Any], described: Operation, error: type[BaseModel]) -> None:
     if described.body is not None:
         operation["requestBody"] = {"required": True, "content": _json_content(described.body)}
     if described.reply is None:
@@ -86,14 +99,16 @@ def _fill(operation: dict[str, Any], described: Operation) -> None:
     for status in sorted(described.errors):
         # Not a standard status, but the usual one for this.
         phrase = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
-        responses[str(status)] = {"description": phrase, "content": _json_content(ErrorReply)}
+        responses[str(status)] = {"description": phrase, "content": _json_content(error)}
     operation["responses"] = responses
 
 
 def _schemas(model_name: str) -> dict[str, Any]:
     bodies = [one.body for one in OPERATIONS.values() if one.body is not None]
     replies = [one.reply for one in OPERATIONS.values() if one.reply is not None]
-    every: list[type[BaseModel]] = list(dict.fromkeys([*bodies, *replies, ErrorReply]))
+    every: list[type[BaseModel]] = list(
+        dict.fromkeys([*bodies, *replies, ErrorReply, AnthropicError])
+    )
     models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(one, "validation") for one in every]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = definitions["$defs"]

@@ -15,14 +15,18 @@ from core.version import software_version
 from gateway.api_document import describe
 from gateway.base.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.frontend import Frontend
+from gateway.http.body_form import BodyForm
 from gateway.http.body_limit import BodyLimit
 from gateway.http.direct_routes import DirectRoutes
 from gateway.http.request_scope import RequestScope
 from gateway.limits.api_keys import ApiKeys
 from gateway.limits.key_guard import KeyGuard
+from gateway.translated_apis import TranslatedApis
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+MESSAGES_PATH = "/v1/messages"
+RESPONSES_PATH = "/v1/responses"
 # What scripts of a page from elsewhere may read.
 EXPOSED_HEADERS = (
     "x-request-id", "retry-after",
@@ -33,10 +37,19 @@ EXPOSED_HEADERS = (
 
 def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     """The whole application around one frontend, with the keys that it takes."""
-    app = FastAPI(title="epserve", version=software_version(), docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="epserve",
+        version=software_version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # to where a foreign Host header says
+    )
     app.add_exception_handler(EpserveError, on_epserve_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    translated = TranslatedApis(frontend)
     _add_generation(app, frontend)
+    _add_messages(app, translated)
+    _add_responses(app, translated)
     _add_tokens(app, frontend)
     _add_models(app, frontend)
     _add_operation(app, frontend)
@@ -44,11 +57,19 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     app.openapi = lambda: document  # type: ignore[method-assign]
     settings = frontend.settings
     paths = frozenset(document["paths"])
-    endpoints = {CHAT_PATH: frontend.chat, COMPLETIONS_PATH: frontend.complete}
+    endpoints = {
+        CHAT_PATH: frontend.chat,
+        COMPLETIONS_PATH: frontend.complete,
+        MESSAGES_PATH: translated.messages,
+        RESPONSES_PATH: translated.respond,
+    }
     edge: ASGIApp = BodyLimit(
         DirectRoutes(app, endpoints, frontend.serving.metrics),
         max_bytes=settings.max_body_bytes,
         timeout_seconds=settings.body_timeout_seconds,
+    )
+    edge = BodyForm(
+        edge, origins=settings.cors_origins, takes_unasked=settings.allow_cross_site_forms
     )
     edge = KeyGuard(
         edge,
@@ -62,7 +83,7 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
         edge = CORSMiddleware(
             edge,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
@@ -81,6 +102,35 @@ def _add_generation(app: FastAPI, frontend: Frontend) -> None:
     async def create_completion(request: Request) -> Response:
         """A continuation of one or several prompts, whole or as server-sent events."""
         return await frontend.complete(request)
+
+
+def _add_messages(app: FastAPI, translated: TranslatedApis) -> None:
+    @app.post(MESSAGES_PATH)
+    async def create_message(request: Request) -> Response:
+        """Anthropic's API: a reply to a conversation, whole or as server-sent events."""
+        return await translated.messages(request)
+
+    @app.post(MESSAGES_PATH + "/count_tokens")
+    async def count_message_tokens(request: Request) -> Response:
+        """Anthropic's API: how many tokens the prompt of a message has."""
+        return await translated.count_tokens(request)
+
+
+def _add_responses(app: FastAPI, translated: TranslatedApis) -> None:
+    @app.post(RESPONSES_PATH)
+    async def create_response(request: Request) -> Response:
+        """A response to a conversation of items, whole or as server-sent events."""
+        return await translated.respond(request)
+
+    @app.get(RESPONSES_PATH + "/{response_id}")
+    async def get_response(request: Request, response_id: str) -> Response:
+        """A response that was stored."""
+        return await translated.stored_response(request, response_id)
+
+    @app.delete(RESPONSES_PATH + "/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """Forgets a response that was stored."""
+        return await translated.stored_response(request, response_id)
 
 
 def _add_tokens(app: FastAPI, frontend: Frontend) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,11 +16,11 @@ from core.log import get_logger
 from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
 from gateway.cluster.client import Cluster
-from gateway.cluster.job import ChatForm, Job, Prompt, make_prompt
+from gateway.cluster.job import ChatForm, Endpoint, Job, Prompt, make_prompt
 from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
-from gateway.grammar.grammar_request import request_grammar
+from gateway.grammar.grammar_request import needs_grammar, request_grammar
 from gateway.http.request_trace import describe_job
 from gateway.limits.api_keys import EVERYBODY, Client
 from gateway.limits.key_guard import CLIENT
@@ -29,7 +29,7 @@ from gateway.prompt.prompt_echo import PromptEcho
 from gateway.prompt.served_model import ServedModel
 from gateway.replies.chat_reply import ChatReply
 from gateway.replies.completion_reply import CompletionReply
-from gateway.replies.reply import Reply
+from gateway.replies.reply_form import ReplyForm
 from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -37,12 +37,16 @@ from gateway.requests.request_body import read_body
 from gateway.requests.sampling_fields import SamplingFields
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from gateway.requests.tool_fields import ToolUse
+from gateway.responses_api.response_store import ResponseStore
 from gateway.router_heartbeat import RouterHeartbeat
 from proto.generate_pb2 import SamplingParams
 
 log = get_logger("gateway.frontend")
 
 TIMEOUT_HEADER = "x-request-timeout"
+ID_PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +60,30 @@ class Frontend:
     heartbeat: RouterHeartbeat
     serving: Serving
     grammars: GrammarCompiler
+    responses: ResponseStore
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        arrived_at = self._admit()
+        arrived_at = self.admit()
         body = await read_body(request, ChatRequest)
+
+        def reply(job: Job) -> ReplyForm:
+            return ChatReply(job, self.model.name, self.model.tokenizer)
+
+        return await self.answer(body, request, arrived_at, "chat", reply)
+
+    async def answer(
+        self,
+        body: ChatRequest,
+        request: Request,
+        arrived_at: float,
+        endpoint: Endpoint,
+        make_reply: Callable[[Job], ReplyForm],
+        *,
+        default_max_tokens: int | None = None,
+    ) -> Response:
+        """What all endpoints come to whose body is a chat; `default_max_tokens` as in
+        `make_prompt`."""
         self._check_common(body, request)
         self._check_num_choices(body, 1)
         tools = body.tool_use()
@@ -71,7 +94,7 @@ class Frontend:
         prompt = make_prompt(
             rendered.token_ids,
             max_tokens=body.max_completion_tokens if by_new_name else body.max_tokens,
-            default_max_tokens=None,
+            default_max_tokens=default_max_tokens,
             max_model_len=self.max_model_len,
             prompt_param="messages",
             max_tokens_param="max_completion_tokens" if by_new_name else "max_tokens",
@@ -82,26 +105,29 @@ class Frontend:
             top_logprobs=body.top_logprobs or 0,
         )
         marks = self.model.think_marks
-        after = marks.close if marks is not None and rendered.is_thinking else None
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(request, sampling, body, tools, after, deadline)
+        await self._add_grammar(request, sampling, body, tools, deadline)
+        if marks is not None and sampling.HasField("grammar"):
+            rendered.let_think_first(sampling.grammar, marks)
         form = ChatForm(
             marks=marks,
             is_thinking=rendered.is_thinking,
             tells_thoughts=body.include_reasoning is not False,
-            finds_tool_calls=bool(tools.offered),
+            tool_format=self.model.tool_format if tools.offered else None,
             at_most_one_call=tools.at_most_one,
         )
         job = self._job(
             body, [prompt], sampling, arrived_at, deadline,
-            tells_logprobs=sampling.logprobs, chat=form,
+            endpoint=endpoint, tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
+        if tools.forced:  # there is no text in which stop strings could count
+            job = msgspec.structs.replace(job, stop_strings=())
         describe_job(request.scope, job, self.model.name)
-        return self._respond(job, ChatReply(job, self.model.name, self.model.tokenizer))
+        return self._respond(job, make_reply(job))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        arrived_at = self._admit()
+        arrived_at = self.admit()
         body = await read_body(request, CompletionRequest)
         self._check_common(body, request)
         texts_or_ids = body.prompts()
@@ -121,17 +147,18 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(request, sampling, body, None, None, deadline)
+        await self._add_grammar(request, sampling, body, None, deadline)
         job = self._job(
-            body, prompts, sampling, arrived_at, deadline, tells_logprobs=tells_logprobs
-        )
+            body, prompts, sampling, arrived_at, deadline,
+            endpoint="completions", tells_logprobs=tells_logprobs,
+        )  # fmt: skip
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, CompletionReply(job, self.model.name, self.model.tokenizer))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await read_body(request, TokenizeRequest)
-        self._check_model(body.model)
+        self.check_model(body.model)
         if body.messages is not None:
             token_ids = (await make_chat_prompt(body.chat(), self.model)).token_ids
         else:
@@ -148,7 +175,7 @@ class Frontend:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         body = await read_body(request, DetokenizeRequest)
-        self._check_model(body.model)
+        self.check_model(body.model)
         if any(token_id >= self.model.vocab_size for token_id in body.tokens):
             raise InvalidRequest(
                 f"tokens must be below the vocabulary's size, {self.model.vocab_size}",
@@ -161,13 +188,13 @@ class Frontend:
         """What the workers take, if any has said so, else what the model can; tokens."""
         return self.heartbeat.max_model_len or self.model.max_position
 
-    def _admit(self) -> float:
+    def admit(self) -> float:
         """The time of arrival, if there is room: a full gateway does not even read bodies."""
         self.serving.admission.check()
         return self.serving.clock.now()
 
     def _check_common(self, body: SamplingFields, request: Request) -> None:
-        self._check_model(body.model)
+        self.check_model(body.model)
         _check_priority(body.priority or 0, request.scope.get(CLIENT))
         body.check_token_ids(self.model.vocab_size)
 
@@ -179,7 +206,7 @@ class Frontend:
                 param=_blamed_for_choices(body),
             )
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model.name:
             raise ModelNotFound(f"The model {name!r} does not exist.")
 
@@ -189,13 +216,12 @@ class Frontend:
         sampling: SamplingParams,
         body: SamplingFields,
         tools: ToolUse | None,
-        after_token_id: int | None,
         deadline: float,
     ) -> None:
         """Raises InvalidRequest for a form that cannot be kept to, and DeadlineExceeded where
         others' take too long."""
         constraint = body.constraint()
-        if constraint is None and (tools is None or not tools.forced):
+        if not needs_grammar(constraint, tools):
             return
         with tracing.begin("compile grammar"):
             try:
@@ -203,13 +229,14 @@ class Frontend:
                     grammar = await request_grammar(
                         constraint,
                         tools,
-                        self.model.tool_form,
+                        self.model.tool_format,
                         self.grammars,
                         client=_client_name(request),
-                        after_token_id=after_token_id,
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
+        if tools is not None and tools.offered:
+            grammar.special_token_ids.extend(self.model.tool_mark_ids)
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:
@@ -247,6 +274,7 @@ class Frontend:
         arrived_at: float,
         deadline: float,
         *,
+        endpoint: Endpoint,
         tells_logprobs: bool,
         chat: ChatForm | None = None,
     ) -> Job:
@@ -256,10 +284,9 @@ class Frontend:
             raise InvalidRequest(
                 "min_tokens is more than the tokens that may be generated", param="min_tokens"
             )
-        prefix = "cmpl" if chat is None else "chatcmpl"
         return Job(
-            id=f"{prefix}-{os.urandom(12).hex()}",
-            endpoint="completions" if chat is None else "chat",
+            id=ID_PREFIXES[endpoint] + os.urandom(12).hex(),
+            endpoint=endpoint,
             created=int(time.time()),
             prompts=tuple(prompts),
             num_per_prompt=body.num_tried,
@@ -296,7 +323,7 @@ class Frontend:
             )
         return min(seconds, longest)
 
-    def _respond(self, job: Job, reply: Reply) -> Response:
+    def _respond(self, job: Job, reply: ReplyForm) -> Response:
         metrics = self.cluster.metrics
         metrics.prompt_tokens.inc(sum(one.num_tokens for one in job.prompts))
         metrics.prepare_time.observe(self.serving.clock.now() - job.arrived_at)

@@ -17,7 +17,6 @@ from core.clock import Clock
 from core.errors import EpserveError, InternalError
 from core.log import get_logger
 from gateway.base.metrics import GatewayMetrics
-from gateway.base.openai_error import error_body
 from gateway.cluster.job import Job
 from gateway.cluster.run import RequestRun
 from gateway.http.http_protocol import CONNECTION
@@ -30,7 +29,7 @@ from gateway.limits.key_guard import CLIENT
 from gateway.limits.rate_limit import RateLimiter
 from gateway.limits.token_meter import TokenMeter
 from gateway.output.choice_delta import ChoiceDelta, join_deltas
-from gateway.replies.reply import SSE_DONE, Reply, sse_event
+from gateway.replies.reply_form import ReplyForm
 
 log = get_logger("gateway.generation")
 
@@ -55,7 +54,7 @@ class GenerationResponse(Response):
 
     background = None  # for the framework
 
-    def __init__(self, job: Job, run: RequestRun, reply: Reply, serving: Serving) -> None:
+    def __init__(self, job: Job, run: RequestRun, reply: ReplyForm, serving: Serving) -> None:
         # Without the base's own: its body and headers are never sent.
         self._job = job
         self._run = run
@@ -68,7 +67,7 @@ class GenerationResponse(Response):
         client: Client | None = scope.get(CLIENT)
         serving = self._serving
         meter = TokenMeter(serving.limiter, client, self._run)
-        sender = ReplySender(send, serving.clock)
+        sender = ReplySender(send, serving.clock, self._reply.ping)
         bounds = Bounds(
             give_up_at=self._job.deadline + PATIENCE_SECONDS,
             ping_seconds=serving.ping_seconds if self._job.stream else 0.0,
@@ -104,15 +103,15 @@ class GenerationResponse(Response):
             if not sender.has_begun:
                 raise
             outcome = error.status.code
-            content = error_body(error)
+            content = self._reply.failure(error)
             log.warning("stream ended early", code=outcome, message=error.message)
         except Exception:
             if not sender.has_begun:
                 raise
             log.exception("stream ended by an unexpected exception")
             outcome = "internal"
-            content = error_body(InternalError("internal error"))
-        await sender.events(sse_event(content), more=False)
+            content = self._reply.failure(InternalError("internal error"))
+        await sender.events(content, more=False)
         return outcome
 
     async def _collect(self, sender: ReplySender, meter: TokenMeter) -> None:
@@ -137,9 +136,7 @@ class GenerationResponse(Response):
                 if events:  # thoughts that are left out are silence: pings are due
                     await sender.events(events)
                 meter.note()
-        if self._job.include_usage:
-            last += self._reply.usage_event(run.usage())
-        await sender.events(last + SSE_DONE, more=False)
+        await sender.events(last + self._reply.ending(run.usage()), more=False)
 
     def _events(self, deltas: list[tuple[int, ChoiceDelta]], opened: set[int]) -> bytes:
         """All that is new in one write."""
@@ -147,7 +144,7 @@ class GenerationResponse(Response):
         for index, delta in deltas:
             if index not in opened:
                 opened.add(index)
-                events.append(self._reply.opening(index))
+                events.append(self._reply.opening(index, self._run.usage()))
             events.append(self._reply.events(index, delta))
         return b"".join(events)
 

@@ -36,7 +36,9 @@ from gateway.limits.api_keys import ApiKeys
 from gateway.limits.bucket_memory import BucketMemory
 from gateway.limits.rate_limit import Limits, RateLimiter
 from gateway.prompt.served_model import ServedModel
+from gateway.responses_api.response_store import ResponseStore
 from gateway.router_heartbeat import RouterHeartbeat
+from rpc import cluster_credentials
 
 log = get_logger("gateway.server")
 
@@ -45,6 +47,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 # How long a thread that is done (with a long prompt, or gRPC's own) waits for a busy event loop.
 SWITCH_SECONDS = 0.0005
 BUCKET_FILE = "rate_limits"
+RESPONSES_FILE = "responses"
 LOOK_SECONDS = 0.5
 # From the first moment that requests are taken.
 WARM_AFTER_SECONDS = 1.0
@@ -65,8 +68,9 @@ class _HttpServer(uvicorn.Server):
 
 def run(settings: GatewaySettings, *, patient: bool = False) -> None:
     """Serves until SIGTERM or SIGINT, `patient` as in `stop_event`. Raises CheckpointError for a
-    bad model folder, ValueError where traces cannot be sent, and OSError when the address is
-    taken."""
+    bad model folder, ValueError where traces cannot be sent or the cluster's credentials make no
+    sense, and OSError when the address is taken."""
+    cluster_credentials.use(settings)
     model = ServedModel.load(settings)
     tracing.configure("gateway", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio)
     # What is there by now stays: collections that look at it, or at the tasks of a thousand
@@ -130,12 +134,18 @@ async def serve(
         buckets = BucketMemory(settings.shared_folder and settings.shared_folder / BUCKET_FILE)
         stack.callback(buckets.close)
         keys = make_keys(settings)
+        folder = settings.shared_folder
+        responses = ResponseStore(
+            folder and folder / RESPONSES_FILE, settings.stored_responses_mib * 2**20
+        )
+        stack.callback(responses.close)
         grammars = GrammarCompiler(settings.model, model.eos_token_ids)
         stack.push_async_callback(grammars.close)
         frontend = Frontend(
             settings=settings,
             model=model,
             grammars=grammars,
+            responses=responses,
             cluster=_cluster(settings, model, routers, channels, metrics),
             heartbeat=heartbeat,
             serving=Serving(

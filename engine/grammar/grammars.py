@@ -65,7 +65,7 @@ class Grammars:
         """`poll` will tell of `name` once; `sampling` has a grammar, whose match is to be brought
         to where `output` is."""
         assert sampling.grammar is not None
-        key = msgspec.structs.replace(sampling.grammar, after_token_id=None)
+        key = msgspec.structs.replace(sampling.grammar, after_token_id=None, thoughts=None)
         compiled = self._remembered.get(key)
         if compiled is None:
             compiled = self._remembered[key] = self._start(key)

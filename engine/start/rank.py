@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from core.address import is_loopback, parse_address
 from core.log import configure, get_logger
 from core.process import die_with_parent
 from engine.kv.kv_memory import KvPlan
@@ -147,13 +148,17 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
             timeout_seconds=settings.start_seconds,
             silence_seconds=settings.step_timeout_seconds,
             backend=settings.ep_backend,
+            secret=start.group_secret.encode(),
         )
     form = FORMS[start.role]
     built = RankModel.build(
         settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
     with clock.phase("transfer"):
-        transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
+        transfer = NixlTransfer(
+            f"{start.role}-{start.epoch}-{start.rank}",
+            loopback=is_loopback(parse_address(settings.listen).host),
+        )
         transfer.register(built.kv_cache)
     with clock.phase("peers"):
         group.begin_steps()

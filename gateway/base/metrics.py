@@ -21,7 +21,9 @@ from core.metrics import (
 
 # How a request can end: well, by its client, or by an error.
 OUTCOMES = ("ok", "disconnected", "slow_reader", *(status.code for status in STATUS.values()))
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+GENERATION_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
+)  # fmt: skip
 GENERATION_CODES = (200, 400, 429, 500, 503)
 # Those for which a choice looks for another pair.
 MOVING_ERRORS = (Unavailable, Draining, Mismatch, Cancelled, Overloaded)

@@ -1,4 +1,5 @@
-"""OpenAI's error object, for our own errors and for those of the framework.
+"""OpenAI's error object, for our own errors and for those of the framework. Under the paths of
+Anthropic's API it becomes that API's.
 
 {"error": {"message": ..., "type": ..., "param": ... or null, "code": ...}}
 """
@@ -10,9 +11,11 @@ from http import HTTPStatus
 import msgspec
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from core.errors import EpserveError
 from core.log import get_logger
+from gateway.base.anthropic_error import anthropic_error, is_anthropic
 
 log = get_logger("gateway.openai_error")
 
@@ -23,7 +26,25 @@ HTTP_CODES = {
     405: "method_not_allowed",
     408: "request_timeout",
     413: "request_too_large",
+    415: "unsupported_media_type",
 }
+
+
+class ErrorResponse(Response):
+    """In the form of the API whose path was asked for."""
+
+    def __init__(
+        self, status: int, message: str, body: bytes, headers: Mapping[str, str] | None
+    ) -> None:
+        """`body` is OpenAI's object."""
+        super().__init__(body, status, headers, "application/json")
+        self._message = message
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_anthropic(scope["path"]):
+            self.body = anthropic_error(self.status_code, self._message)
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def error_object(message: str, type_: str, param: str | None, code: str) -> bytes:
@@ -42,7 +63,7 @@ def error_response(error: EpserveError) -> Response:
     headers = {}
     if error.status.http in (429, 503):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds or 1)))
-    return _json_response(error.status.http, error_body(error), headers)
+    return ErrorResponse(error.status.http, error.message, error_body(error), headers)
 
 
 def http_error_response(
@@ -51,8 +72,8 @@ def http_error_response(
     """For what went wrong before or beside our own code, by HTTP status."""
     type_ = "server_error" if status >= 500 else "invalid_request_error"
     code = HTTP_CODES.get(status, "internal" if status >= 500 else "invalid_value")
-    body = error_object(message or HTTPStatus(status).phrase, type_, None, code)
-    return _json_response(status, body, headers)
+    message = message or HTTPStatus(status).phrase
+    return ErrorResponse(status, message, error_object(message, type_, None, code), headers)
 
 
 async def on_epserve_error(request: Request, error: Exception) -> Response:
@@ -73,7 +94,3 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     else:
         message = error.detail
     return http_error_response(error.status_code, message, error.headers)
-
-
-def _json_response(status: int, body: bytes, headers: Mapping[str, str] | None) -> Response:
-    return Response(body, status, headers=headers, media_type="application/json")

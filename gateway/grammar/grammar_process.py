@@ -13,9 +13,11 @@ One JSON object a line, from standard input and to standard output:
                                                                     -> {"ready": true}
     {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ...}, "" where
                                                                        the text itself will do
-    {"kind": "tool_calls", "tools": [[NAME, SCHEMA], ...], "begin": ..., "end": ...,
-     "head": ..., "tail": ..., "between": ..., "at_most_one": ...,
-     "instead": null or one of the above}                           -> {"ebnf": ...}
+    {"kind": "tool_calls", "tools": [[HEAD, SCHEMA], ...], "number": ...,
+     "begins": [[TRIGGER, REST], ...], "tail": ..., "between": ..., "end": ...,
+     "at_most_one": ..., "is_free": ..., "not_in_text": [...],
+     "instead": null or one of the above}
+                                                                    -> {"ebnf": ...}
                                                     what cannot be  -> {"error": ...}
 """
 
@@ -122,28 +124,38 @@ class Compiler:
 
     def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         """One call, or up to MAX_CALLS, of any of the tools, marks and all; or none of them,
-        and what there may be instead."""
+        and what there may be instead; or (`is_free`) any text, in which a trigger begins calls, and
+        nothing of `not_in_text` is.
+        `number` in a head stands for any number."""
         heads: dict[str, list[str]] = {}  # tools of one schema share its rules
-        for name, schema in request["tools"]:
-            heads.setdefault(schema, []).append(request["head"].replace("NAME", name))
+        for head, schema in request["tools"]:
+            heads.setdefault(schema, []).append(head)
         calls = []
         for schema, texts in heads.items():
             arguments = self._plain("json_schema", schema)
-            tail = self._literals([request["tail"]])
-            calls.append(self._grammar.concat(self._literals(texts), arguments, tail))
+            spelled = " | ".join(_with_number(text, request["number"]) for text in texts)
+            tail = self._grammar.from_ebnf(f"root ::= {ebnf_literal(request['tail'])}")
+            head = self._grammar.from_ebnf(f"root ::= {spelled}")
+            calls.append(self._grammar.concat(head, arguments, tail))
         one = str(calls[0] if len(calls) == 1 else self._grammar.union(*calls))
-        begin, between, end = (ebnf_literal(request[n]) for n in ("begin", "between", "end"))
+        between, end = ebnf_literal(request["between"]), ebnf_literal(request["end"])
         several = "" if request["at_most_one"] else f" ({between} one_call){{0,{MAX_CALLS - 1}}}"
-        text = _renamed(one, "root", "one_call")
-        grammar = self._grammar.from_ebnf(f"{text}\nroot ::= {begin} one_call{several} {end}\n")
+        lines = [_renamed(one, "root", "one_call"), f"all_calls ::= one_call{several} {end}"]
+        rules = []
+        for position, (trigger, rest) in enumerate(request["begins"]):
+            rules.append(f"({ebnf_literal(trigger)}, behind_{position})")
+            lines.append(f"behind_{position} ::= {ebnf_literal(rest)} all_calls")
+        lines.append(
+            f"root ::= TagDispatch({', '.join(rules)}, loop_after_dispatch=false, "
+            f"excludes=({', '.join(map(ebnf_literal, request['not_in_text']))}))"
+            if request["is_free"]
+            else "root ::= behind_0"
+        )
+        grammar = self._grammar.from_ebnf("\n".join(lines) + "\n")
         instead = request["instead"]
         if instead is None:
             return grammar
         return self._grammar.union(self._plain(instead["kind"], instead["text"]), grammar)
-
-    def _literals(self, texts: list[str]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
-        """Any one of the texts."""
-        return self._grammar.from_ebnf("root ::= " + " | ".join(map(ebnf_literal, texts)))
 
 
 class _Warnings:
@@ -165,6 +177,11 @@ class _Warnings:
             if found and not warning.startswith(TOLERATED):
                 return warning.strip()[:MAX_ERROR_CHARACTERS]
         return ""
+
+
+def _with_number(text: str, number: str) -> str:
+    """`text` as EBNF, with any digits in the place of `number`."""
+    return " [0-9]{1,4} ".join(map(ebnf_literal, text.split(number)))
 
 
 def _renamed(ebnf: str, old: str, new: str) -> str:

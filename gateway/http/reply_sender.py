@@ -6,8 +6,6 @@ from starlette.types import Send
 
 from core.clock import Clock
 
-PING = b": ping\n\n"
-
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -20,10 +18,12 @@ class ReplySender:
     """Sends, and knows since when it waits for the client: the server lets a write wait while
     more than 64 KiB are not read."""
 
-    def __init__(self, send: Send, clock: Clock) -> None:
+    def __init__(self, send: Send, clock: Clock, ping: bytes = b": ping\n\n") -> None:
+        """`ping` is an event, or a comment, which clients skip."""
         self.has_begun = False
         self._send = send
         self._clock = clock
+        self._ping = ping
         self._last_at = clock.now()  # when a write began, or the work
         self._has_work = False
         self._is_writing = False
@@ -55,10 +55,9 @@ class ReplySender:
         await self._write(content, STREAM_HEADERS, more=more)
 
     def ping(self) -> None:
-        """Sends a comment, which clients skip, so that silence is not taken for a dead
-        server; not while a write waits."""
+        """Sends one, so that silence is not taken for a dead server; not while a write waits."""
         if not self._is_writing:
-            self._pinging = asyncio.create_task(self._write(PING, STREAM_HEADERS, more=True))
+            self._pinging = asyncio.create_task(self._write(self._ping, STREAM_HEADERS, more=True))
 
     async def close(self) -> None:
         """Nothing is written after this."""

@@ -11,6 +11,7 @@ from core.errors import InternalError
 from core.log import get_logger, request_context
 from core.trace_context import TRACE
 from core.tracing import NOTHING, Span, is_on
+from gateway.base.anthropic_error import is_anthropic
 from gateway.base.metrics import GatewayMetrics
 from gateway.base.openai_error import error_response
 from gateway.http.request_trace import begin_request, end_request, trace_of
@@ -47,14 +48,16 @@ class RequestScope:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        id_header = (b"x-request-id", request_id.encode())
+        id_headers = [(b"x-request-id", request_id.encode())]
+        if is_anthropic(scope["path"]):
+            id_headers.append((b"request-id", request_id.encode()))
         status = 0
 
         def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), id_header]
+                headers = [*message.get("headers", ()), *id_headers]
                 if self._admission.is_draining:
                     headers.append(CLOSE)
                 message["headers"] = headers

@@ -13,7 +13,12 @@ from gateway.cluster.run import RequestRun
 
 # The span in the request's scope, where there is one.
 SPAN = "epserve.span"
-OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+OPERATIONS = {
+    "chat": "chat",
+    "completions": "text_completion",
+    "messages": "chat",
+    "responses": "chat",
+}
 
 
 def trace_of(scope: Scope) -> TraceContext | None:

@@ -43,9 +43,12 @@ class KeyGuard:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             return self._app(scope, receive, send)
-        client = self._keys.find(Headers(scope=scope).get("authorization", ""))
+        client = self._find(Headers(scope=scope))
         if client is None:
-            text = "Incorrect API key provided, or none: send `Authorization: Bearer KEY`."
+            text = (
+                "Incorrect API key provided, or none: send `Authorization: Bearer KEY`, or "
+                "`x-api-key: KEY`."
+            )
             return http_error_response(401, text, CHALLENGE)(scope, receive, send)
         scope[CLIENT] = client
         if not any(client.limits) or scope["method"] != "POST":
@@ -59,6 +62,11 @@ class KeyGuard:
                 self._metrics.count_refusal(error.status.code)
             return error_response(error)(scope, receive, sender)
         return self._app(scope, receive, sender)
+
+    def _find(self, headers: Headers) -> Client | None:
+        """Anthropic's clients send `x-api-key`; some send both, of which one may be known."""
+        bearers = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
+        return next(filter(None, map(self._keys.find, bearers)), None)
 
     def _with_limits(self, client: Client, send: Send) -> Send:
         def send_with_limits(message: Message) -> Awaitable[None]:

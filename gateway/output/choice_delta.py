@@ -37,6 +37,7 @@ class ChoiceDelta(msgspec.Struct):
     reasoning: str = ""
     reasoning_entries: list[TokenEntry] = []
     calls: list[CallDelta] = []
+    stop_string: str | None = None  # that ended it
 
     def __bool__(self) -> bool:
         return bool(
@@ -58,6 +59,7 @@ def join_deltas(pieces: Sequence[ChoiceDelta]) -> ChoiceDelta:
         "".join(piece.reasoning for piece in pieces),
         [entry for piece in pieces for entry in piece.reasoning_entries],
         _join_calls(delta for piece in pieces for delta in piece.calls),
+        pieces[-1].stop_string if pieces else None,
     )
 
 

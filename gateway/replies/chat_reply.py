@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.cluster.job import Job
+from gateway.cluster.run import Usage
 from gateway.output.choice_delta import CallDelta, ChoiceDelta, TokenEntry
 from gateway.replies.logprob_text import chat_logprob
-from gateway.replies.reply import Reply, encode_json
+from gateway.replies.reply import Reply
+from gateway.replies.reply_form import encode_json
 from gateway.text.tokenizer import Tokenizer
 
 
@@ -20,7 +22,7 @@ class ChatReply(Reply):
         super().__init__(job, model, tokenizer)
         self._tells_thoughts = job.chat is None or job.chat.tells_thoughts
 
-    def opening(self, choice: int) -> bytes:
+    def opening(self, choice: int, usage: Usage) -> bytes:
         return self._chunk(choice, b'{"role":"assistant","content":""}', b"null", b"null")
 
     def events(self, choice: int, delta: ChoiceDelta) -> bytes:

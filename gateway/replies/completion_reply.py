@@ -4,7 +4,8 @@ from typing import Any
 
 from gateway.output.choice_delta import ChoiceDelta
 from gateway.replies.logprob_text import completion_logprobs
-from gateway.replies.reply import Reply, encode_json
+from gateway.replies.reply import Reply
+from gateway.replies.reply_form import encode_json
 
 
 class CompletionReply(Reply):

@@ -4,29 +4,23 @@ Chunks are put together from bytes: the parts that stay the same are encoded onc
 and a token costs the encoding of its text.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
+from core.errors import EpserveError
+from gateway.base.openai_error import error_body
 from gateway.cluster.job import Job
 from gateway.cluster.run import Usage
 from gateway.output.choice_delta import ChoiceDelta
+from gateway.replies.reply_form import ReplyForm, encode_json, sse_event
 from gateway.text.tokenizer import Tokenizer
 
 SSE_DONE = b"data: [DONE]\n\n"
 
-encode_json = msgspec.json.encode
 
-
-def sse_event(content: bytes) -> bytes:
-    """`content` must be without line breaks, as JSON is."""
-    return b"data: " + content + b"\n\n"
-
-
-class Reply(ABC):
-    """Renders the pieces of one request; one subclass for each endpoint."""
+class Reply(ReplyForm):
+    """OpenAI's objects with `choices`; one subclass for each endpoint."""
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -40,24 +34,19 @@ class Reply(ABC):
         tail = b'}],"usage":null}' if job.include_usage else b"}]}"
         self._head, self._tail = b"data: " + head, tail + b"\n\n"
 
-    def opening(self, choice: int) -> bytes:
-        """SSE events before a choice's first piece."""
-        return b""
-
-    @abstractmethod
-    def events(self, choice: int, delta: ChoiceDelta) -> bytes:
-        """SSE events of a piece, including that of its finish reason."""
-
     def whole(self, choices: Sequence[ChoiceDelta], usage: Usage) -> bytes:
-        """The JSON object of a reply that is not streamed; one piece a choice."""
         objects = [self._choice(index, delta) for index, delta in enumerate(choices)]
         fields = {"choices": objects, "usage": usage_object(usage)}
         return encode_json(self._envelope(self.kind) | fields)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The last event where `stream_options.include_usage` asks for it."""
+    def ending(self, usage: Usage) -> bytes:
+        if not self._job.include_usage:
+            return SSE_DONE
         fields = {"choices": [], "usage": usage_object(usage)}
-        return sse_event(encode_json(self._envelope(self.chunk_kind) | fields))
+        return sse_event(encode_json(self._envelope(self.chunk_kind) | fields)) + SSE_DONE
+
+    def failure(self, error: EpserveError) -> bytes:
+        return sse_event(error_body(error))
 
     @abstractmethod
     def _choice(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:

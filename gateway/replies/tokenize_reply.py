@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Response
 
 from gateway.replies.logprob_text import token_text
-from gateway.replies.reply import encode_json
+from gateway.replies.reply_form import encode_json
 from gateway.text.tokenizer import Tokenizer
 
 

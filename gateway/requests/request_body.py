@@ -21,6 +21,12 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
+class ClosedModel(RequestModel):
+    """Refuses what it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 Item = TypeVar("Item")
 # A list of which the first wrong item is complained about: each of a million complaints would
 # cost a kilobyte, and the event loop microseconds.
@@ -41,6 +47,11 @@ async def read_body(request: Request, model: type[Body]) -> Body:
         raise Cancelled("the client went away") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
+    return parse_fields(body, model)
+
+
+def parse_fields(body: dict[str, Any], model: type[Body]) -> Body:
+    """Raises InvalidRequest that names the field to blame."""
     try:
         parsed = model.model_validate(body)
     except ValidationError as error:

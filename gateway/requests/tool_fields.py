@@ -49,12 +49,17 @@ class ToolUse(NamedTuple):
     """What a request's tools come to.
 
     `offered` are told to the model; `forced` are those of which one must be called (none: the
-    model is free to answer).
+    model is free to answer). Calls of `strict` ones keep to their schemas also where they are
+    not forced.
     """
 
     offered: tuple[Tool, ...]
     forced: tuple[Tool, ...]
     at_most_one: bool
+
+    @property
+    def strict(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self.offered if tool.function.strict)
 
 
 class ToolFields(RequestModel):

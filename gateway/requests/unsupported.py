@@ -40,6 +40,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_logprobs": (0,),
     "reasoning": (),
+    "reasoning_effort": ("none", "minimal"),
     "regex": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -49,6 +50,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "suffix": ("",),
     "thinking": (),
+    "thinking_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
@@ -60,7 +62,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 WITHOUT_EFFECT: dict[str, type] = {
     "guided_decoding_backend": str, "include_reasoning": bool, "metadata": dict,
     "parallel_tool_calls": bool, "prompt_cache_key": str, "prompt_cache_retention": str,
-    "reasoning_effort": str, "safety_identifier": str, "service_tier": str, "user": str,
+    "safety_identifier": str, "service_tier": str, "user": str,
     "verbosity": str,
 }  # fmt: skip
 TYPE_NAMES = {str: "a string", bool: "true or false", dict: "an object of strings"}

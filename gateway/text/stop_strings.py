@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds the stop string that is complete first, reading character by character.
+    """Finds the stop string that is complete first, reading character by character; `found` is
+    the one that was.
 
     Where the pieces are cut makes no difference. Each character costs a constant number of
     steps for each stop string (Knuth-Morris-Pratt), however the text repeats itself.
@@ -14,6 +15,7 @@ class StopStrings:
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
         self._borders = tuple(_borders(stop) for stop in stops)
+        self.found: str | None = None
         # For each stop string: how many of its characters the text read so far ends with.
         self._matched = [0] * len(self._stops)
 
@@ -39,7 +41,8 @@ class StopStrings:
                 if stop[matched] == character:
                     matched += 1
                 if matched == len(stop):
-                    longest = max(longest, matched)
+                    if matched > longest:
+                        longest, self.found = matched, stop
                     matched = self._borders[index][matched - 1]
                 self._matched[index] = matched
             if longest:

@@ -307,6 +307,7 @@ def one_rank(
             rank=0,
             size=1,
             rendezvous="",
+            group_secret="",
             endpoint=endpoint,
             front_pid=0,
             settings={},

@@ -22,6 +22,19 @@ REPLIES: list[tuple[str, dict[str, Any] | None]] = [
     ("/v1/completions", {"model": MODEL, "prompt": "plain"}),
     ("/v1/completions", {"model": MODEL, "prompt": "plain", "logprobs": 2, "echo": True}),
     ("/v1/completions", {"model": MODEL, "prompt": []}),
+    ("/v1/responses", {"model": MODEL, "input": "think"}),
+    ("/v1/responses", {"model": MODEL, "input": "new calls", "max_output_tokens": 40,
+                       "tools": [{"type": "function", "name": "time"}]}),
+    ("/v1/responses", {"model": MODEL, "input": 1}),
+    ("/v1/responses/other", None),
+    ("/v1/messages", CHAT | {"max_tokens": 99}),
+    ("/v1/messages", CHAT | {"max_tokens": 300,
+                             "messages": [{"role": "user", "content": "new calls"}],
+                             "tools": [{"name": "t", "input_schema": {}}]}),
+    ("/v1/messages", CHAT),
+    ("/v1/messages", CHAT | {"max_tokens": 99, "model": "other"}),
+    ("/v1/messages/count_tokens", {"model": MODEL, "messages": CHAT["messages"]}),
+    ("/v1/messages/count_tokens", {"model": MODEL}),
     ("/tokenize", {"prompt": "plain", "return_token_strs": True}),
     ("/tokenize", {"prompt": "plain"}),
     ("/detokenize", {"tokens": [5, 6]}),
@@ -65,6 +78,8 @@ async def test_every_path_is_described(gateway: Gateway) -> None:
     document = await document_of(gateway)
     assert {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id}",
+        "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+        "/v1/responses/{response_id}",
         "/tokenize", "/detokenize", "/version", "/health", "/ready", "/metrics",
     } <= set(document["paths"])  # fmt: skip
     for methods in document["paths"].values():
@@ -87,7 +102,10 @@ async def test_replies_fit(gateway: Gateway, path: str, body: dict[str, Any] | N
     document = await document_of(gateway)
     method = "get" if body is None else "post"
     reply = await gateway.client.request(method, path, json=body)
-    template = "/v1/models/{model_id}" if path.startswith("/v1/models/") else path
+    template = path
+    for described in ("/v1/models/{model_id}", "/v1/responses/{response_id}"):
+        if path.startswith(described.partition("{")[0]):
+            template = described
     responses = document["paths"][template][method]["responses"]
     schema = responses[str(reply.status_code)]["content"]["application/json"]["schema"]
     jsonschema.validate(reply.json(), {**schema, "components": document["components"]})

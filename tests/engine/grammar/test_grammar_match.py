@@ -79,11 +79,12 @@ def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | N
 
 
 def test_bytes_of_tokens(folder: Path) -> None:
-    entries, marks = token_bytes(folder, VOCAB)
+    entries, marks, special = token_bytes(folder, VOCAB)
     assert entries[:5] == [b"", b"", b"", b"a", b"b"]
     assert entries[3:NUM_USED] == [text.encode() for text in TEXTS]
     assert entries[NUM_USED:] == [b""] * 3
-    assert marks == {THINK_END: "</think>"}
+    assert marks == {EOS: "<eos>", THINK_END: "</think>", SPECIAL: "<x>"}
+    assert special == {EOS, SPECIAL}
 
 
 PIECES = ["a", "b", "[ab]", "(ab|c)", "(a|bc)", "c?", "(abc)?", "[bc]{1,2}"]

@@ -12,11 +12,12 @@ import pytest
 import demo_model
 from core.clock import ManualClock
 from core.errors import InvalidRequest, RateLimited, Unavailable
+from gateway.formats.deepseek_v3 import DEEPSEEK_V3
+from gateway.formats.deepseek_v31 import CALLS_BEGIN, CALLS_END
 from gateway.grammar import fair_turns, grammar_compiler
 from gateway.grammar.fair_turns import FairTurns
 from gateway.grammar.grammar_compiler import GrammarCompiler
-from gateway.grammar.tool_form import V3_FORM
-from gateway.output.tool_call_parser import CALLS_BEGIN, CALLS_END
+from gateway.grammar.grammar_request import calls_request
 from gateway.requests.constraint_fields import ebnf_literal
 from tests.eventually import eventually
 from tests.gateway.conftest import MODEL, Gateway, v3_call
@@ -133,7 +134,7 @@ async def test_forced_calls_are_bounded(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     try:
         tools = [("now", '{"type":"object","properties":{}}')]
-        request = V3_FORM.grammar_request(tools, at_most_one=False)
+        request = calls_request(DEEPSEEK_V3, tools, at_most_one=False)
         ebnf = await compiler.compile(request, param="tools")
     finally:
         await compiler.close()
@@ -206,7 +207,7 @@ async def test_large_verdicts_are_not_all_remembered(
 ) -> None:
     """What a grammar of calls becomes is many times as long as its request."""
     compiler = GrammarCompiler(folder, (EOS_ID,))
-    requests = [V3_FORM.grammar_request([(name, "{}")], at_most_one=True) for name in "abc"]
+    requests = [calls_request(DEEPSEEK_V3, [(name, "{}")], at_most_one=True) for name in "abc"]
     try:
         first = await compiler.compile(requests[0], param="tools")
         monkeypatch.setattr(grammar_compiler, "MAX_VERDICT_CHARACTERS", 5 * len(first) // 2)

@@ -53,3 +53,11 @@ def test_the_longest_of_those_that_end_together() -> None:
 
 def test_false_start_within_a_start() -> None:
     assert StopStrings(["aab"]).find("aaab") == 1
+
+
+def test_it_says_which_was_found() -> None:
+    stops = StopStrings(["bc", "abc", "zz"])
+    assert stops.found is None
+    assert stops.find("ab") is None
+    assert stops.find("c") == -2
+    assert stops.found == "abc"

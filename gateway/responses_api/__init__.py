@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies as chat requests, replies in its form, and their memory."""
