@@ -147,7 +147,8 @@ class Rounds:
 
 
 def _worst_gap(stream: RawStream) -> float:
-    _, times = stream.arrivals()
+    """The wait for the first token is one: all of them may come at once after it."""
+    times = [stream.sent_at, *stream.arrivals()[1]]
     return max(late - early for early, late in zip(times, times[1:], strict=False))
 
 
