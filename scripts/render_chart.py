@@ -37,8 +37,9 @@ RANDOM_TOKEN = re.compile(r'(?<=cluster-token: ")\w{48}(?=")')
 # Flags that the chart decides, or has values of its own for.
 TAKEN = {
     "cluster_token_file", "cluster_tls_cert", "cluster_tls_key", "cluster_tls_ca",
-    "cluster_tls_name", "insecure_cluster", "name", "listen", "advertise", "metrics_port", "log_level", "log_format", "model",
-    "served_model_name", "otlp_endpoint", "trace_sample_ratio",
+    "cluster_tls_name", "insecure_cluster", "name", "listen", "advertise", "metrics_port",
+    "log_level", "log_format", "model", "served_model_name", "otlp_endpoint",
+    "trace_sample_ratio",
 }  # fmt: skip
 PROCESSES: dict[str, tuple[type[ProcessSettings], set[str]]] = {
     "gatewaySettings": (
