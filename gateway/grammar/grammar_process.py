@@ -72,7 +72,8 @@ class Compiler:
             return
         tokenizer = Tokenizer.load(folder)
         self._vocab_size = len(tokenizer.vocabulary())
-        texts = [tokenizer.shown_bytes(token_id) for token_id in range(self._vocab_size)]
+        # Special ones, too: a grammar may name them, as marks around calls.
+        texts = [tokenizer.spelled_bytes(token_id) for token_id in range(self._vocab_size)]
         tokens = self._core.TokenizerInfo(
             texts, VOCABULARY_OF_BYTES, self._vocab_size, eos_token_ids, False
         )

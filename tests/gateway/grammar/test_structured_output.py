@@ -372,3 +372,24 @@ async def test_what_is_slow_to_match_is_refused(kind: str, text: str) -> None:
             await compiler.compile({"kind": kind, "text": text}, param="p")
     finally:
         await compiler.close()
+
+
+@pytest.mark.parametrize("mark", ["<think>", "<|special|>"])
+async def test_marks_that_a_grammar_names_can_be_matched(folder: Path, mark: str) -> None:
+    """Whether they are special tokens of the vocabulary or not."""
+    path = folder / "tokenizer.json"
+    fields = json.loads(path.read_text())
+    last = max(*(one["id"] for one in fields["added_tokens"]), *fields["model"]["vocab"].values())
+    fields["added_tokens"].append(
+        {"id": last + 1, "content": "<|special|>", "special": True, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False}
+    )  # fmt: skip
+    path.write_text(json.dumps(fields))
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    try:
+        request = {"kind": "ebnf", "text": f'root ::= "{mark}" [a-z]+ "{mark}"'}
+        assert await compiler.compile(request, param="guided_grammar") == ""
+        with pytest.raises(InvalidRequest, match="no output"):
+            await compiler.compile({"kind": "ebnf", "text": "root ::= root"}, param="p")
+    finally:
+        await compiler.close()
