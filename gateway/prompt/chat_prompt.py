@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from core.errors import InvalidRequest
-from gateway.prompt.message_forms import Message, each_text, with_objects
+from gateway.prompt.message_forms import Message, each_text, as_templates_read
 from gateway.prompt.served_model import ServedModel
 from gateway.prompt.tool_prompt import with_tools
 from gateway.requests.chat_request import MessagesFields
@@ -61,7 +61,7 @@ class _Parts(NamedTuple):
 
 def _parts(body: MessagesFields) -> _Parts:
     return _Parts(
-        [with_objects(message) for message in body.template_messages()],
+        [as_templates_read(message) for message in body.template_messages()],
         [tool.model_dump(exclude_none=True) for tool in body.tool_use().offered],
         body.template_variables,
         body.final_message,
