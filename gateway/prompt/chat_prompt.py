@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from core.errors import InvalidRequest
-from gateway.prompt.message_forms import Message, each_text, as_templates_read
+from gateway.prompt.message_forms import Message, as_templates_read, each_text
 from gateway.prompt.served_model import ServedModel
 from gateway.prompt.tool_prompt import with_tools
 from gateway.requests.chat_request import MessagesFields

@@ -109,6 +109,4 @@ def _with_empty_content(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _called(messages: Sequence[Message]) -> set[str]:
-    return {
-        call["function"]["name"] for one in messages for call in one.get("tool_calls", ())
-    }
+    return {call["function"]["name"] for one in messages for call in one.get("tool_calls", ())}
