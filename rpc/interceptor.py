@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -49,7 +49,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Handler:
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # no such method
-            return handler
+            return cast("Handler", handler)
         method: str = handler_call_details.method
         # Requests are read here: grpc would say INTERNAL, with a traceback, to what is no message.
         read = partial(read_message, handler.request_deserializer)
