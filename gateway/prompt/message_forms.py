@@ -1,14 +1,8 @@
 """The forms in which templates want calls of tools: there is no one standard.
 
-<<<<<<< HEAD
-Arguments are an object for templates that write JSON themselves or go through the fields, and
-JSON's text for those that put it between other texts. The content of a message that only calls is
-none, which V3's and R1's first templates ask for, or "", in which later ones search.
-=======
 Arguments are an object for templates that write JSON themselves or go through the fields, and text
 for those that put it between other texts. The content of a message that only calls is none, which
 the first templates of V3 and R1 ask for, or "", in which later ones search.
->>>>>>> cp-prompt
 """
 
 import json
