@@ -37,14 +37,15 @@ class TypedTokens:
             if not token.content.isspace()
         }
         self._ids = {content.strip(): token_id for content, (token_id, _) in added.items()}
-        # Where one begins with another, the longer one counts.
-        ordered = [added[content][1] for content in sorted(added, key=len, reverse=True)]
-        self._written = re.compile("|".join(re.escape(one.content) for one in ordered) or NOTHING)
         # Some take in the spaces beside them.
-        taken = "|".join(
-            r"\s*" * one.lstrip + re.escape(one.content) + r"\s*" * one.rstrip for one in ordered
-        )
-        self._parts = re.compile(f"{BEGIN}(?:{self._written.pattern}){END}|({taken or NOTHING})")
+        spaced = [
+            r"\s*" * one.lstrip + re.escape(one.content) + r"\s*" * one.rstrip
+            for _, one in added.values()
+            if one.lstrip or one.rstrip
+        ]
+        written = _one_of(list(added)) if added else NOTHING
+        self._written = re.compile(written)
+        self._parts = re.compile(f"{BEGIN}(?:{written}){END}|({'|'.join([*spaced, written])})")
         self._without_added = tokenizers.Tokenizer(tokenizer.model)
         if tokenizer.normalizer is not None:
             self._without_added.normalizer = tokenizer.normalizer
@@ -69,3 +70,15 @@ class TypedTokens:
         for control, encoding in zip(controls, encodings[1:], strict=True):
             token_ids += [self._ids[control[1].strip()], *encoding.ids]
         return token_ids
+
+
+def _one_of(texts: list[str]) -> str:
+    """A pattern of the longest of `texts` that fits. As a tree: there may be a thousand of them,
+    and a text full of what each begins with."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[:1], []).append(text[1:])
+    may_end = rests.pop("", None) is not None
+    branches = [re.escape(first) + _one_of(rest) for first, rest in rests.items()]
+    joined = branches[0] if len(branches) == 1 and not may_end else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if may_end and branches else joined if branches else ""
