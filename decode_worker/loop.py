@@ -121,7 +121,7 @@ class DecodeLoop(RankLoop[list[Request]]):
     ) -> None:
         inflight = self._launch(work, began, tokens_per_rank)
         self._land()
-        inflight.late = self._state.awaiting_masks(inflight.rows)
+        inflight.late = self._awaiting_masks()
         inflight.step.sample()  # histories know all tokens before it, but for those that are late
         self._inflight = inflight
         if not self._overlaps:
@@ -161,6 +161,10 @@ class DecodeLoop(RankLoop[list[Request]]):
             if self._outbox:
                 self._report()
 
+    def _awaiting_masks(self) -> frozenset[str]:
+        """Requests whose next token cannot be sampled yet."""
+        return frozenset(name for name, one in self._state.requests.items() if one.awaits_mask)
+
     def _await_inflight(self) -> None:
         if self._inflight is not None:
             self._inflight.step.wait()
@@ -172,7 +176,7 @@ class DecodeLoop(RankLoop[list[Request]]):
         if self._state.awaits_kv:
             return KV_POLL_SECONDS
         seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
-        waits = self._grammars.num_waiting or self._state.awaits_masks
+        waits = self._grammars.num_waiting or self._awaiting_masks()
         return min(seconds, GRAMMAR_POLL_SECONDS) if waits else seconds
 
     def _arrived(self) -> list[Event]:

@@ -28,7 +28,7 @@ A step may be launched before the one before it has landed. Its tokens for reque
 not in it any more (over, or preempted) are thrown away, see `decode_worker.inflight_steps`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from core.token_ids import unpack_ids
 from decode_worker.arrival import Arrival
@@ -105,26 +105,14 @@ class RankState:
             for request in self.requests.values()
         )
 
-    @property
-    def awaits_masks(self) -> bool:
-        return any(request.awaits_mask for request in self.requests.values())
-
-    def awaiting_masks(self, request_ids: Iterable[str]) -> frozenset[str]:
-        """Those of them whose next token cannot be sampled yet."""
-        requests = self.requests
-        return frozenset(
-            name for name in request_ids if name in requests and requests[name].awaits_mask
-        )
-
     def offer(self, tokens: Sequence[TokenOut | None]) -> list[Match]:
         """Tells matches the tokens of the oldest step under way, which lands next."""
         offered = []
         for attempt, token in zip(self._inflight_steps.next_to_land, tokens, strict=True):
             request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
-            match = None if request is None or request.history is None else request.history.match
-            if match is not None and token is not None:
-                match.offer(token.token_id)
-                offered.append(match)
+            if request is not None and request.match is not None and token is not None:
+                request.match.offer(token.token_id)
+                offered.append(request.match)
         return offered
 
     @property
@@ -263,7 +251,7 @@ class RankState:
         assert attempt is not None
         if attempt.prefilled is None or not attempt.arrival.complete or not request.is_ready:
             return []
-        if request.awaits_mask:  # of the last token before it was put back
+        if request.awaits_mask:  # from before it was put back
             return []
         request.phase = RequestPhase.RUNNING
         self.totals.tokens_transferred += request.num_tokens
@@ -361,7 +349,7 @@ class RankState:
 
     def _look_at_match(self, request: Request) -> list[RankMessage]:
         """What a slow match has to tell after its token was."""
-        match = request.history.match if request.history is not None else None
+        match = request.match
         if match is None:
             return []
         if (fault := match.fault()) is not None:

@@ -1,4 +1,4 @@
-"""Whether a folder has a tokenizer that is read, and what to do where not. Torch-free."""
+"""Whether a folder has a tokenizer that is read, and what to do if not. Torch-free."""
 
 import base64
 import binascii
@@ -15,8 +15,8 @@ def tokenizer_problem(folder: Path) -> str:
     for path in (*others, folder / "tokenizer.model"):
         if path.is_file() and _is_tiktoken(path):
             return (
-                f"it has no {NAME}, but {path.name}: have transformers make one of it, with "
-                "convert_tiktoken_to_fast (docs/install.md, Tokenizers)"
+                f"it has no {NAME}, but {path.name}: have transformers make one of it, with its "
+                "TikTokenConverter (docs/install.md, Tokenizers)"
             )
         if path.is_file():
             return (

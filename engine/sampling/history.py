@@ -80,11 +80,6 @@ class History:
         """`match` has taken in the output so far."""
         self.match = match
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether all is known for the next token."""
-        return self.match is None or self.match.is_ready
-
     def append(self, token_id: int) -> bool:
         """The next output token; False when the grammar does not allow it."""
         if self.counts is not None:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from core.clock import Clock
 from core.errors import Overloaded, RateLimited
 
-# What a client may use at once, and what comes back of it in a second.
+# What a client may use in vain at once, and what comes back of it in a second.
 MAX_SECONDS = 15.0
 REFILL = 0.1
 MAX_WAITING = 64  # of each client
@@ -27,19 +27,23 @@ class FairTurns:
         self._clock = clock
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._busy: set[str] = set()
-        self._used: dict[str, tuple[float, float]] = {}  # seconds, and when that was so
+        self._used, self._wasted = _Seconds(clock), _Seconds(clock)
 
     def check(self, client: str) -> None:
-        """Raises RateLimited when the client has used too much lately, and Overloaded when too
-        many of its own, or of all, wait."""
-        over = self._used_seconds(client) - MAX_SECONDS
+        """Raises RateLimited when the client has used too much in vain lately, and Overloaded when
+        too many of its own, or of all, wait."""
+        over = self._wasted.of(client) - MAX_SECONDS
         if over > 0:
-            text = f"this client's constraints took more than {MAX_SECONDS:g} s to compile lately"
+            text = f"more than {MAX_SECONDS:g} s went into constraints of this client in vain"
             raise RateLimited(text, retry_after_seconds=over / REFILL)
         if len(self._waiting.get(client, ())) >= MAX_WAITING:
             raise Overloaded("too many constraints of this client wait to be compiled")
         if sum(map(len, self._waiting.values())) >= MAX_WAITING_IN_ALL:
             raise Overloaded("too many constraints wait to be compiled")
+
+    def blame(self, client: str, seconds: float) -> None:
+        """What was used for `client` was in vain."""
+        self._wasted.add(client, seconds)
 
     @asynccontextmanager
     async def of(self, client: str) -> AsyncIterator[None]:
@@ -56,7 +60,7 @@ class FairTurns:
         try:
             yield
         finally:
-            self._charge(client, self._clock.now() - began)
+            self._used.add(client, self._clock.now() - began)
             self._end(client)
 
     def _end(self, client: str) -> None:
@@ -69,7 +73,7 @@ class FairTurns:
             ready = [client for client in self._waiting if client not in self._busy]
             if not ready:
                 return
-            client = min(ready, key=self._used_seconds)
+            client = min(ready, key=self._used.of)
             queue = self._waiting[client]
             turn = queue.popleft()
             if not queue:
@@ -80,11 +84,19 @@ class FairTurns:
             self._num_free -= 1
             turn.set_result(None)
 
-    def _used_seconds(self, client: str) -> float:
-        seconds, since = self._used.get(client, (0.0, 0.0))
+
+class _Seconds:
+    """By client; REFILL of them are forgotten in a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sums: dict[str, tuple[float, float]] = {}  # seconds, and when that was so
+
+    def of(self, client: str) -> float:
+        seconds, since = self._sums.get(client, (0.0, 0.0))
         return max(0.0, seconds - REFILL * (self._clock.now() - since))
 
-    def _charge(self, client: str, seconds: float) -> None:
-        used = self._used_seconds(client) + seconds
-        self._used = {one: self._used[one] for one in self._used if self._used_seconds(one)}
-        self._used[client] = (used, self._clock.now())
+    def add(self, client: str, seconds: float) -> None:
+        total = self.of(client) + seconds
+        self._sums = {one: self._sums[one] for one in self._sums if self.of(one)}
+        self._sums[client] = (total, self._clock.now())

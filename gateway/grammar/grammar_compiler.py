@@ -19,8 +19,8 @@ import msgspec
 from core.clock import Clock, SystemClock
 from core.errors import InvalidRequest, Unavailable
 from core.log import get_logger
+from gateway.grammar.asked_process import AskedProcess, TooSlow
 from gateway.grammar.fair_turns import FairTurns
-from gateway.grammar.grammar_helper import GrammarHelper, TooSlow
 
 log = get_logger("gateway.grammar_compiler")
 
@@ -47,11 +47,12 @@ class GrammarCompiler:
         clock: Clock | None = None,
     ) -> None:
         arguments = [str(folder), *map(str, eos_token_ids)]
-        self._helpers = [GrammarHelper(arguments) for _ in range(NUM_HELPERS)]
+        self._helpers = [AskedProcess(arguments) for _ in range(NUM_HELPERS)]
         self._idle = list(self._helpers)  # the last one is taken
-        self._parser = GrammarHelper([PARSE_ONLY])
-        clock = clock or SystemClock()
-        self._turns, self._parse_turns = FairTurns(NUM_HELPERS, clock), FairTurns(1, clock)
+        self._parser = AskedProcess([PARSE_ONLY])
+        self._clock = clock or SystemClock()
+        self._turns = FairTurns(NUM_HELPERS, self._clock)
+        self._parse_turns = FairTurns(1, self._clock)
         self._compile_seconds = compile_seconds
         self._tasks: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
         self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
@@ -132,14 +133,18 @@ class GrammarCompiler:
 
     async def _compile(self, line: bytes, client: str) -> dict[str, Any]:
         async with self._helper(client) as helper:
+            began = self._clock.now()
             try:
-                return await helper.ask(line, self._compile_seconds)
+                answer = await helper.ask(line, self._compile_seconds)
             except TooSlow as error:
                 log.warning("grammar compiler ended", reason=str(error))
-                return {"error": str(error), "ended": True}
+                answer = {"error": str(error), "ended": True}
+            if "error" in answer:
+                self._turns.blame(client, self._clock.now() - began)
+            return answer
 
     @asynccontextmanager
-    async def _helper(self, client: str) -> AsyncIterator[GrammarHelper]:
+    async def _helper(self, client: str) -> AsyncIterator[AskedProcess]:
         async with self._turns.of(client):
             helper = self._idle.pop()
             try:

@@ -39,8 +39,8 @@ async def request_grammar(
         a constraint                what it asks for
         strict tools                any text, and behind it perhaps calls
 
-    Arguments of forced and of strict tools keep to their schemas, others are any object.
-    Compiling is shared out by `client`.
+    Arguments of forced and of strict tools keep to their schemas, others are any object. Compiling
+    is shared out by `client`.
     Raises InvalidRequest that names the field and the reason; else as `GrammarCompiler.compile`.
     """
     request: dict[str, Any] | None = None

@@ -65,6 +65,19 @@ class OutputConfig(ClosedModel):
     format: JsonOutput | None = None
 
 
+class ClearThinking(ClosedModel):
+    """That keeps all of it: what a template leaves out is left out anyway."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(ClosedModel):
+    """Coding agents ask for the one edit that changes nothing; the others would."""
+
+    edits: Items[ClearThinking] | None = None
+
+
 class PromptFields(ClosedModel):
     """What makes the prompt, and can be counted."""
 
@@ -76,6 +89,7 @@ class PromptFields(ClosedModel):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
 
 class CountTokensRequest(PromptFields):

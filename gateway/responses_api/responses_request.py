@@ -87,6 +87,7 @@ class ResponsesRequest(ClosedModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
+    client_metadata: dict[str, Any] | None = None
     user: str | None = None
 
     @property

@@ -221,6 +221,30 @@ async def test_structured_text(gateway: Gateway, client: anthropic.AsyncAnthropi
     assert json.loads(request.sampling.grammar.json_schema) == schema
 
 
+async def test_what_a_coding_agent_sends(gateway: Gateway) -> None:
+    """Claude Code's, as it was seen."""
+    body = {
+        "model": MODEL,
+        "messages": [
+            {"role": "user", "content": [
+                {"type": "text", "text": "one call", "cache_control": {"type": "ephemeral"}},
+            ]},
+            {"role": "system", "content": "Available agent types"},
+        ],
+        "system": [{"type": "text", "text": "An agent", "cache_control": {"type": "ephemeral"}}],
+        "tools": [WEATHER],
+        "metadata": {"user_id": "{}"},
+        "max_tokens": 32000,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "stream": True,
+        "temperature": 0,
+    }  # fmt: skip
+    reply = await gateway.client.post("/v1/messages?beta=true", json=body)
+    assert '"stop_reason":"tool_use"' in reply.text
+
+
 async def test_sampling_fields_reach_the_worker(gateway: Gateway) -> None:
     body = {"model": MODEL, "max_tokens": 9, "messages": [user("plain")]}
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "metadata": {"user_id": "me"}}
@@ -242,6 +266,7 @@ BAD = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools\\[0\\]"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"container": "one"}, "container"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits"),
     ({"temperature": 1.5}, "temperature"),
 ]
 

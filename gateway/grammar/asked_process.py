@@ -14,7 +14,7 @@ import msgspec
 from core.errors import Unavailable
 from core.log import get_logger
 
-log = get_logger("gateway.grammar_helper")
+log = get_logger("gateway.asked_process")
 
 START_SECONDS = 60.0
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -24,7 +24,7 @@ class TooSlow(Exception):  # noqa: N818 - no fault of the program
     """The process has not answered in time, or has not survived the question."""
 
 
-class GrammarHelper:
+class AskedProcess:
     """`close` ends the process."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
