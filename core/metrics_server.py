@@ -67,7 +67,7 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         super().setup()
-        self.rfile = io.BufferedReader(io.BytesIO(_read_head(self.connection)))  # type: ignore[arg-type]
+        self.rfile = io.BufferedReader(io.BytesIO(_read_head(self.connection)))
         self.connection.settimeout(REQUEST_SECONDS)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - its name there

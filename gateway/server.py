@@ -117,20 +117,13 @@ async def serve(
         metrics_server = serve_metrics(settings.metrics_port, metrics.registry, address.host)
         stack.callback(metrics_server.close)
         heartbeat = RouterHeartbeat(
-            routers,
-            identity,
-            clock,
-            metrics,
-            model=model.name,
-            config_json=settings.public_json(),
-        )
+            routers, identity, clock, metrics,
+            model=model.name, config_json=settings.public_json(),
+        )  # fmt: skip
         admission = Admission(
-            max_inflight=settings.max_inflight,
-            max_queued=settings.max_queued,
-            max_queue_seconds=settings.max_queue_seconds,
-            metrics=metrics,
-            clock=clock,
-        )
+            max_inflight=settings.max_inflight, max_queued=settings.max_queued,
+            max_queue_seconds=settings.max_queue_seconds, metrics=metrics, clock=clock,
+        )  # fmt: skip
         buckets = BucketMemory(settings.shared_folder and settings.shared_folder / BUCKET_FILE)
         stack.callback(buckets.close)
         keys = make_keys(settings)
@@ -149,14 +142,10 @@ async def serve(
             cluster=_cluster(settings, model, routers, channels, metrics),
             heartbeat=heartbeat,
             serving=Serving(
-                admission,
-                metrics,
-                clock,
-                RateLimiter(buckets, clock),
-                settings.ping_seconds,
-                settings.reader_stall_seconds,
+                admission, metrics, clock, RateLimiter(buckets, clock),
+                settings.ping_seconds, settings.reader_stall_seconds,
             ),
-        )
+        )  # fmt: skip
         log.info("listening", address=str(address), model=model.name, epoch=identity.epoch)
         await _serve_frontend(frontend, keys, listener, stop)
     log.info("stopped")

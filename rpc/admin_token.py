@@ -44,7 +44,9 @@ class AdminToken:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._token = file and WatchedFiles("admin token", (file,), partial(read_token, file))
+        self._token = None
+        if file is not None:
+            self._token = WatchedFiles("admin token", (file,), partial(read_token, file))
 
     def check(self, context: Context) -> None:
         """Raises Unauthenticated when the call does not carry the token."""

@@ -19,7 +19,7 @@ class ClusterChannel(grpc.aio.Channel):
         self._address = address
         self._token = credentials.token
         self._tls = credentials.tls
-        self._pems = self._tls and self._tls.current()
+        self._pems = None if self._tls is None else self._tls.current()
         self._connection = self._connect()
 
     def _connect(self) -> grpc.aio.Channel:

@@ -67,7 +67,7 @@ class Tls:
     def server_credentials(self) -> grpc.ServerCredentials:
         """Of clients a certificate is asked for."""
         first = self.current()
-        made: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(  # type: ignore[attr-defined]
+        made: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             first.of_server(), self._renewals(first), require_client_authentication=True
         )
         return made

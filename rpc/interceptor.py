@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -47,9 +47,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        handler = await continuation(handler_call_details)
+        handler: Any = await continuation(handler_call_details)
         if handler is None:  # no such method
-            return handler
+            return cast("Handler", handler)
         method: str = handler_call_details.method
         # Requests are read here: grpc would say INTERNAL, with a traceback, to what is no message.
         read = partial(read_message, handler.request_deserializer)
@@ -112,10 +112,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 while (response := await self._unless_ended(anext(stream, _END))) is not _END:
                     yield response
 
-        async def call(request: object, context: Context) -> AsyncIterator[object]:
+        async def call(data: bytes, context: Context) -> AsyncIterator[object]:
             _take_ids(context)
             try:
-                async with aclosing(responses(request, context)) as stream:
+                async with aclosing(responses(data, context)) as stream:
                     async for response in stream:
                         yield response
             except (grpc.aio.AbortError, asyncio.CancelledError):

@@ -125,6 +125,16 @@ def _leave_signals_to_the_front() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _start_transfer(
+    start: RankStart, settings: WorkerSettings, kv_cache: torch.Tensor
+) -> NixlTransfer:
+    """Of a worker that listens on loopback only, it does the same."""
+    name = f"{start.role}-{start.epoch}-{start.rank}"
+    transfer = NixlTransfer(name, loopback=is_loopback(parse_address(settings.listen).host))
+    transfer.register(kv_cache)
+    return transfer
+
+
 def build_context(start: RankStart, link: RankLink) -> RankContext:
     """Joins the EP group, makes what computes, registers the KV pool for transfer."""
     clock = StartClock()
@@ -155,11 +165,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
     with clock.phase("transfer"):
-        transfer = NixlTransfer(
-            f"{start.role}-{start.epoch}-{start.rank}",
-            loopback=is_loopback(parse_address(settings.listen).host),
-        )
-        transfer.register(built.kv_cache)
+        transfer = _start_transfer(start, settings, built.kv_cache)
     with clock.phase("peers"):
         group.begin_steps()
     on_cpu = device.type == "cpu"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from core.errors import InvalidRequest
 from gateway.prompt.chat_template import ChatTemplate
-from gateway.prompt.message_forms import Message, each_text, with_objects
+from gateway.prompt.message_forms import Message, as_templates_read, each_text
 from gateway.prompt.served_model import ServedModel
 from gateway.prompt.tool_prompt import with_tools
 from gateway.requests.chat_request import MessagesFields
@@ -83,7 +83,7 @@ class _Parts(NamedTuple):
 
 def _parts(body: MessagesFields) -> _Parts:
     return _Parts(
-        [with_objects(message) for message in body.template_messages()],
+        [as_templates_read(message) for message in body.template_messages()],
         [tool.model_dump(exclude_none=True) for tool in body.tool_use().offered],
         body.template_variables,
         body.final_message,

@@ -1,8 +1,8 @@
 """The forms in which templates want calls of tools: there is no one standard.
 
-Arguments are an object for templates that write JSON themselves or go through the fields, and JSON's
-text for those that put it between other texts. The content of a message that only calls is none,
-which V3's and R1's first templates ask for, or "", in which later ones search.
+Arguments are an object for templates that write JSON themselves or go through the fields, and text
+for those that put it between other texts. The content of a message that only calls is none, which
+the first templates of V3 and R1 ask for, or "", in which later ones search.
 """
 
 import json
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from core.errors import InvalidRequest
+
+_NONE_WRITTEN = ("None", "null")
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
@@ -26,9 +28,10 @@ class CallArguments(dict[str, Any]):
         return self._text
 
 
-def with_objects(message: Message) -> Message:
-    """The message with its calls' arguments as objects."""
-    return _with_arguments(message, _parsed)
+def as_templates_read(message: Message) -> Message:
+    """The message with its calls' arguments as objects, and its thoughts by both their names."""
+    named = {"thinking": message["reasoning_content"]} if "reasoning_content" in message else {}
+    return _with_arguments({**message, **named}, _parsed)
 
 
 def _parsed(text: str) -> CallArguments | str:
@@ -73,27 +76,37 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
     `render` raises for the last one."""
     if not any("tool_calls" in message for message in messages):
         return render(messages)
-    try:
-        return _with_content(render, messages)
-    except InvalidRequest:
-        return _with_content(render, [_with_arguments(message, str) for message in messages])
+    forms = [messages, [_with_arguments(message, str) for message in messages]]
+    if any(map(_only_calls, messages)):
+        forms += [_with_empty_content(form) for form in forms]
+    for form in forms[:-1]:
+        try:
+            return _without_written_none(render, form, render(form))
+        except InvalidRequest:
+            continue
+    return render(forms[-1])
 
 
-def _with_content(render: Render, messages: Sequence[Message]) -> str:
-    """A template may also write Python's word for none: then "" was meant."""
-    empty = [{**one, "content": ""} if _only_calls(one) else one for one in messages]
-    try:
-        text = render(messages)
-    except InvalidRequest:
-        return render(empty)
-    if "None" not in text or not any(map(_only_calls, messages)):
+def _without_written_none(render: Render, messages: Sequence[Message], text: str) -> str:
+    """`text`, unless the template has written a content that is none as a word."""
+    if not any(map(_only_calls, messages)) or not any(word in text for word in _NONE_WRITTEN):
         return text
     try:
-        other = render(empty)
+        other = render(_with_empty_content(messages))
     except InvalidRequest:
         return text
-    return other if other.replace("None", "") == text.replace("None", "") else text
+    writes_none = any(text.count(word) > other.count(word) for word in _NONE_WRITTEN)
+    has_calls = all(other.count(name) >= text.count(name) for name in _called(messages))
+    return other if writes_none and has_calls else text
 
 
 def _only_calls(message: Message) -> bool:
     return "tool_calls" in message and message["content"] is None
+
+
+def _with_empty_content(messages: Sequence[Message]) -> Sequence[Message]:
+    return [{**one, "content": ""} if _only_calls(one) else one for one in messages]
+
+
+def _called(messages: Sequence[Message]) -> set[str]:
+    return {call["function"]["name"] for one in messages for call in one.get("tool_calls", ())}

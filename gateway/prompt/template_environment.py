@@ -46,7 +46,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     # The names are the library's: templates name their arguments themselves.
-    def call(__self, __context: Context, __obj: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805
+    def call(
+        __self, __context: Context, __obj: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:  # noqa: ANN401, N805
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str) and __obj.__name__ in _LOOKS_AT_ENDS:
             __obj = getattr(without_marks(text), __obj.__name__)

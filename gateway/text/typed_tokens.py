@@ -1,9 +1,8 @@
 """Special tokens that users type, or that a tool returns: they are text, and no tokens.
 
 A chat template makes one text of its own special tokens and of what users wrote. So each special
-token within a user's text is put between two marks before, and the text that comes out is cut
-there: what is between marks, and all other text but special tokens, is encoded by a tokenizer that has
-none.
+token within a user's text is put between two marks before, and the text that comes out is cut at
+the others: all between them is encoded by a tokenizer that has no special tokens.
 """
 
 import re
@@ -13,6 +12,8 @@ import tokenizers
 
 # No text has them: Unicode keeps them out of interchange.
 BEGIN, END = "\U0010fffe", "\U0010ffff"
+
+NOTHING = "(?!)"  # a pattern that is found nowhere
 
 _MARKS = {ord(BEGIN): None, ord(END): None}
 
@@ -36,17 +37,15 @@ class TypedTokens:
             if not token.content.isspace()
         }
         self._ids = {content.strip(): token_id for content, (token_id, _) in added.items()}
-        # Where one begins with another, the longer one counts.
-        longest_first = sorted(added, key=len, reverse=True)
-        written = "|".join(map(re.escape, longest_first)) or "(?!)"
-        taken = "|".join(
-            r"\s*" * added[content][1].lstrip
-            + re.escape(content)
-            + r"\s*" * added[content][1].rstrip
-            for content in longest_first
-        )
+        # Some take in the spaces beside them.
+        spaced = [
+            r"\s*" * one.lstrip + re.escape(one.content) + r"\s*" * one.rstrip
+            for _, one in added.values()
+            if one.lstrip or one.rstrip
+        ]
+        written = _one_of(list(added)) if added else NOTHING
         self._written = re.compile(written)
-        self._parts = re.compile(f"{BEGIN}(?:{written}){END}|({taken or '(?!)'})")
+        self._parts = re.compile(f"{BEGIN}(?:{written}){END}|({'|'.join([*spaced, written])})")
         self._without_added = tokenizers.Tokenizer(tokenizer.model)
         if tokenizer.normalizer is not None:
             self._without_added.normalizer = tokenizer.normalizer
@@ -62,18 +61,24 @@ class TypedTokens:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered text in which users' tokens are marked."""
-        texts, controls = [""], []
-        end = 0
-        for found in self._parts.finditer(text):
-            if found[1] is None:
-                continue
-            texts[-1] = without_marks(text[end : found.start()])
-            texts.append("")
-            controls.append(self._ids[found[1].strip()])
-            end = found.end()
-        texts[-1] = without_marks(text[end:])
+        controls = [found for found in self._parts.finditer(text) if found[1] is not None]
+        begins = [0, *(found.end() for found in controls)]
+        ends = [*(found.start() for found in controls), len(text)]
+        texts = [without_marks(text[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         encodings = self._without_added.encode_batch_fast(texts, add_special_tokens=False)
         token_ids: list[int] = encodings[0].ids
         for control, encoding in zip(controls, encodings[1:], strict=True):
-            token_ids += [control, *encoding.ids]
+            token_ids += [self._ids[control[1].strip()], *encoding.ids]
         return token_ids
+
+
+def _one_of(texts: list[str]) -> str:
+    """A pattern of the longest of `texts` that fits. As a tree: there may be a thousand of them,
+    and a text full of what each begins with."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[:1], []).append(text[1:])
+    may_end = rests.pop("", None) is not None
+    branches = [re.escape(first) + _one_of(rest) for first, rest in rests.items()]
+    joined = branches[0] if len(branches) == 1 and not may_end else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if may_end and branches else joined if branches else ""

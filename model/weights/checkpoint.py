@@ -189,7 +189,9 @@ class Checkpoint:
         stored = self.stored[name]
         scale = self.stored.get(name + SCALE_SUFFIX)
         if len(shape) == 2 and self.is_int4(name) and (not scale or scale.dtype in SCALE_TYPES):
-            return int4_problem(name, stored.shape, None if scale is None else scale.shape, shape)
+            groups = None if scale is None else scale.shape
+            problem = int4_problem(name, stored.shape, groups, shape)
+            return problem or self._packing_problem(name, shape)
         if stored.shape != shape:
             return f"{name} is {list(stored.shape)}, not {list(shape)}"
         if stored.dtype in FLOAT_TYPES and scale is None:
@@ -204,6 +206,15 @@ class Checkpoint:
                 f"{name + SCALE_SUFFIX} is {scale.dtype} {list(scale.shape)}, "
                 f"not floats {list(blocks)}"
             )
+        return ""
+
+    def _packing_problem(self, name: str, shape: tuple[int, ...]) -> str:
+        """What is wrong with what else there is of a packed int4 matrix, or nothing."""
+        rows, columns = shape
+        for suffix, wanted in ((ZERO_SUFFIX, (rows, columns // GROUP)), (ORDER_SUFFIX, (columns,))):
+            stored = self.stored.get(name + suffix)
+            if stored is not None and stored.shape != wanted:
+                return f"{name + suffix} is {list(stored.shape)}, not {list(wanted)}"
         return ""
 
     def _report(self, **problems: Sequence[str]) -> None:

@@ -122,6 +122,7 @@ def test_other_groups_and_types_are_named(plain: Path, tmp_path: Path) -> None:
     for end, value, message in (
         ("scales", scales, rf"{stem}.weight_scale_inv is \[128, 4\]"),
         ("qweight", values, f"unexpected: {stem}.qweight"),
+        ("qzeros", tensors[f"{stem}.qzeros"][:1], rf"{stem}.weight_zero_point is \[128, 1\]"),
     ):
         save_file(tensors | {f"{stem}.{end}": value}, folder / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):
