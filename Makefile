@@ -2,6 +2,7 @@
 #
 #   UP_ARGS     options of `ctl up`, e.g. make up UP_ARGS="--port 8123"
 #   TEST_ARGS   arguments of pytest, e.g. make test TEST_ARGS="tests/router -x"
+#   FUZZ_SECONDS  how long `make fuzz` goes on
 #   PIP_ARGS    arguments of pip, e.g. another package index (a CPU-only torch is much smaller)
 #   PYTHON      the interpreter to make .venv with: 3.11 or 3.12
 #   TORCH       what pip is told of torch; without a GPU, a version that is small to install
@@ -11,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UP_ARGS ?=
 TEST_ARGS ?=
+FUZZ_SECONDS ?= 600
 BENCH_ARGS ?=
 PIP_ARGS ?=
 # Builds of 2.14 for CPUs are not where pip looks: it would bring several GB of CUDA.
@@ -23,7 +25,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
+.PHONY: help up test test-all fuzz check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +35,9 @@ up: $(VENV)/.installed ## start a whole cluster on this machine (options: UP_ARG
 
 test: check ## lint, types, import contracts, then every test that needs no GPU and is not slow
 	@scripts/test $(TEST_ARGS)
+
+fuzz: $(VENV)/.installed-dev ## send hostile bytes to a cluster for FUZZ_SECONDS, keep the seeds that fail
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/cluster/fuzz -x -p no:cacheprovider
 
 test-all: check ## the same with the slow tests (and those for a GPU, where there is one)
 	@scripts/test --all $(TEST_ARGS)
@@ -45,7 +50,9 @@ proto: $(VENV)/.installed-dev ## generate the gRPC stubs from proto/*.proto
 
 docs: $(VENV)/.installed-dev ## write the pages of docs/ that are made from the code
 	$(BIN)/python scripts/configuration_doc.py
+	$(BIN)/python scripts/checkpoint_formats_doc.py
 	$(BIN)/python scripts/metrics_doc.py
+	$(BIN)/python scripts/formats_doc.py
 	$(BIN)/python scripts/dashboards_json.py
 	$(BIN)/python scripts/render_chart.py
 	$(BIN)/python scripts/plan_examples.py

@@ -40,9 +40,10 @@ from model.config import ModelConfig
 from model.deepseek import DeepseekV3
 from model.known_models import QUANTIZATION
 from model.weights import file_reader
-from model.weights.checkpoint import INDEX, Checkpoint
+from model.weights.checkpoint import Checkpoint
 from model.weights.file_reader import CHUNK_BYTES
 from model.weights.load_order import loaded_tensors
+from model.weights.stored import INDEX
 
 BENCH = "load"
 NUM_THREADS = file_reader.NUM_THREADS

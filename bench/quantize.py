@@ -31,8 +31,8 @@ from safetensors.torch import save_file
 from bench.ranks.deepseek_v3_config import write_config
 from bench.records import bench_parser, path_of, report, say
 from loadgen.records import BenchRun, Record
-from model.weights.checkpoint import INDEX
 from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.stored import INDEX
 
 if TYPE_CHECKING:
     import torch

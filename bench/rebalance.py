@@ -14,14 +14,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import grpc
-
 from bench.records import bench_parser, path_of, report, say
 from bench.serving.local_cluster import local_cluster, router_of
+from ctl.admin.connection import AdminConnection, connect
+from ctl.admin.connection import Target as RouterTarget
 from loadgen.openai_stream import Streamed, Target, stream
 from loadgen.records import BenchRun, Record
 from loadgen.summary import percentile
-from proto import experts_pb2, router_pb2, router_pb2_grpc
+from proto import experts_pb2, router_pb2
 
 BENCH = "rebalance"
 MODEL_PATH = "/v1/completions"
@@ -99,12 +99,14 @@ class Clients:
 class Rebalancer:
     """Through the router, as an operator would."""
 
-    def __init__(self, admin: "router_pb2_grpc.AdminAsyncStub") -> None:
+    def __init__(self, admin: AdminConnection) -> None:
         self._admin = admin
         self._rng = random.Random(1)
 
     async def once(self, phase: Observation) -> None:
-        load = await self._admin.GetExpertLoad(router_pb2.GroupExpertLoadRequest())
+        load = await self._admin.call(
+            self._admin.stub.GetExpertLoad, router_pb2.GroupExpertLoadRequest()
+        )
         plan = experts_pb2.RebalancePlan(placement_version=load.placement_version)
         for layer in load.layers:
             slots = list(layer.physical_to_logical)
@@ -112,7 +114,7 @@ class Rebalancer:
             plan.layers.add(layer=layer.layer, physical_to_logical=slots)
         request = router_pb2.GroupApplyRequest(apply=experts_pb2.ApplyRequest(plan=plan))
         last = experts_pb2.RebalanceProgress()
-        async for progress in self._admin.ApplyRebalance(request):
+        async for progress in self._admin.stream(self._admin.stub.ApplyRebalance, request):
             last = progress
         phase.num_rebalances += 1
         phase.num_bytes += last.num_bytes_done
@@ -126,8 +128,8 @@ async def measure(
     clients = Clients(Target.parse(url), model, arguments.streams, arguments.tokens)
     await clients.learn()
     phases = {name: Observation() for name in ("quiet", "moving")}
-    async with grpc.aio.insecure_channel(router) as channel:
-        rebalancer = Rebalancer(router_pb2_grpc.AdminStub(channel))
+    async with connect(RouterTarget(router=router)) as admin:
+        rebalancer = Rebalancer(admin)
         clients.begin()
         for _ in range(arguments.rounds):
             for name, phase in phases.items():

@@ -1,5 +1,6 @@
 """`host:port` texts, with IPv6 hosts in brackets."""
 
+from ipaddress import ip_address
 from typing import NamedTuple
 
 
@@ -23,3 +24,11 @@ def parse_address(text: str) -> Address:
     if not (port_text.isascii() and port_text.isdigit()) or int(port_text) > 65535:
         raise ValueError(f"{text!r}: the port must be a number from 0 to 65535")
     return Address(host, int(port_text))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens there, as far as the text tells."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

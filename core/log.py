@@ -8,19 +8,20 @@ libraries.
 """
 
 import faulthandler
+import io
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, cast
+from typing import Literal, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, FilteringBoundLogger, Processor, WrappedLogger
 
+from core.printable import printable
 from core.trace_context import TRACE
 
 # gRPC's core remarks on each lost connection, past our format. It reads this when it is
@@ -31,8 +32,6 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
 LogFormat = Literal["json", "console"]
 LEVELS = ("debug", "info", "warning", "error")
-# What terminals obey, but for white space, which is escaped where it could make a line of its own.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 # Does nothing to who does not listen. Not SIGUSR1: LLVM, within Triton, takes that for itself.
 STACKS_SIGNAL = signal.SIGURG
 
@@ -130,9 +129,7 @@ def _renderers(fmt: LogFormat) -> list[Processor]:
     # NOTE: the default traceback shows local variables, and with them users' prompts.
     return [
         _escape_controls,
-        structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        ),
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_traceback),
     ]
 
 
@@ -140,5 +137,12 @@ def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> 
     """Texts of clients, such as paths, are not for the terminal to obey."""
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _CONTROLS.sub(lambda found: repr(found[0])[1:-1], value)
+            event[key] = printable(value)
     return event
+
+
+def _traceback(output: TextIO, exc_info: ExcInfo) -> None:
+    """Line by line, as the exception's own text may be a client's."""
+    plain = io.StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    output.write("\n".join(map(printable, plain.getvalue().split("\n"))))

@@ -5,7 +5,6 @@ listed in `docs/metrics.md`.
 """
 
 from collections.abc import Iterator
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,9 +12,9 @@ from prometheus_client import (
     Metric,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
 )
 
+from core.metrics_server import ScrapeServer
 from core.version import software_version
 
 # No series beside each counter and histogram that tells when it began.
@@ -82,7 +81,7 @@ def add_build_info(registry: CollectorRegistry, role: str) -> None:
 class MetricsServer:
     """A running `/metrics` endpoint; `port` is the bound one, -1 when switched off."""
 
-    def __init__(self, server: WSGIServer | None) -> None:
+    def __init__(self, server: ScrapeServer | None) -> None:
         self._server = server
         self.port: int = server.server_port if server is not None else -1
 
@@ -99,5 +98,4 @@ def serve(port: int, registry: CollectorRegistry, host: str = "127.0.0.1") -> Me
     endpoint off; OSError when it is taken."""
     if port < 0:
         return MetricsServer(None)
-    server, _thread = start_http_server(port, addr=host, registry=registry)
-    return MetricsServer(server)
+    return MetricsServer(ScrapeServer.start(host, port, registry))

@@ -11,14 +11,17 @@ A process with a wrong flag or value says so on stderr and exits with status 2.
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
-from core.address import Address, parse_address
+from core.address import Address, is_loopback, parse_address
 from core.log import LogFormat
+from core.printable import check_printable
+from core.token_file import TokensFile
 
 
 def split_commas(value: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever it got
@@ -49,7 +52,7 @@ class ProcessSettings(BaseSettings):
         protected_namespaces=(),
     )
 
-    name: str = Field(
+    name: Annotated[str, AfterValidator(check_printable)] = Field(
         "", max_length=128, description="Name of this process in logs and status; default: its role"
     )
     listen: HostPort = Field("127.0.0.1:0", description="host:port to serve on, port 0: a free one")
@@ -75,6 +78,31 @@ class ProcessSettings(BaseSettings):
     )
     trace_sample_ratio: float = Field(
         1.0, ge=0, le=1, description="Part of the traces that begin here that is recorded"
+    )
+
+    # ---- among processes of the cluster (docs/security.md)
+    cluster_token_file: TokensFile | None = Field(
+        None,
+        description="File with the word that all calls between processes of the cluster carry, the "
+        "same for all of them; of several, one a line, the first is sent and all are taken; read "
+        "again when it changes",
+    )
+    cluster_tls_cert: Path | None = Field(
+        None,
+        description="Certificate chain that this process shows to others of the cluster, PEM: "
+        "calls between processes use TLS on both sides; read again when it changes, as are "
+        "--cluster-tls-key and --cluster-tls-ca, which it needs",
+    )
+    cluster_tls_key: Path | None = Field(None, description="Its private key, PEM")
+    cluster_tls_ca: Path | None = Field(
+        None,
+        description="Who signs the certificates of this cluster's processes, and no others, PEM",
+    )
+    cluster_tls_name: str = Field(
+        "epserve",
+        max_length=253,
+        pattern=r"^[0-9A-Za-z_.-]+$",
+        description="DNS name that the certificates of the cluster's processes have in common",
     )
 
     def address_at(self, port: int) -> str:
@@ -112,3 +140,26 @@ class ProcessSettings(BaseSettings):
         field = cls.model_fields.get(str(problem["loc"][0]))
         is_told = problem["type"] != "missing" and (field is None or field.repr)
         return f", got {problem['input']!r}" if is_told else ""
+
+
+class PeerSettings(ProcessSettings):
+    """Of processes that others of the cluster call."""
+
+    insecure_cluster: bool = Field(
+        False,
+        description="Take calls without the cluster's token, and listen beyond this machine with "
+        "neither token nor TLS: whoever reaches the port may then do everything",
+    )
+
+    @model_validator(mode="after")
+    def _check_reach(self) -> Self:
+        is_guarded = self.cluster_token_file is not None or self.cluster_tls_ca is not None
+        if not (
+            is_guarded or self.insecure_cluster or is_loopback(parse_address(self.listen).host)
+        ):
+            raise ValueError(
+                f"--listen {self.listen}: beyond this machine give --cluster-token-file (best with "
+                "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca), or "
+                "--insecure-cluster where whoever reaches the port may do everything"
+            )
+        return self

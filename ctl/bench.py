@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from core.printable import printable
 from ctl.base.output import make_console
 from loadgen.load import LoadOptions, Outcome, run_load
 from loadgen.records import BenchRun, Record, append
@@ -78,7 +79,7 @@ def bench(
         except OSError as error:
             _fail(errors, f"no records in {save}: {error}", error)
     for reason, count in summary.errors.most_common(5):
-        errors.print(f"{count} x {reason}", markup=False, soft_wrap=True)
+        errors.print(f"{count} x {printable(reason)}", markup=False, soft_wrap=True)
     if summary.num_errors:
         raise typer.Exit(1)
 

@@ -9,7 +9,10 @@ import typer
 from ctl.admin.connection import AdminConnection, admin_command
 from ctl.admin.names import complete_worker
 from ctl.admin.status import describe_worker, get_status
+from ctl.base.cluster_access import ClusterAccess
+from ctl.base.options import with_options
 from ctl.local.readiness import NotHealthy, check_grpc, check_http
+from rpc.cluster_credentials import load
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +24,9 @@ _Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the 
 
 
 @app.command("grpc", epilog="Example: ctl probe grpc 127.0.0.1:8001")
+@with_options(ClusterAccess)
 def probe_grpc(
+    access: ClusterAccess,
     address: _Address,
     service: Annotated[
         str,
@@ -33,7 +38,11 @@ def probe_grpc(
     timeout: _Timeout = 2.0,
 ) -> None:
     """Asks a router or a worker (standard gRPC health)."""
-    _conclude(check_grpc(address, service, timeout))
+    try:
+        credentials = load(access)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    _conclude(check_grpc(address, service, timeout, credentials))
 
 
 @app.command("http", epilog="Example: ctl probe http 127.0.0.1:8000 --path /ready")

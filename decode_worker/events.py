@@ -52,9 +52,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The oldest step under way is over; a token for each of its requests, in their order."""
+    """The oldest step under way is over; a token for each of its requests, in their order, None
+    where it was sampled in vain."""
 
-    tokens: tuple[TokenOut, ...]
+    tokens: tuple[TokenOut | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A step of a decode rank that is under way, and the pieces of the next one."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from decode_worker.request import Request
@@ -10,19 +11,24 @@ from engine.step.pending_step import PendingStep, PendingToken
 from engine.step.sequence_chunk import UNKNOWN, SequenceChunk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InflightStep:
-    """`rows` says which row of the step each request is; `began` in seconds."""
+    """`rows` says which row of the step each request is; `began` in seconds. Tokens of requests
+    that are `late` mean nothing: they were sampled without their masks."""
 
     step: PendingStep
     rows: dict[str, int]
     began: float
+    late: Set[str] = frozenset()
 
-    def tokens(self) -> tuple[TokenOut, ...]:
-        """One a row; waits."""
+    def tokens(self) -> tuple[TokenOut | None, ...]:
+        """One a row, None of those that are late; waits."""
         tokens = self.step.result()
         assert all(tokens), "a row without a token"
-        return tuple(token for token in tokens if token is not None)
+        return tuple(
+            None if name in self.late else token
+            for name, token in zip(self.rows, tokens, strict=True)
+        )
 
 
 def next_chunk(

@@ -29,6 +29,10 @@ class InflightSteps:
                 attempt.num_in_flight += 1
         self._inflight_steps.append(tuple(attempts))
 
+    @property
+    def next_to_land(self) -> tuple[Attempt | None, ...]:
+        return self._inflight_steps[0]
+
     def land(self) -> tuple[Attempt | None, ...]:
         """The oldest step is over: its attempts, also those that were given up meanwhile."""
         attempts = self._inflight_steps.popleft()

@@ -5,8 +5,9 @@ A turn hears the front and the transfer, plans, preempts, grows and admits; a pa
 
 With an overlapped schedule a pass lands after the launch of the next one: while the device
 computes, the host hears, plans and tells. Requests whose last token is in flight step all the same;
-sampling that depends on it (penalties, grammars) begins when it has landed. Before a request is put
-back, everything lands. Experts change places when no step is being computed.
+sampling that depends on it (penalties, grammars) begins when it has landed. A request whose mask
+is late sits steps out; what one has sampled for it without the mask is thrown away. Before a
+request is put back, everything lands. Experts change places when no step is being computed.
 """
 
 import msgspec
@@ -31,6 +32,7 @@ from decode_worker.rank_stats import StepLog, rank_stats
 from decode_worker.request import Request
 from decode_worker.state import RankState
 from engine.grammar.grammars import GRAMMAR_POLL_SECONDS, Grammars
+from engine.grammar.paced_match import settle
 from engine.link.kv_notice import decode_notices
 from engine.link.messages import RankStats, Submit, SubmitPrefill
 from engine.rank_loop import IDLE_SECONDS, RankLoop, RequestMessage
@@ -97,7 +99,7 @@ class DecodeLoop(RankLoop[list[Request]]):
     def _begin_grammar(self, request_id: str) -> None:
         request = self._state.requests.get(request_id)
         if request is not None and not request.is_ready:
-            self._grammars.begin(request_id, request.sampling)
+            self._grammars.begin(request_id, request.sampling, request.earlier_output)
 
     def _plan(self) -> Plan:
         decided = plan(self._state.snapshot())
@@ -119,7 +121,8 @@ class DecodeLoop(RankLoop[list[Request]]):
     ) -> None:
         inflight = self._launch(work, began, tokens_per_rank)
         self._land()
-        inflight.step.sample()  # histories know all tokens before it
+        inflight.late = self._awaiting_masks()
+        inflight.step.sample()  # histories know all tokens before it, but for those that are late
         self._inflight = inflight
         if not self._overlaps:
             self._land()
@@ -141,7 +144,9 @@ class DecodeLoop(RankLoop[list[Request]]):
             return False
         self._listen(inflight)
         self._inflight = None
-        self._apply(Landed(inflight.tokens()))
+        tokens = inflight.tokens()
+        settle(self._state.offer(tokens))
+        self._apply(Landed(tokens))
         self._steps.landed(inflight, self._clock.now())
         return True
 
@@ -156,6 +161,10 @@ class DecodeLoop(RankLoop[list[Request]]):
             if self._outbox:
                 self._report()
 
+    def _awaiting_masks(self) -> frozenset[str]:
+        """Requests whose next token cannot be sampled yet."""
+        return frozenset(name for name, one in self._state.requests.items() if one.awaits_mask)
+
     def _await_inflight(self) -> None:
         if self._inflight is not None:
             self._inflight.step.wait()
@@ -167,7 +176,8 @@ class DecodeLoop(RankLoop[list[Request]]):
         if self._state.awaits_kv:
             return KV_POLL_SECONDS
         seconds = PREFILL_POLL_SECONDS if self._state.expects_writes else IDLE_SECONDS
-        return min(seconds, GRAMMAR_POLL_SECONDS) if self._grammars.num_waiting else seconds
+        waits = self._grammars.num_waiting or self._awaiting_masks()
+        return min(seconds, GRAMMAR_POLL_SECONDS) if waits else seconds
 
     def _arrived(self) -> list[Event]:
         """What the transfer has to tell: pages that have landed.

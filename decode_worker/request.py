@@ -17,7 +17,7 @@ from enum import Enum
 
 from decode_worker.arrival import Arrival
 from engine.link.messages import Prefilled
-from engine.sampling.history import History
+from engine.sampling.history import History, Match
 from engine.sampling.sampling_params import Sampling
 
 
@@ -69,6 +69,24 @@ class Request:
     def num_in_flight(self) -> int:
         """Tokens after the known ones that are being computed."""
         return self.attempt.num_in_flight if self.attempt is not None else 0
+
+    @property
+    def match(self) -> Match | None:
+        """Of its grammar, once that is compiled."""
+        return self.history.match if self.history is not None else None
+
+    @property
+    def awaits_mask(self) -> bool:
+        """What may come next is still being worked out."""
+        return self.match is not None and not self.match.is_ready
+
+    @property
+    def sits_out(self) -> bool:
+        """It must not step: its mask is not there, or would not be there in time."""
+        match = self.match
+        return match is not None and (
+            not match.is_ready or (match.is_slow and self.num_in_flight > 0)
+        )
 
     @property
     def num_known_soon(self) -> int:

@@ -17,8 +17,12 @@ def snapshot_of(
     facts: RankFacts,
 ) -> Snapshot:
     """`running` and `waiting` by rank. Tokens in flight are taken as known: whether one of them
-    ends its request shows when it lands."""
-    going_on = [request for request in running if not _ends_in_flight(request, facts)]
+    ends its request shows when it lands. Who sits steps out is landing, too."""
+    going_on = [
+        request
+        for request in running
+        if not request.sits_out and not _ends_in_flight(request, facts)
+    ]
     counts = pool.counts()
     return Snapshot(
         running=[_view(request) for request in going_on],

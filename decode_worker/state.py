@@ -12,7 +12,8 @@ come late, twice or for an unknown request change nothing.
     KvNotice         transfer  .               joins, once Prefilled is in .
     GrammarReady     compiler  noted (+)       joins, once both are in (+) .
     Failed           front     over (*)        over                        .
-    Tick             clock     .               over, if KV is overdue      .
+    Tick             clock     .               over, if KV is overdue;     over, if its grammar is
+                                               joins, if its mask is in    at its end, or a fault
     Grow             planner   .               .                           one page more
     Preempt          planner   .               .                           -> WAITING
     Launched         loop      .               .                           a token is in flight
@@ -26,6 +27,8 @@ come late, twice or for an unknown request change nothing.
 A step may be launched before the one before it has landed. Its tokens for requests that are
 not in it any more (over, or preempted) are thrown away, see `decode_worker.inflight_steps`.
 """
+
+from collections.abc import Sequence
 
 from core.token_ids import unpack_ids
 from decode_worker.arrival import Arrival
@@ -62,7 +65,7 @@ from engine.link.messages import (
     Submit,
     TokenOut,
 )
-from engine.sampling.history import history_of
+from engine.sampling.history import Match, history_of
 from engine.sampling.sampling_params import sampling_of
 from engine.sampling.sequence_end import finish_after
 
@@ -101,6 +104,16 @@ class RankState:
             and not request.attempt.arrival.complete
             for request in self.requests.values()
         )
+
+    def offer(self, tokens: Sequence[TokenOut | None]) -> list[Match]:
+        """Tells matches the tokens of the oldest step under way, which lands next."""
+        offered = []
+        for attempt, token in zip(self._inflight_steps.next_to_land, tokens, strict=True):
+            request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
+            if request is not None and request.match is not None and token is not None:
+                request.match.offer(token.token_id)
+                offered.append(request.match)
+        return offered
 
     @property
     def num_prefilling(self) -> int:
@@ -183,10 +196,7 @@ class RankState:
             error = event.error
             assert error is not None
             return self._give_up(request, error.status.grpc, error.message)
-        try:
-            request.history.attach(event.match, request.earlier_output)
-        except ValueError as error:
-            return self._give_up(request, "INVALID_ARGUMENT", str(error))
+        request.history.attach(event.match)
         request.is_ready = True
         if request.history.is_complete:
             return self._finish(request, Finish.STOP)
@@ -241,6 +251,8 @@ class RankState:
         assert attempt is not None
         if attempt.prefilled is None or not attempt.arrival.complete or not request.is_ready:
             return []
+        if request.awaits_mask:  # from before it was put back
+            return []
         request.phase = RequestPhase.RUNNING
         self.totals.tokens_transferred += request.num_tokens
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
@@ -260,7 +272,7 @@ class RankState:
         messages: list[RankMessage] = []
         for attempt, token in zip(self._inflight_steps.land(), event.tokens, strict=True):
             request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
-            if request is not None:
+            if request is not None and token is not None:
                 messages += self._append(request, token)
         return messages
 
@@ -320,9 +332,13 @@ class RankState:
         for request in list(self._by_attempt.values()):
             attempt = request.attempt
             assert attempt is not None
-            if request.phase is not RequestPhase.PREFILLING or attempt.prefilled is None:
+            if request.phase is RequestPhase.RUNNING:
+                messages += self._look_at_match(request)
+                continue
+            if attempt.prefilled is None:
                 continue
             if attempt.arrival.complete:
+                messages += self._join_if_complete(request)
                 continue
             seconds = self.facts.kv_arrival_seconds
             if now - max(attempt.prefilled_at, attempt.kv_arrived_at) > seconds:
@@ -330,6 +346,15 @@ class RankState:
                 self.totals.kv_failures += 1
                 messages += self._give_up(request, "UNAVAILABLE", text)
         return messages
+
+    def _look_at_match(self, request: Request) -> list[RankMessage]:
+        """What a slow match has to tell after its token was."""
+        match = request.match
+        if match is None:
+            return []
+        if (fault := match.fault()) is not None:
+            return self._give_up(request, "INVALID_ARGUMENT", fault)
+        return self._finish(request, Finish.STOP) if match.is_complete else []
 
     def _give_up(self, request: Request, code: str, text: str) -> list[RankMessage]:
         failed = Failed(

@@ -32,7 +32,7 @@ from gateway.responses_api.responses_request import ResponsesRequest
 JSON = "application/json"
 # What any request may meet: a wrong key, and what should not happen.
 ANY = (401, 500)
-BODY = (400, 404, 408, 413, *ANY)
+BODY = (400, 404, 408, 413, 415, *ANY)
 GENERATION = (*BODY, 429, 499, 503, 504)
 
 

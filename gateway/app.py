@@ -15,6 +15,7 @@ from core.version import software_version
 from gateway.api_document import describe
 from gateway.base.openai_error import error_response, on_epserve_error, on_http_exception
 from gateway.frontend import Frontend
+from gateway.http.body_form import BodyForm
 from gateway.http.body_limit import BodyLimit
 from gateway.http.direct_routes import DirectRoutes
 from gateway.http.request_scope import RequestScope
@@ -36,7 +37,13 @@ EXPOSED_HEADERS = (
 
 def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
     """The whole application around one frontend, with the keys that it takes."""
-    app = FastAPI(title="epserve", version=software_version(), docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="epserve",
+        version=software_version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # to where a foreign Host header says
+    )
     app.add_exception_handler(EpserveError, on_epserve_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     translated = TranslatedApis(frontend)
@@ -60,6 +67,9 @@ def create_app(frontend: Frontend, keys: ApiKeys) -> ASGIApp:
         DirectRoutes(app, endpoints, frontend.serving.metrics),
         max_bytes=settings.max_body_bytes,
         timeout_seconds=settings.body_timeout_seconds,
+    )
+    edge = BodyForm(
+        edge, origins=settings.cors_origins, takes_unasked=settings.allow_cross_site_forms
     )
     edge = KeyGuard(
         edge,

@@ -20,9 +20,9 @@ from gateway.cluster.job import ChatForm, Endpoint, Job, Prompt, make_prompt
 from gateway.cluster.run import RequestRun
 from gateway.generation_response import GenerationResponse, Serving
 from gateway.grammar.grammar_compiler import GrammarCompiler
-from gateway.grammar.grammar_request import request_grammar
+from gateway.grammar.grammar_request import needs_grammar, request_grammar
 from gateway.http.request_trace import describe_job
-from gateway.limits.api_keys import Client
+from gateway.limits.api_keys import EVERYBODY, Client
 from gateway.limits.key_guard import CLIENT
 from gateway.prompt.chat_prompt import make_chat_prompt
 from gateway.prompt.prompt_echo import PromptEcho
@@ -105,20 +105,23 @@ class Frontend:
             top_logprobs=body.top_logprobs or 0,
         )
         marks = self.model.think_marks
-        after = marks.close if marks is not None and rendered.is_thinking else None
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(sampling, body, tools, after, deadline)
+        await self._add_grammar(request, sampling, body, tools, deadline)
+        if marks is not None and sampling.HasField("grammar"):
+            rendered.let_think_first(sampling.grammar, marks)
         form = ChatForm(
             marks=marks,
             is_thinking=rendered.is_thinking,
             tells_thoughts=body.include_reasoning is not False,
-            finds_tool_calls=bool(tools.offered),
+            tool_format=self.model.tool_format if tools.offered else None,
             at_most_one_call=tools.at_most_one,
         )
         job = self._job(
             body, [prompt], sampling, arrived_at, deadline,
             endpoint=endpoint, tells_logprobs=sampling.logprobs, chat=form,
         )  # fmt: skip
+        if tools.forced:  # there is no text in which stop strings could count
+            job = msgspec.structs.replace(job, stop_strings=())
         describe_job(request.scope, job, self.model.name)
         return self._respond(job, make_reply(job))
 
@@ -144,7 +147,7 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(sampling, body, None, None, deadline)
+        await self._add_grammar(request, sampling, body, None, deadline)
         job = self._job(
             body, prompts, sampling, arrived_at, deadline,
             endpoint="completions", tells_logprobs=tells_logprobs,
@@ -209,16 +212,16 @@ class Frontend:
 
     async def _add_grammar(
         self,
+        request: Request,
         sampling: SamplingParams,
         body: SamplingFields,
         tools: ToolUse | None,
-        after_token_id: int | None,
         deadline: float,
     ) -> None:
         """Raises InvalidRequest for a form that cannot be kept to, and DeadlineExceeded where
         others' take too long."""
         constraint = body.constraint()
-        if constraint is None and (tools is None or not tools.forced):
+        if not needs_grammar(constraint, tools):
             return
         with tracing.begin("compile grammar"):
             try:
@@ -226,12 +229,14 @@ class Frontend:
                     grammar = await request_grammar(
                         constraint,
                         tools,
-                        self.model.tool_form,
+                        self.model.tool_format,
                         self.grammars,
-                        after_token_id=after_token_id,
+                        client=_client_name(request),
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
+        if tools is not None and tools.offered:
+            grammar.special_token_ids.extend(self.model.tool_mark_ids)
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:
@@ -339,6 +344,14 @@ def _check_priority(priority: int, client: Client | None) -> None:
             "can allow more with --max-priority, or with max_priority=N after the key",
             param="priority",
         )
+
+
+def _client_name(request: Request) -> str:
+    """The name of the key; where there are no keys, the address."""
+    client: Client | None = request.scope.get(CLIENT)
+    if client is not None and client.name != EVERYBODY:
+        return f"key {client.name}"
+    return request.client.host if request.client is not None else ""
 
 
 def _note_tokens(span: tracing.Span, *nums_tokens: int) -> None:

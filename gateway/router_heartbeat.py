@@ -41,10 +41,10 @@ class RouterHeartbeat:
             identity=identity_message(identity),
             config_json=config_json,
             version=software_version(),
+            model=model,
         )
         self._clock = clock
         self._metrics = metrics
-        self._model = model
         self._answer = AnnounceResponse()
         self._answered_at: float | None = None
         self._silence = "not asked yet"  # why there is no answer
@@ -52,15 +52,17 @@ class RouterHeartbeat:
 
     @property
     def is_ready(self) -> bool:
-        """A router answers, and says that at least one pair takes requests."""
+        """A router answers, and would place a request for our model."""
         return not self.problem
 
     @property
     def problem(self) -> str:
-        """Why the cluster takes no requests; "" while it does."""
+        """Why the cluster takes no requests for our model; "" while it does."""
         if not self._is_fresh():
             return "no router answers"
-        return "" if self._answer.ready else "no pair of workers takes requests"
+        if self._answer.ready:
+            return ""
+        return self._answer.problem or "no pair of workers takes requests"
 
     @property
     def page_tokens(self) -> int:
@@ -89,8 +91,6 @@ class RouterHeartbeat:
         except EpserveError as error:
             self._silence = error.message
             return
-        if answer.model not in ("", self._model, self._answer.model):
-            log.warning("workers serve another model", model=answer.model, ours=self._model)
         if answer.log_level:
             _obey(answer.log_level)
         self._answer = answer

@@ -38,6 +38,7 @@ from gateway.limits.rate_limit import Limits, RateLimiter
 from gateway.prompt.served_model import ServedModel
 from gateway.responses_api.response_store import ResponseStore
 from gateway.router_heartbeat import RouterHeartbeat
+from rpc import cluster_credentials
 
 log = get_logger("gateway.server")
 
@@ -67,8 +68,9 @@ class _HttpServer(uvicorn.Server):
 
 def run(settings: GatewaySettings, *, patient: bool = False) -> None:
     """Serves until SIGTERM or SIGINT, `patient` as in `stop_event`. Raises CheckpointError for a
-    bad model folder, ValueError where traces cannot be sent, and OSError when the address is
-    taken."""
+    bad model folder, ValueError where traces cannot be sent or the cluster's credentials make no
+    sense, and OSError when the address is taken."""
+    cluster_credentials.use(settings)
     model = ServedModel.load(settings)
     tracing.configure("gateway", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio)
     # What is there by now stays: collections that look at it, or at the tasks of a thousand

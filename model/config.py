@@ -6,15 +6,18 @@ Torch-free. Names are ours where HF's are misleading; `from_folder` shows which 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from core.errors import CheckpointError
-from model.w4afp8 import GROUP, QUANT_METHOD, has_static_inputs
+from model.checkpoint_formats import format_problem
+from model.harmless_fields import HARMLESS
+from model.w4afp8 import has_static_inputs
 
-MODEL_TYPE = "deepseek_v3"
-FP8_BLOCK = 128  # edge of the square weight blocks that share one scale
+# Kimi K2 is the same code in another name.
+MODEL_TYPES = ("deepseek_v3", "kimi_k2")
+ARCHITECTURE = "DeepseekV3ForCausalLM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,18 +149,21 @@ class ModelConfig:
             max_position=max_position,
             bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
             eos_token_ids=eos_token_ids,
-            static_expert_inputs=has_static_inputs(fields.values.get("quantization_config") or {}),
+            static_expert_inputs=has_static_inputs(quantization_of(fields)),
         )
         check_sizes(config, fields)
+        check_unknown(fields)
         return config
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it came from; getters check types. JSON null means absent."""
+    """A JSON object and where it came from; getters check types. JSON null means absent. `seen`
+    are the names that were asked for."""
 
     where: str
     values: Mapping[str, Any]
+    seen: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> "Fields":
@@ -174,8 +180,13 @@ class Fields:
     def wrong(self, name: str, wanted: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {name} is {self.values.get(name)!r}, not {wanted}")
 
+    def value(self, name: str) -> Any:  # noqa: ANN401 - whatever JSON has
+        """None where it is absent."""
+        self.seen.add(name)
+        return self.values.get(name)
+
     def get(self, name: str, default: object) -> object:
-        value = self.values.get(name)
+        value = self.value(name)
         if value is None and default is None:
             raise CheckpointError(f"{self.where}: {name} is missing")
         return default if value is None else value
@@ -200,7 +211,7 @@ class Fields:
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """A token id or a list of them; none when absent."""
-        value = self.values.get(name)
+        value = self.value(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
             raise self.wrong(name, "a token id or a list of them")
@@ -208,31 +219,55 @@ class Fields:
 
 
 def check_architecture(fields: Fields) -> None:
-    """Refuses what would load and then give wrong numbers."""
+    """Refuses what would load and then give wrong numbers. Null stands for the value that the
+    architecture's own code takes where there is none."""
     wanted: dict[str, tuple[object, ...]] = {
-        "model_type": (MODEL_TYPE,),
+        "model_type": (*MODEL_TYPES,),
         "hidden_act": ("silu",),
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
         "moe_layer_freq": (1,),
     }
     for name, supported in wanted.items():
-        if fields.values.get(name, supported[0]) not in supported:
+        value = fields.value(name)
+        if value is None and (name != "model_type" or name not in fields.values):
+            continue
+        if value not in supported:
             raise fields.wrong(name, f"supported ({' or '.join(map(repr, supported))})")
-    quantization = fields.values.get("quantization_config")
-    if quantization is None:
-        return
-    methods = ("fp8", QUANT_METHOD)
-    if not isinstance(quantization, dict) or quantization.get("quant_method") not in methods:
-        wanted_methods = " or ".join(map(repr, methods))
-        raise fields.wrong("quantization_config", f"supported (quant_method {wanted_methods})")
-    if quantization["quant_method"] == QUANT_METHOD:
-        # Public writers leave these out.
-        quantization = {"weight_block_size": [FP8_BLOCK] * 2, "group_size": GROUP} | quantization
-        if quantization["group_size"] != GROUP:
-            raise fields.wrong("quantization_config", f"in groups of {GROUP}")
-    if quantization.get("weight_block_size") != [FP8_BLOCK, FP8_BLOCK]:
-        raise fields.wrong("quantization_config", f"in blocks of {FP8_BLOCK} by {FP8_BLOCK}")
+    architectures = fields.value("architectures") or [ARCHITECTURE]
+    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
+        raise fields.wrong("architectures", f"supported ({ARCHITECTURE!r})")
+    quantization = fields.value("quantization_config")
+    if quantization is not None and (problem := format_problem(quantization)):
+        raise CheckpointError(f"{fields.where}: quantization_config: {problem}")
+
+
+def quantization_of(fields: Fields) -> Mapping[str, Any]:
+    """`quantization_config`; empty where there is none."""
+    found = fields.value("quantization_config")
+    return found if isinstance(found, dict) else {}
+
+
+def quantization_of_folder(folder: Path) -> Mapping[str, Any]:
+    """The same of a folder; empty where it has no config.json."""
+    path = folder / "config.json"
+    return quantization_of(Fields.read(path)) if path.is_file() else {}
+
+
+def check_unknown(fields: Fields) -> None:
+    """Refuses fields that nobody has asked for, unless they are known to change nothing, are about
+    token ids, or switch nothing on (false, 0, empty)."""
+    unknown = [
+        name
+        for name, value in fields.values.items()
+        if value and name not in fields.seen | HARMLESS
+        if not name.startswith("_") and not name.endswith(("_token_id", "_token_ids"))
+    ]
+    if unknown:
+        raise CheckpointError(
+            f"{fields.where}: unknown fields, which may change what the model computes: "
+            f"{', '.join(sorted(unknown))}; remove those that do not"
+        )
 
 
 def check_sizes(config: ModelConfig, fields: Fields) -> None:
@@ -253,17 +288,21 @@ def check_sizes(config: ModelConfig, fields: Fields) -> None:
 
 def rope_config(fields: Fields, max_position: int) -> RopeConfig:
     """From `rope_theta` and `rope_scaling` (public checkpoints) or `rope_parameters` (newer)."""
-    name = "rope_parameters" if fields.values.get("rope_parameters") else "rope_scaling"
-    values = fields.values.get(name) or {}
+    both = {name: fields.value(name) for name in ("rope_scaling", "rope_parameters")}
+    name = "rope_parameters" if both["rope_parameters"] else "rope_scaling"
+    values = both[name] or {}
     if not isinstance(values, dict):
         raise fields.wrong(name, "an object")
     scaling = Fields(f"{fields.where}: {name}", values)
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind == "default":
+    kinds = {key: kind for key in ("rope_type", "type") if (kind := values.get(key)) is not None}
+    for key, kind in kinds.items():
+        if kind not in ("default", "yarn"):
+            raise scaling.wrong(key, "supported ('default' or 'yarn')")
+        if kind != kinds.get("rope_type", kind):
+            raise scaling.wrong(key, f"what rope_type says ({kinds['rope_type']!r})")
+    if "yarn" not in kinds.values():
         return RopeConfig(theta=theta)
-    if kind != "yarn":
-        raise scaling.wrong("rope_type", "supported ('default' or 'yarn')")
     original = scaling.count("original_max_position_embeddings", max_position)
     factor = scaling.number("factor", max_position / original)
     mscale, all_dim = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)

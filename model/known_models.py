@@ -55,6 +55,28 @@ DEEPSEEK_V3: dict[str, Any] = {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
+# Kimi-K2-Instruct; that of September (0905) is stretched to twice the context.
+KIMI_K2: dict[str, Any] = DEEPSEEK_V3 | {
+    "model_type": "kimi_k2",
+    "bos_token_id": 163584,
+    "eos_token_id": 163585,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 131072,
+    "n_group": 1,
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 0,
+    "rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"beta_fast": 1, "beta_slow": 1, "factor": 32},
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+KIMI_K2_0905: dict[str, Any] = KIMI_K2 | {
+    "max_position_embeddings": 262144,
+    "rope_scaling": KIMI_K2["rope_scaling"] | {"factor": 64},
+}
 QUANTIZATION: dict[WeightFormat, dict[str, Any] | None] = {
     "bf16": None,
     "fp8": {
@@ -71,11 +93,12 @@ QUANTIZATION: dict[WeightFormat, dict[str, Any] | None] = {
         "moe_activation_scheme": "static",
     },
 }
-# V3.2 and distilled models are of other architectures.
-_NAME = re.compile(
-    r"deepseek-(?:v3(?:-base|-0324|\.1(?:-base|-terminus)?)?|r1(?:-0528|-zero)?)(?:[-_](\w+))?",
-    re.IGNORECASE,
-)
+# V3.2, K2-Thinking's int4 in groups of 32 and distilled models are others.
+_NAMES: dict[str, dict[str, Any]] = {
+    r"deepseek-(?:v3(?:-base|-0324|\.1(?:-base|-terminus)?)?|r1(?:-0528|-zero)?)": DEEPSEEK_V3,
+    r"kimi-k2-(?:instruct|base)": KIMI_K2,
+    r"kimi-k2-instruct-0905": KIMI_K2_0905,
+}
 # By the end of a name; public checkpoints of these models are FP8 without one.
 _FORMATS: dict[str | None, WeightFormat] = {
     None: "fp8", "fp8": "fp8", "bf16": "bf16", "w4afp8": "w4afp8", "w4a8": "w4afp8",
@@ -83,14 +106,22 @@ _FORMATS: dict[str | None, WeightFormat] = {
 
 
 def known_config(folder: str) -> dict[str, Any] | None:
-    """Fields of config.json for a checkpoint folder of this name: DeepSeek-V3, V3.1 or R1, as it is
-    or with -BF16, -FP8, -W4AFP8 or -W4A8 behind it. None for any other."""
-    match = _NAME.fullmatch(PurePath(folder).name)
-    weights = _FORMATS.get(match[1] and match[1].lower()) if match else None
-    return full_size_config(weights) if weights else None
+    """Fields of config.json for a checkpoint folder of this name: DeepSeek-V3, V3.1 or R1, or
+    Kimi-K2-Instruct, as it is or with -BF16, -FP8, -W4AFP8 or -W4A8 behind it. None for any other.
+    """
+    for name, fields in _NAMES.items():
+        match = re.fullmatch(rf"{name}(?:[-_](\w+))?", PurePath(folder).name, re.IGNORECASE)
+        weights = _FORMATS.get(match[1] and match[1].lower()) if match else None
+        if weights:
+            return _in_format(fields, weights)
+    return None
 
 
 def full_size_config(weights: WeightFormat) -> dict[str, Any]:
     """DeepSeek-V3's, with its weights in this format."""
+    return _in_format(DEEPSEEK_V3, weights)
+
+
+def _in_format(fields: dict[str, Any], weights: WeightFormat) -> dict[str, Any]:
     quantization = QUANTIZATION[weights]
-    return DEEPSEEK_V3 | ({"quantization_config": quantization} if quantization else {})
+    return fields | ({"quantization_config": quantization} if quantization else {})

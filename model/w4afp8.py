@@ -10,6 +10,7 @@ Of each expert, and each projection of it ([N, K] with N and K multiples of 128)
 with w1, w2 and w3 for gate, down and up. Everything else is as in an FP8 (or BF16) checkpoint.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 GROUP = 128
@@ -50,9 +51,10 @@ def int4_problem(
     shape: tuple[int, ...],
 ) -> str:
     """What is wrong with an int4 matrix [N, K] = `shape`, or nothing; `scale_shape` is None
-    where there are no scales."""
+    where there are no scales. Products with int4 are of experts only: other matrices may have any
+    number of rows."""
     rows, columns = shape
-    if rows % GROUP or columns % GROUP:
+    if columns % GROUP or (rows % GROUP and is_routed_weight(name)):
         return f"{name} is int4, but {rows} x {columns} are no multiples of {GROUP}"
     wanted, groups = (rows, columns // 2), (rows, columns // GROUP)
     if stored_shape != wanted:
@@ -64,7 +66,7 @@ def int4_problem(
     return ""
 
 
-def has_static_inputs(quantization: dict[str, Any]) -> bool:
+def has_static_inputs(quantization: Mapping[str, Any]) -> bool:
     """Whether `quantization_config` asks for one scale for all activations of a projection, the
     largest `input_scale` of the layer; else each 128 values have their own."""
     return quantization.get("moe_activation_scheme") == "static"

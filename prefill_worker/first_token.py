@@ -3,11 +3,10 @@
 open -> (grammar compiled) -> row, scores of each chunk -> close
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.errors import EpserveError, InvalidRequest
+from core.errors import EpserveError
 from core.token_ids import unpack_ids
 from engine.grammar.grammars import Grammars
 from engine.link.messages import SubmitPrefill, TokenOut
@@ -24,7 +23,6 @@ from prefill_worker.plan import Chunk
 class _FirstToken:
     sampling: Sampling
     num_prompt_tokens: int
-    output: Sequence[int]  # of earlier attempts
     history: History | None
     scores: PromptScores | None
     is_ready: bool
@@ -58,13 +56,12 @@ class FirstTokens:
         self._open[submit.attempt_id] = _FirstToken(
             sampling=sampling,
             num_prompt_tokens=num_prompt_tokens,
-            output=output,
             history=history_of(sampling, prompt, output),
             scores=scores,
             is_ready=sampling.grammar is None,
         )
         if sampling.grammar is not None:
-            self._grammars.begin(submit.attempt_id, sampling)
+            self._grammars.begin(submit.attempt_id, sampling, output)
 
     def poll(self) -> list[tuple[str, EpserveError]]:
         """Attempts that can have no first token, and why."""
@@ -75,11 +72,7 @@ class FirstTokens:
                 continue
             first = self._open[attempt_id]
             assert first.history is not None
-            try:
-                first.history.attach(result, first.output)
-            except ValueError as error:
-                failures.append((attempt_id, InvalidRequest(str(error), param="token_ids")))
-                continue
+            first.history.attach(result)
             first.is_ready = True
         return failures
 

@@ -130,11 +130,14 @@ class AnnounceRequest(_message.Message):
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     LOG_LEVEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     config_json: _builtins.str
     """the gateway's settings, secrets left out"""
     log_level: _builtins.str
     """the one in force"""
     version: _builtins.str
+    model: _builtins.str
+    """what its clients call the model; empty before there was this field"""
     @_builtins.property
     def identity(self) -> _worker_pb2.ProcessIdentity: ...
     def __init__(
@@ -144,10 +147,11 @@ class AnnounceRequest(_message.Message):
         config_json: _builtins.str = ...,
         log_level: _builtins.str = ...,
         version: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "identity", b"identity", "log_level", b"log_level", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "identity", b"identity", "log_level", b"log_level", "model", b"model", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,16 +167,21 @@ class AnnounceResponse(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     LOG_LEVEL_FIELD_NUMBER: _builtins.int
     KV_USAGE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """What a gateway needs to know about the model served, once any worker is registered."""
+    """What a gateway needs to know about its model, once any worker is registered; about another
+    one while none serves that.
+    """
     page_tokens: _builtins.int
     max_model_len: _builtins.int
     ready: _builtins.bool
-    """at least one compatible pair takes requests"""
+    """a request for the model is placed, at once or as soon as there is room"""
     log_level: _builtins.str
     """what an operator wants; "": nothing said"""
     kv_usage: _builtins.float
     """0 to 1: of the decode workers' KV pages, those that requests hold"""
+    problem: _builtins.str
+    """why it is not ready, as Assign would say"""
     def __init__(
         self,
         *,
@@ -182,10 +191,11 @@ class AnnounceResponse(_message.Message):
         ready: _builtins.bool = ...,
         log_level: _builtins.str = ...,
         kv_usage: _builtins.float = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_usage", b"kv_usage", "log_level", b"log_level", "max_model_len", b"max_model_len", "model", b"model", "page_tokens", b"page_tokens", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_usage", b"kv_usage", "log_level", b"log_level", "max_model_len", b"max_model_len", "model", b"model", "page_tokens", b"page_tokens", "problem", b"problem", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

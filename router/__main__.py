@@ -9,12 +9,14 @@ from core import tracing
 from core.log import configure
 from router.process import run_router
 from router.settings import RouterSettings
+from rpc import cluster_credentials
 
 
 def main() -> int:
     settings = RouterSettings.parse(sys.argv[1:])
     configure("router", settings.name or "router", settings.log_level, settings.log_format)
     try:
+        cluster_credentials.use(settings)
         tracing.configure(
             "router", settings.name, settings.otlp_endpoint, settings.trace_sample_ratio
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from core.errors import InvalidRequest, Overloaded
 from proto.router_pb2 import AnnounceRequest
 from proto.worker_pb2 import ROLE_GATEWAY, ProcessIdentity
+from router.identity_check import check_identity
 
 EXPIRY_SECONDS = 5.0
 MAX_GATEWAYS = 1024
@@ -38,6 +39,7 @@ class GatewayTable:
             raise InvalidRequest(
                 "an announcement needs the role gateway, an address and an epoch", param="identity"
             )
+        check_identity(identity)
         if len(request.config_json) > MAX_CONFIG_CHARACTERS:
             raise InvalidRequest("these settings are too long", param="config_json")
         self._expire(now)

@@ -74,23 +74,25 @@ class RouterService(RouterServicer):
             for worker in self._cluster.table.workers
             if worker.state in (WorkerState.READY, WorkerState.DRAINING)
         ]
-        ready = complete(
-            pools(worker for worker in registered if worker.state is WorkerState.READY)
-        )
-        # One model a cluster; should there be several, the pool with most decode workers.
+        serving = [w for w in registered if w.status.model == request.model] or registered
+        ready = complete(pools(w for w in serving if w.state is WorkerState.READY))
+        # Should there be several, the pool with most decode workers.
         best = max(
-            (ready or pools(registered)).items(),
+            (ready or pools(serving)).items(),
             key=lambda item: (len(item[1].decode), item[0]),
             default=None,
         )
         if best is None:
-            return router_pb2.AnnounceResponse(log_level=gateway.wanted_log_level)
+            problem = self._cluster.assigner.problem(request.model)
+            return router_pb2.AnnounceResponse(log_level=gateway.wanted_log_level, problem=problem)
         key, pool = best
+        problem = self._cluster.assigner.problem(request.model or key.model)
         return router_pb2.AnnounceResponse(
             model=key.model,
             page_tokens=key.page_tokens,
             max_model_len=_max_model_len(pool),
-            ready=bool(ready),
+            ready=not problem,
+            problem=problem,
             log_level=gateway.wanted_log_level,
             kv_usage=_kv_usage(pool),
         )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from core.settings import HostPorts, ProcessSettings
+from core.settings import HostPorts, PeerSettings
 from core.token_file import TokenFile
 
 
@@ -15,7 +15,7 @@ def _check_url(text: str) -> str:
     return text
 
 
-class RouterSettings(ProcessSettings):
+class RouterSettings(PeerSettings):
     """Assigns requests to pairs of a prefill and a decode worker."""
 
     model_config = SettingsConfigDict(cli_prog_name="router")

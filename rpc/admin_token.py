@@ -6,17 +6,15 @@ stub.Drain(request, metadata=passed_on(context))    # the same call, one process
 """
 
 import hmac
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from core.errors import Unauthenticated
-from core.file_version import FileVersion, file_version
-from core.log import get_logger
 from core.token_file import read_token
-
-log = get_logger("rpc.admin_token")
+from core.watched_files import WatchedFiles
 
 AUTHORIZATION_KEY = "authorization"
 _SCHEME = "Bearer "
@@ -46,32 +44,16 @@ class AdminToken:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._seen: FileVersion | None = None
-        self._token = b""
+        self._token = None
         if file is not None:
-            self._seen = file_version(file)
-            self._token = read_token(file).encode()
+            self._token = WatchedFiles("admin token", (file,), partial(read_token, file))
 
     def check(self, context: Context) -> None:
         """Raises Unauthenticated when the call does not carry the token."""
-        if self._file is None:
+        if self._token is None:
             return
-        self._reread(self._file)
         given = next((value for _key, value in passed_on(context)), "")
         if not given:
             raise Unauthenticated("an admin token is needed here")
-        if not hmac.compare_digest(given.encode(), _SCHEME.encode() + self._token):
+        if not hmac.compare_digest(given.encode(), (_SCHEME + self._token.current()).encode()):
             raise Unauthenticated("the admin token is wrong")
-
-    def _reread(self, file: Path) -> None:
-        seen = file_version(file)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            self._token = read_token(file).encode()
-        except ValueError as error:
-            log.error("admin token stays as it was", reason=str(error))
-        else:
-            log.info("admin token read again", file=str(file))

@@ -15,6 +15,8 @@ import grpc
 from core.address import parse_address
 from core.log import REQUEST_ID
 from core.trace_context import TRACE, TRACEPARENT_KEY, TRACESTATE_KEY, TraceContext
+from rpc.cluster_channel import ClusterChannel
+from rpc.cluster_credentials import ClusterCredentials, used
 from rpc.interceptor import REQUEST_ID_KEY
 from rpc.options import CHANNEL_OPTIONS
 from rpc.status import Disconnected, header_text, to_error
@@ -22,12 +24,17 @@ from rpc.status import Disconnected, header_text, to_error
 __all__ = ["Disconnected", "channel", "remaining_seconds", "request_metadata", "to_error"]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A lazily connecting channel to `host:port` that finds a restarted peer again.
+def channel(address: str, credentials: ClusterCredentials | None = None) -> grpc.aio.Channel:
+    """A lazily connecting channel to `host:port` that finds a restarted peer again; `credentials`
+    are by default those of this process.
 
     Raises ValueError when `address` is not host:port.
     """
-    return grpc.aio.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
+    target = str(parse_address(address))
+    credentials = credentials or used()
+    if credentials.token is None and credentials.tls is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return ClusterChannel(target, credentials)
 
 
 def request_metadata(

@@ -5,12 +5,14 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from core import tracing
-from core.errors import EpserveError, InternalError, Unavailable
+from core.errors import EpserveError, InternalError, InvalidRequest, Unavailable
 from core.log import REQUEST_ID, get_logger
 from core.trace_context import TRACE, TRACEPARENT_KEY, TRACESTATE_KEY, parse_trace
 from rpc.status import header_text, to_error, to_status
@@ -22,7 +24,7 @@ log = get_logger("rpc.server")
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Details = grpc.HandlerCallDetails
-
+Reader = Callable[[bytes], object]
 
 _END = object()
 
@@ -45,20 +47,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        handler = await continuation(handler_call_details)
-        # None: no such method. Streams of requests: only the reflection service has them.
-        if handler is None or handler.request_streaming:
-            return handler
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method
+            return cast("Handler", handler)
         method: str = handler_call_details.method
-        serializers = (handler.request_deserializer, handler.response_serializer)
+        # Requests are read here: grpc would say INTERNAL, with a traceback, to what is no message.
+        read = partial(read_message, handler.request_deserializer)
+        write = handler.response_serializer
+        if handler.request_streaming:
+            call = _requests_read(read, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(call, None, write)
         if not handler.response_streaming:
-            call = self._unary(method, handler.unary_unary)
-            return grpc.unary_unary_rpc_method_handler(call, *serializers)
+            call = self._unary(method, _request_read(read, handler.unary_unary))
+            return grpc.unary_unary_rpc_method_handler(call, None, write)
+        stream = handler.unary_stream
         if method.rpartition("/")[2].startswith("Watch"):
-            call = self._watch(method, handler.unary_stream)
+            call = self._watch(method, stream, read)
         else:
-            call = self._stream(method, handler.unary_stream)
-        return grpc.unary_stream_rpc_method_handler(call, *serializers)
+            call = self._stream(method, _request_read(read, stream))
+        return grpc.unary_stream_rpc_method_handler(call, None, write)
 
     def _unary(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
         async def call(request: object, context: Context) -> object:
@@ -94,8 +101,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return call
 
-    def _watch(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
-        async def responses(request: object, context: Context) -> AsyncGenerator[object, None]:
+    def _watch(self, method: str, behaviour: Any, read: Reader) -> Any:  # noqa: ANN401 - untyped in grpc
+        async def responses(data: bytes, context: Context) -> AsyncGenerator[object, None]:
+            request = read(data)
             if not inspect.isasyncgenfunction(behaviour):
                 # Writes to the context instead of yielding: the standard health service.
                 await self._unless_ended(behaviour(request, context))
@@ -104,10 +112,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 while (response := await self._unless_ended(anext(stream, _END))) is not _END:
                     yield response
 
-        async def call(request: object, context: Context) -> AsyncIterator[object]:
+        async def call(data: bytes, context: Context) -> AsyncIterator[object]:
             _take_ids(context)
             try:
-                async with aclosing(responses(request, context)) as stream:
+                async with aclosing(responses(data, context)) as stream:
                     async for response in stream:
                         yield response
             except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -178,6 +186,39 @@ class CallRecord:
             seconds = round(time.monotonic() - self._started_at, 6)
             why = {"reason": self._reason} if self._reason else {}
             log.info("call ended", method=self._method, code=self.code, seconds=seconds, **why)
+
+
+def read_message(deserializer: Reader, data: bytes) -> Any:  # noqa: ANN401 - a method's own type
+    """Raises InvalidRequest for bytes that are none."""
+    try:
+        return deserializer(data)
+    except DecodeError as error:
+        raise InvalidRequest("the request is no message of this method") from error
+
+
+def _request_read(read: Reader, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
+    return lambda data, context: behaviour(read(data), context)
+
+
+def _requests_read(read: Reader, behaviour: Any) -> Any:  # noqa: ANN401 - untyped in grpc
+    async def call(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[object]:
+        failed: list[EpserveError] = []
+
+        async def messages() -> AsyncIterator[object]:
+            async for data in requests:
+                try:
+                    yield read(data)
+                except InvalidRequest as error:
+                    failed.append(error)
+                    return
+
+        async with aclosing(behaviour(messages(), context)) as responses:
+            async for response in responses:
+                yield response
+        if failed:
+            await context.abort(*to_status(failed[0]))
+
+    return call
 
 
 def _take_ids(context: Context) -> None:

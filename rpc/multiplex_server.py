@@ -18,7 +18,7 @@ from core.log import REQUEST_ID
 from core.trace_context import TRACE, parse_trace
 from proto import multiplex_pb2_grpc
 from proto.multiplex_pb2 import CallEnd, CallPiece, ClientFrame, OpenCall, ServerFrame
-from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor
+from rpc.interceptor import REQUEST_ID_KEY, CallInterceptor, read_message
 from rpc.status import header_text, short_message
 
 # What may be on its way that the peer has not said to have read: so many frames, or more of them
@@ -120,7 +120,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
         end = self._calls.enter(opened.method)
         try:
             async with asyncio.timeout(opened.timeout_seconds or None):
-                request = method.request_deserializer(opened.request)
+                request = read_message(method.request_deserializer, opened.request)
                 if not method.response_streaming:
                     response = await method.unary_unary(request, context)
                     respond(method.response_serializer(response))

@@ -16,8 +16,18 @@ _SHARED: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+# A connection that does not come to speak HTTP/2.
+HANDSHAKE_MILLISECONDS = 5000
+# More than the workers of the largest cluster, less than the files a process may open.
+MAX_CONNECTIONS = 16384
+MAX_METADATA_BYTES = 16 * 2**10
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SHARED,
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
+    ("grpc.http2.settings_timeout", HANDSHAKE_MILLISECONDS),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     # Without this a second process binds the same port and silently takes half the calls.
     ("grpc.so_reuseport", 0),
     # Our own clients ping this often; never answer them with GOAWAY.

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from core.address import Address, parse_address
 from proto import multiplex_pb2, multiplex_pb2_grpc
+from rpc.cluster_credentials import ClusterCredentials, used
 from rpc.interceptor import CallInterceptor
 from rpc.multiplex_server import Method, MultiplexService
 from rpc.options import SERVER_OPTIONS
@@ -37,10 +38,18 @@ class RpcServer:
 
     `listen` is host:port, port 0 for a free one. Raises OSError when the port is taken.
     `stopping` is set first thing in `stop`.
-    Calls beyond `max_concurrent_calls` are refused with RESOURCE_EXHAUSTED.
+    Calls beyond `max_concurrent_calls` are refused with RESOURCE_EXHAUSTED, those of who does not
+    belong to the cluster as `credentials` say, by default those of this process.
     """
 
-    def __init__(self, listen: str, *, max_concurrent_calls: int = 8192) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        max_concurrent_calls: int = 8192,
+        credentials: ClusterCredentials | None = None,
+    ) -> None:
+        credentials = credentials or used()
         self.stopping = asyncio.Event()
         self._stop_task: asyncio.Task[None] | None = None
         self._calls = CallInterceptor()
@@ -51,13 +60,13 @@ class RpcServer:
             self._multiplexed, self._calls, max_calls=max_concurrent_calls
         )
         self._server = grpc.aio.server(
-            interceptors=[self._calls],
+            interceptors=[*credentials.interceptors(), self._calls],
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=max_concurrent_calls,
         )
         host = parse_address(listen).host
         try:
-            self.bound_port = self._server.add_insecure_port(str(parse_address(listen)))
+            self.bound_port = credentials.bind(self._server, str(parse_address(listen)))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {listen}: {error}") from error
         self.address = str(Address(host, self.bound_port))

@@ -68,7 +68,8 @@ def to_error(error: grpc.aio.AioRpcError, *, peer_epoch: str = "") -> EpserveErr
         # gRPC's own refusal of a message: coming back later would not help.
         return InvalidRequest(f"request is too large: {message}")
     failed_epoch = _text(trailers.get("failed-epoch"))
-    if not code and code_name == "UNAVAILABLE":
+    # UNAUTHENTICATED without a word of the server's own: it takes us for none of its cluster.
+    if not code and code_name in ("UNAVAILABLE", "UNAUTHENTICATED"):
         return Disconnected(message, failed_epoch=failed_epoch or peer_epoch)
     return EpserveError.from_status(
         code_name,

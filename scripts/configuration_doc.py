@@ -108,16 +108,16 @@ def _kind(annotation: Any) -> str:  # noqa: ANN401 - annotations are anything
     return names[annotation]
 
 
-def main(arguments: list[str]) -> int:
-    made = page()
+def main(arguments: list[str], path: Path, made: str) -> int:
+    """Writes the page, or checks (`--check`) that it is there as it would be written."""
     if arguments == ["--check"]:
-        if PAGE.read_text() != made:
-            print(f"{PAGE.relative_to(ROOT)} is stale: make docs")
+        if not path.exists() or path.read_text() != made:
+            print(f"{path.relative_to(ROOT)} is stale: make docs")
             return 1
         return 0
-    PAGE.write_text(made)
+    path.write_text(made)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], PAGE, page()))

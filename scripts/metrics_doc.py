@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts import configuration_doc  # noqa: E402 - needs the path above
 from scripts.metric_families import FOREIGN_PREFIX, Family, families  # noqa: E402
 from scripts.metric_peers import PEERS  # noqa: E402
 
@@ -89,16 +90,5 @@ def _table(section: list[Family]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def main(arguments: list[str]) -> int:
-    made = page()
-    if arguments == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text() != made:
-            print(f"{PAGE.relative_to(ROOT)} is stale: make docs")
-            return 1
-        return 0
-    PAGE.write_text(made)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(configuration_doc.main(sys.argv[1:], PAGE, page()))

@@ -5,6 +5,7 @@ python scripts/render_chart.py --check   # fails when one is not what it would w
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,10 +31,14 @@ KUBE_VERSION = "v1.32.0"
 # What clusters with the operators of the examples know.
 API_VERSIONS = ("monitoring.coreos.com/v1",)
 
+# The cluster's token, where the chart makes one.
+RANDOM_TOKEN = re.compile(r'(?<=cluster-token: ")\w{48}(?=")')
+
 # Flags that the chart decides, or has values of its own for.
 TAKEN = {
-    "name", "listen", "advertise", "metrics_port", "log_level", "log_format", "model",
-    "served_model_name", "otlp_endpoint", "trace_sample_ratio",
+    "cluster_token_file", "cluster_tls_cert", "cluster_tls_key", "cluster_tls_ca",
+    "cluster_tls_name", "insecure_cluster", "name", "listen", "advertise", "metrics_port",
+    "log_level", "log_format", "model", "served_model_name", "otlp_endpoint", "trace_sample_ratio",
 }  # fmt: skip
 PROCESSES: dict[str, tuple[type[ProcessSettings], set[str]]] = {
     "gatewaySettings": (
@@ -91,6 +96,7 @@ def objects(values: dict[str, Any], **options: Any) -> str:
     parts = []
     for path, text in sorted(render(values, **options).items()):
         if path.endswith(".yaml") and (body := text.strip().removeprefix("---").strip()):
+            body = RANDOM_TOKEN.sub("A RANDOM ONE", body)
             parts.append(f"---\n# Source: {path}\n{body}\n")
     return "".join(parts)
 

@@ -13,10 +13,11 @@ def params_of(sampling: Sampling) -> generate_pb2.SamplingParams:
     for token_id, bias in biases:
         params.logit_bias.add(token_id=token_id, bias=bias)
     if grammar is not None:
-        params.grammar.SetInParent()
-        for name, value in msgspec.structs.asdict(grammar).items():
-            if value is not None:
-                setattr(params.grammar, name, value)
+        values = {k: v for k, v in msgspec.structs.asdict(grammar).items() if v is not None}
+        if grammar.thoughts is not None:
+            opens, closes = grammar.thoughts
+            values["thoughts"] = generate_pb2.Thoughts(open_token_id=opens, close_token_id=closes)
+        params.grammar.CopyFrom(generate_pb2.Grammar(**values))
     return params
 
 

@@ -54,10 +54,11 @@ class Flight:
 class NixlTransfer:
     """`Transfer` over one NIXL agent with one registered buffer and any number of peers."""
 
-    def __init__(self, name: str) -> None:
-        """`name` is this agent's for ever: no later process may use it again."""
+    def __init__(self, name: str, *, loopback: bool = False) -> None:
+        """`name` is this agent's for ever: no later process may use it again. `loopback`: all
+        peers are on this machine."""
         try:
-            self._agent = create_agent(name)
+            self._agent = create_agent(name, loopback=loopback)
         except CREATION_ERRORS as error:
             raise TransferError(f"cannot start NIXL agent {name}: {error}") from error
         self._name = name

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from model.weights.checkpoint import INDEX
 from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.stored import INDEX
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _NUMBER = re.compile(r"\d+")

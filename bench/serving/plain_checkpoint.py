@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from model.weights.checkpoint import SINGLE, Checkpoint
+from model.weights.checkpoint import Checkpoint
+from model.weights.stored import SINGLE
 from model.weights.tensor_names import SCALE_SUFFIX
 
 # The balancing bias of a gate decides between experts whose scores hardly differ.

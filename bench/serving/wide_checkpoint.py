@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from kernels.gemm.block_dequantise import BLOCK
 from model.config import ModelConfig
-from model.weights.checkpoint import SINGLE, Checkpoint
+from model.weights.checkpoint import Checkpoint
+from model.weights.stored import SINGLE
 from model.weights.tensor_names import SCALE_SUFFIX, main_tensors
 
 # Over whole tokens.

@@ -8,18 +8,18 @@ for was, worker in zip(before, read_workers(router), strict=True):
     waiting_share(was, worker)
 """
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import grpc
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from ctl.admin.connection import Target, connect
 from loadgen.summary import Figure
-from proto import router_pb2_grpc
-from proto.router_pb2 import GetProcessConfigRequest, ProcessConfig
+from proto.router_pb2 import GetProcessConfigRequest, GetProcessConfigResponse, ProcessConfig
 from proto.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 START = "epserve_start_seconds"
@@ -52,16 +52,19 @@ class WorkerSamples:
 
 def read_workers(router: str) -> list[WorkerSamples]:
     """Of all workers that this router knows, by name. Raises MetricsError, or OSError or
-    grpc.RpcError where one does not answer."""
-    with grpc.insecure_channel(router) as channel:
-        admin = router_pb2_grpc.AdminStub(channel)
-        reply = admin.GetConfig(GetProcessConfigRequest(), timeout=_ANSWER_SECONDS)
+    EpserveError where one does not answer."""
+    reply = asyncio.run(_ask(router))
     workers = [
         _read(process)
         for process in reply.processes
         if process.identity.role in (ROLE_PREFILL, ROLE_DECODE)
     ]
     return sorted(workers, key=lambda worker: worker.name)
+
+
+async def _ask(router: str) -> GetProcessConfigResponse:
+    async with connect(Target(router=router)) as admin:
+        return await admin.call(admin.stub.GetConfig, GetProcessConfigRequest(), _ANSWER_SECONDS)
 
 
 def _read(process: ProcessConfig) -> WorkerSamples:

@@ -6,29 +6,34 @@
         reply = await admin.call(admin.stub.GetStatus, GetStatusRequest())
 
 The decorated function has the options of a connection (--router, --token-file, --kubeconfig,
-...) beside its own. Exit status: 0; 1 when the cluster refuses, fails or does not answer; 2 when
-the command makes no sense.
+--cluster-token-file, ...) beside its own. Exit status: 0; 1 when the cluster refuses, fails or
+does not answer; 2 when the command makes no sense.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import grpc
 import typer
+from google.protobuf.message import Message
 
 from core.errors import EpserveError, InvalidRequest, Unauthenticated, Unavailable
+from core.printable import printable
 from core.token_file import read_token
 from ctl.admin.port_forward import port_forward
+from ctl.admin.printable_message import make_printable
+from ctl.base.cluster_access import ClusterAccess, find_token
 from ctl.base.options import with_options
 from proto import router_pb2_grpc
 from rpc.admin_token import bearer_metadata
 from rpc.client import channel, to_error
+from rpc.cluster_credentials import ClusterCredentials, load
 
 if TYPE_CHECKING:  # only the stubs of the type checker have it
     from proto.router_pb2_grpc import AdminAsyncStub
@@ -37,7 +42,7 @@ DEFAULT_ROUTER = "127.0.0.1:8001"
 TOKEN_VARIABLE = "EPSERVE_ADMIN_TOKEN"
 ANSWER_SECONDS = 10.0
 
-Reply = TypeVar("Reply")
+Reply = TypeVar("Reply", bound=Message)
 Command = Callable[..., Awaitable[None]]
 
 
@@ -50,9 +55,9 @@ def _option(help: str, **settings: Any) -> Any:  # noqa: ANN401 - as typer has i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where the router is: an address, or a pod to be found through the Kubernetes API. Each
-    field is an option of every admin command."""
+class Target(ClusterAccess):
+    """Where the router is: an address, or a pod to be found through the Kubernetes API; and what
+    lets us in. Each field is an option of every admin command."""
 
     router: Annotated[
         str,
@@ -74,6 +79,12 @@ class Target:
     def in_kubernetes(self) -> bool:
         return bool(self.kubeconfig or self.context or self.namespace or self.release)
 
+    def credentials(self, address: str) -> ClusterCredentials:
+        """For the router at `address`. Raises ValueError for files that make no sense."""
+        if self.cluster_token_file is not None or self.in_kubernetes:
+            return load(self)
+        return load(replace(self, cluster_token_file=find_token(address)))
+
     def token(self) -> str:
         """ "" where none is configured. Raises ValueError for a file that holds none."""
         if self.token_file is not None:
@@ -83,7 +94,8 @@ class Target:
 
 class AdminConnection:
     """`stub` is the router's admin service; go through `call` or `stream` to have the token
-    sent along and errors told apart. `router` names it in messages."""
+    sent along, errors told apart, and all texts of replies safe to show. `router` names it in
+    messages."""
 
     def __init__(self, peer: grpc.aio.Channel, router: str, token: str) -> None:
         self.router = router
@@ -98,9 +110,11 @@ class AdminConnection:
     ) -> Reply:
         """One answer. Raises EpserveError; NoAnswer when it was not the router's own."""
         try:
-            return await method(request, timeout=timeout_seconds, metadata=self._metadata)
+            reply = await method(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._meant(error) from error
+        make_printable(reply)
+        return reply
 
     async def stream(
         self, method: Callable[..., AsyncIterable[Reply]], request: object
@@ -108,12 +122,14 @@ class AdminConnection:
         """All answers of a streaming method, for as long as it takes. Raises as `call` does."""
         try:
             async for reply in method(request, metadata=self._metadata):
+                make_printable(reply)
                 yield reply
         except grpc.aio.AioRpcError as error:
             raise self._meant(error) from error
 
     def _meant(self, error: grpc.aio.AioRpcError) -> EpserveError:
         meant = to_error(error)
+        meant.message = printable(meant.message)
         pairs = cast("list[tuple[str, str | bytes]]", error.trailing_metadata() or [])
         if "error-code" in dict(pairs):
             return meant
@@ -129,7 +145,7 @@ async def connect(target: Target) -> AsyncGenerator[AdminConnection]:
     token = target.token()
     if not target.in_kubernetes:
         address = target.router or DEFAULT_ROUTER
-        async with channel(address) as peer:
+        async with channel(address, target.credentials(address)) as peer:
             yield AdminConnection(peer, address, token)
         return
     if target.router:
@@ -143,7 +159,7 @@ async def connect(target: Target) -> AsyncGenerator[AdminConnection]:
         release=target.release,
     )
     with forward as address:
-        async with channel(address) as peer:
+        async with channel(address, target.credentials(address)) as peer:
             yield AdminConnection(peer, "a router pod", token)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from core.printable import printable
 from ctl.admin.connection import AdminConnection, admin_command
 from ctl.admin.message_dict import message_dict
 from ctl.admin.names import ProcessName
@@ -43,7 +44,7 @@ def _print(report: list[dict[str, Any]], console: Console) -> None:
             continue
         table = make_table("setting", "value", fold="value")
         for name, value in each["settings"].items():
-            table.add_row(name, _text(value))
+            table.add_row(printable(name), _text(value))
         console.print(table)
 
 
@@ -51,5 +52,5 @@ def _text(value: object) -> str:
     if value is None or value == "" or value == []:
         return "-"
     if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return printable(",".join(map(str, value)))
+    return str(value).lower() if isinstance(value, bool) else printable(str(value))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from core.errors import CheckpointError
 from model.config import ModelConfig
+from model.tokenizer_file import tokenizer_problem
 
 _INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
@@ -32,8 +33,8 @@ def check_model_folder(folder: Path, *, with_weights: bool = True) -> ModelConfi
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: not a checkpoint folder")
     config = ModelConfig.from_folder(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise CheckpointError(f"{folder} has no tokenizer.json")
+    if problem := tokenizer_problem(folder):
+        raise CheckpointError(f"{folder}: {problem}")
     for name in weight_files(folder) if with_weights else ():
         weights = folder / name
         if not weights.is_file():

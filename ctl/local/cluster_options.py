@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ctl.base.cluster_access import ClusterAccess
+
 DECODE_RANKS = 2
 _MAX_GATEWAY_PORT = 65000  # leaves room for the router and the workers above it
 
@@ -19,7 +21,7 @@ def _processes(help: str, **settings: Any) -> Any:  # noqa: ANN401 - as typer ha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(ClusterAccess):
     """Each field is an option of `ctl up`. 0 or an empty text leaves a choice to the process
     itself."""
 

@@ -8,8 +8,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.address import Address, parse_address
+from core.printable import printable
 from ctl.local.process_spec import ProcessSpec
 from rpc.client import channel
+from rpc.cluster_credentials import ClusterCredentials
 
 _ASK_AGAIN_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
@@ -19,14 +21,16 @@ class NotHealthy(Exception):
     """The process does not serve; the message says how it looks instead."""
 
 
-async def wait_until_ready(spec: ProcessSpec) -> None:
+async def wait_until_ready(
+    spec: ProcessSpec, credentials: ClusterCredentials | None = None
+) -> None:
     """Returns once the process serves; asks for as long as it is not cancelled."""
     while True:
         try:
             if spec.role == "gateway":
                 await check_http(spec.address, tls=spec.speaks_tls)
             else:
-                await check_grpc(spec.address)
+                await check_grpc(spec.address, credentials=credentials)
         except NotHealthy:
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
         else:
@@ -34,15 +38,18 @@ async def wait_until_ready(spec: ProcessSpec) -> None:
 
 
 async def check_grpc(
-    address: str, service: str = "", timeout_seconds: float = _ANSWER_SECONDS
+    address: str,
+    service: str = "",
+    timeout_seconds: float = _ANSWER_SECONDS,
+    credentials: ClusterCredentials | None = None,
 ) -> None:
     """Raises NotHealthy, or ValueError for an address that is none."""
     request = health_pb2.HealthCheckRequest(service=service)
-    async with channel(address) as peer:
+    async with channel(address, credentials) as peer:
         try:
             reply = await health_pb2_grpc.HealthStub(peer).Check(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
-            raise NotHealthy(f"{error.code().name}: {error.details()}") from error
+            raise NotHealthy(f"{error.code().name}: {printable(error.details() or '')}") from error
     status: int = reply.status
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise NotHealthy(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from core.printable import printable
 from ctl.base.python_process import describe_exit
 from ctl.base.tables import make_table
 from ctl.local.child import log_path
@@ -98,7 +99,7 @@ class Terminal:
         except OSError as error:
             tail = deque([str(error)])
         for line in tail:
-            self._console.print("  | " + line.rstrip(), markup=False, soft_wrap=True)
+            self._console.print("  | " + printable(line.rstrip()), markup=False, soft_wrap=True)
 
     def not_ready_in_time(self, names: Sequence[str], seconds: float) -> None:
         self._say(f"[bold red]not ready after {seconds:g} s[/]: {', '.join(names)}")

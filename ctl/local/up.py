@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -13,21 +14,24 @@ import typer
 from core.errors import CheckpointError
 from core.start_time import start_seconds
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
+from ctl.base.cluster_access import RUN_FOLDER_PREFIX, make_token
 from ctl.base.flags import WORKER_ROLES, parse_settings
 from ctl.base.host import Host
 from ctl.base.options import with_options
 from ctl.base.output import make_console
-from ctl.base.ports import free_ports, is_free
+from ctl.base.ports import LOOPBACK, free_ports, is_free
 from ctl.local.cluster_options import DECODE_RANKS, ClusterOptions
 from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
 from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
+from ctl.local.readiness import wait_until_ready
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
 from ctl.local.terminal import Terminal
 from ctl.plan.asking import NoPlan
 from ctl.plan.cards import own_cards
+from rpc.cluster_credentials import load
 
 _DEMO_NAME = "demo"
 # After their graces: a gateway ends its responses and its processes.
@@ -92,8 +96,15 @@ def run(
         reason = f"{log_folder}: {error.strerror}"
         raise typer.BadParameter(reason, param_hint="--log-dir") from error
     # Sockets of all processes: theirs to fill, ours to remove, also when they were killed.
-    with TemporaryDirectory(prefix="epserve-", ignore_cleanup_errors=True) as run_folder:
-        environment = {"TMPDIR": run_folder}
+    with TemporaryDirectory(prefix=RUN_FOLDER_PREFIX, ignore_cleanup_errors=True) as run_folder:
+        if options.cluster_token_file is None:
+            router = f"{LOOPBACK}:{options.router_port}"
+            options = replace(options, cluster_token_file=make_token(run_folder, router))
+        try:
+            credentials = load(options)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        environment = {"TMPDIR": run_folder, **options.environment()}
         if options.device == "cpu":
             # KV travels on this machine only: what moves it need not listen to others.
             environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
@@ -104,6 +115,7 @@ def run(
             log_folder,
             terminal,
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
+            probe=partial(wait_until_ready, credentials=credentials),
         )
         return asyncio.run(supervisor.run())
 

@@ -21,8 +21,8 @@ def model_folder(path: str) -> Iterator[Path]:
     fields = known_config(path)
     if folder.exists() or fields is None:
         raise CheckpointError(
-            f"{path} has no config.json here, and by name only DeepSeek-V3, V3.1 and R1 are known "
-            "(-BF16, -FP8, -W4AFP8 behind it)"
+            f"{path} has no config.json here, and by name only DeepSeek-V3, V3.1, R1 and "
+            "Kimi-K2-Instruct are known (-BF16, -FP8, -W4AFP8 behind it)"
         )
     with TemporaryDirectory(prefix="epserve-plan-") as made:
         (Path(made) / "config.json").write_text(json.dumps(fields), encoding="utf-8")

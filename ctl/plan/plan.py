@@ -35,8 +35,8 @@ class PlanOptions:
     model: Annotated[
         str,
         typer.Option(
-            help="Checkpoint folder, of which config.json is enough; or DeepSeek-V3, V3.1 or R1, "
-            "with -W4AFP8 for int4 experts; default: that of --values",
+            help="Checkpoint folder, of which config.json is enough; or DeepSeek-V3, V3.1, R1 or "
+            "Kimi-K2-Instruct, with -W4AFP8 for int4 experts; default: that of --values",
             show_default=False,
         ),
     ] = ""

@@ -11,7 +11,6 @@ import torch
 
 from engine.grammar.token_bytes import token_bytes
 from engine.grammar.xgrammar_core import VOCABULARY_OF_BYTES, load_core
-from engine.sampling.history import Match
 from engine.sampling.sampling_params import Grammar
 
 _core: Any = load_core()
@@ -33,18 +32,19 @@ class GrammarCompiler:
 
     Marks (<think>, those around tool calls) are spelled by their own tokens where the grammar
     names them, and are not possible elsewhere: inside of a string they would be taken for what
-    they are not.
+    they are not. Of special ones the request says which it names: clients do not see others.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """Raises CheckpointError for a tokenizer that cannot be used."""
-        self._texts, self._marks = token_bytes(folder, vocab_size)
+        self._texts, self._marks, self._special = token_bytes(folder, vocab_size)
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._compilers: dict[frozenset[int], Any] = {}
 
     def compile(self, grammar: Grammar) -> Any:  # noqa: ANN401 - an object of the library
-        """Raises ValueError saying why a grammar is none. `after_token_id` does not matter."""
+        """Raises ValueError saying why a grammar is none. `after_token_id` and
+        `thoughts` do not matter."""
         try:
             compiled = self._compile(grammar)
             first = _matcher(compiled, self._eos_token_ids)
@@ -66,7 +66,7 @@ class GrammarCompiler:
         """At the begin of an output. Stop tokens that are no text end it where it may end."""
         textless = [token for token in stop_token_ids if not self._texts[token]]
         matcher = _matcher(compiled, (*self._eos_token_ids, *textless))
-        return GrammarMatch(matcher, len(self._texts), grammar.after_token_id)
+        return GrammarMatch(matcher, len(self._texts), grammar)
 
     def _compile(self, grammar: Grammar) -> Any:  # noqa: ANN401 - as `compile`
         compiler = self._compiler_for(grammar)
@@ -89,7 +89,11 @@ class GrammarCompiler:
         """One whose vocabulary has the marks that the grammar names."""
         source = grammar.regex or grammar.ebnf or grammar.json_schema or ""
         source = _ESCAPED.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), source)
-        named = frozenset(token for token, text in self._marks.items() if text in source)
+        named = frozenset(
+            token
+            for token, text in self._marks.items()
+            if text in source and (token not in self._special or token in grammar.special_token_ids)
+        )
         with self._lock:
             if named not in self._compilers:
                 if len(self._compilers) >= MAX_COMPILERS:
@@ -110,19 +114,21 @@ class GrammarCompiler:
 
 
 class GrammarMatch:
-    """Implements `engine.sampling.history.Match`."""
+    """Not fast in every case: see `engine.grammar.paced_match`."""
 
     def __init__(
         self,
         matcher: Any,  # noqa: ANN401 - of `_matcher`
         vocab_size: int,
-        after_token_id: int | None,
+        grammar: Grammar,
     ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._after_token_id = after_token_id
-        self._begun = after_token_id is None
+        self._after_token_id = grammar.after_token_id
+        self._thoughts = grammar.thoughts  # until the first token
+        self._begun = grammar.after_token_id is None
         self._complete = False
+        self._mask: torch.Tensor | None = None
 
     @property
     def is_active(self) -> bool:
@@ -133,28 +139,35 @@ class GrammarMatch:
         return self._complete
 
     def accept(self, token_id: int) -> bool:
+        thoughts, self._thoughts = self._thoughts, None
+        if thoughts is not None and token_id == thoughts[0]:
+            self._begun, self._after_token_id, self._mask = False, thoughts[1], None
+            return True
         if not self._begun:
             self._begun = token_id == self._after_token_id
             return True
         if self._complete or not self._matcher.accept_token(token_id, False):
             return False
+        self._mask = None
         self._complete = self._matcher.is_terminated() or (
             self._matcher.is_completed() and self._can_only_end()
         )
         return True
 
-    def fill(self, matches: Sequence[Match], bits: torch.Tensor) -> None:
-        matchers = [match._matcher for match in matches if isinstance(match, GrammarMatch)]
-        assert len(matchers) == len(matches) == bits.shape[0]
-        if len(matchers) == 1:
-            matchers[0].fill_next_token_bitmask(bits, 0, False)
-            return
-        _batch_matcher().batch_fill_next_token_bitmask(matchers, bits, None, False)
+    def mask(self) -> torch.Tensor:
+        """[ceil(V / 32)] int32: tokens that may come next, once the match is active."""
+        if self._mask is None:
+            bits = torch.zeros(1, -(-self._vocab_size // 32), dtype=torch.int32)
+            if not self._complete:
+                self._matcher.fill_next_token_bitmask(bits, 0, False)
+            if self._thoughts is not None:
+                opens = self._thoughts[0]
+                bits.numpy().view("uint32")[0, opens // 32] |= 1 << (opens % 32)
+            self._mask = bits[0]
+        return self._mask
 
     def _can_only_end(self) -> bool:
-        bits = torch.empty(1, -(-self._vocab_size // 32), dtype=torch.int32)
-        self._matcher.fill_next_token_bitmask(bits, 0, False)
-        words = bits.numpy()[0].view("uint32")
+        words = self.mask().numpy().view("uint32").copy()
         for token_id in self._matcher.stop_token_ids():
             words[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
         return not words.any()
@@ -164,13 +177,3 @@ def _matcher(compiled: Any, stop_token_ids: Sequence[int]) -> Any:  # noqa: ANN4
     ends_by_itself, unlimited, temperature = False, -1, None
     stops = sorted(set(stop_token_ids))
     return _core.GrammarMatcher(compiled, stops, ends_by_itself, unlimited, temperature)
-
-
-_BATCH_MATCHERS: list[Any] = []
-
-
-def _batch_matcher() -> Any:  # noqa: ANN401 - of the library
-    """With as many threads as the rank's other work has."""
-    if not _BATCH_MATCHERS:
-        _BATCH_MATCHERS.append(_core.BatchGrammarMatcher(torch.get_num_threads()))
-    return _BATCH_MATCHERS[0]

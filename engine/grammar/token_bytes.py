@@ -9,13 +9,15 @@ from core.errors import CheckpointError
 
 
 class TokenBytes(NamedTuple):
-    """texts  one entry a token id; empty for ids that are no text by themselves
-    marks  text of added tokens that are not special (<think>): they show, but stand for more
-           than the same characters one by one
+    """texts    one entry a token id; empty for ids that are no text by themselves
+    marks    text of added tokens (<think>): they stand for more than the same characters one by
+             one
+    special  those of them that do not show
     """
 
     texts: list[bytes]
     marks: dict[int, str]
+    special: frozenset[int]
 
 
 def token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
@@ -36,5 +38,5 @@ def token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
     for text, token_id in vocab.items():
         if token_id < vocab_size and token_id not in added_ids:
             entries[token_id] = bytes(BYTE_OF_CHARACTER[character] for character in text)
-    marks = {i: text for i, text, special in added if i < vocab_size and not special}
-    return TokenBytes(entries, marks)
+    marks = {i: text for i, text, _ in added if i < vocab_size}
+    return TokenBytes(entries, marks, frozenset(i for i, _, special in added if special))

@@ -16,7 +16,7 @@ VOCABULARY_OF_BYTES = 0  # tokens as they are, not in some tokenizer's spelling
 
 
 def load_core() -> Any:  # noqa: ANN401 - a module made in C++
-    """The module with TokenizerInfo, GrammarCompiler, GrammarMatcher and BatchGrammarMatcher.
+    """The module with TokenizerInfo, GrammarCompiler and GrammarMatcher.
     Raises ImportError."""
     if PACKAGE in sys.modules:
         return importlib.import_module("xgrammar.base")._core

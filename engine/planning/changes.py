@@ -13,7 +13,7 @@ from engine.kv.kv_memory import LEAST_PAGES
 from engine.planning.planner import Planner
 from engine.process.settings import WorkerSettings
 from engine.start.start_plan import StartPlan
-from model.w4afp8 import QUANT_METHOD
+from model.checkpoint_formats import INT4_METHODS
 
 LEAST_CHUNK, LEAST_RUNNING = 512, 8
 MOST_AT_ONCE = 3
@@ -62,7 +62,7 @@ def dimensions(planner: Planner) -> Iterator[Sequence[Change]]:
             yield [Change(setting=name, freed=True)]
     if settings.num_redundant_experts:
         yield [Change(setting="num_redundant_experts")]
-    if planner.config.num_moe_layers and planner.quantization != QUANT_METHOD:
+    if planner.config.num_moe_layers and planner.quantization not in INT4_METHODS:
         yield [Change()]
     if 2 * settings.ranks <= bounds.most_ranks:
         # Groups of several nodes have full ones.

@@ -5,9 +5,9 @@ from functools import lru_cache
 from core.group_plan import HostNeeds
 from engine.planning.planner import Planner
 from model.config import ModelConfig
-from model.w4afp8 import is_routed_weight, weight_of_input_scale
+from model.w4afp8 import is_routed_weight
 from model.weights.checkpoint import Checkpoint
-from model.weights.tensor_names import SCALE_SUFFIX, main_tensors
+from model.weights.tensor_names import main_tensors, weight_of
 
 GIB = 1 << 30
 FRONT_BYTES = 8 * GIB
@@ -46,7 +46,7 @@ def stored_bytes(source: Checkpoint, config: ModelConfig) -> tuple[int, int, int
     main = main_tensors(config)
     routed = others = left = 0
     for name in source.stored:
-        weight = weight_of_input_scale(name.removesuffix(SCALE_SUFFIX))
+        weight = weight_of(name)
         if weight not in main:
             left += source.num_bytes(name)
         elif is_routed_weight(weight):

@@ -1,6 +1,5 @@
 """Plans an EP group, and variants of it, as its ranks would at their start."""
 
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -16,10 +15,11 @@ from engine.start.rank_memory import RankMemory
 from engine.start.start_plan import FORMS, StartPlan, dispatch_needs, weight_terms
 from ep.dispatch.dispatch_needs import DispatchNeeds
 from ep.dispatch.dispatcher_choice import Choice, RankFacts, choose
-from model.config import Fields, ModelConfig
+from model.config import ModelConfig, quantization_of_folder
 from model.w4afp8 import INT4_TYPES, is_routed_weight
-from model.weights.checkpoint import INDEX, SINGLE, Checkpoint
+from model.weights.checkpoint import Checkpoint
 from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.stored import INDEX, SINGLE
 from model.weights.weights import Weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,7 +46,7 @@ class Planner:
     @property
     def quantization(self) -> str:
         """`quant_method` of config.json; "" without one."""
-        return str(quantization_of(self.settings.model).get("quant_method", ""))
+        return str(quantization_of_folder(self.settings.model).get("quant_method", ""))
 
     def plan(self, settings: WorkerSettings, *, int4: bool = False) -> StartPlan:
         """ValueError for what cannot start, `DoesNotFit` among them."""
@@ -131,8 +131,3 @@ def int4_twin(source: Checkpoint) -> Checkpoint:
         for name, stored in source.stored.items()
     }
     return twin
-
-
-def quantization_of(folder: Path) -> Mapping[str, object]:
-    found = Fields.read(folder / "config.json").values.get("quantization_config")
-    return found if isinstance(found, dict) else {}

@@ -10,6 +10,7 @@ await front.stop(timeout_seconds=1)    # Shutdown, then SIGKILL
 
 import asyncio
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -22,6 +23,7 @@ import zmq
 
 from core.log import get_logger
 from core.process import new_epoch
+from core.token_file import read_token
 from engine.link.link import Context
 from engine.link.messages import FrontMessage, RankMessage, RankStats, Ready, Shutdown
 from engine.process.rank_process import RankProcess, rank_command
@@ -72,6 +74,7 @@ class WorkerFront:
         self._ranks: list[RankProcess] = []
         self._context = Context()
         self._reservation = socket.socket()
+        self._group_secret = _group_secret(settings)
         self._folder = Path(
             tempfile.mkdtemp(prefix=f"epserve-{role}-", dir=settings.run_dir or None)
         )
@@ -186,6 +189,7 @@ class WorkerFront:
             rank=self.settings.node_rank * self.settings.ranks + index,
             size=self.settings.group_size,
             rendezvous=rendezvous,
+            group_secret=self._group_secret,
             endpoint=f"ipc://{self._folder}/rank{index}",
             front_pid=os.getpid(),
             settings=self.settings.model_dump(mode="json"),
@@ -236,3 +240,13 @@ def _check_agreement(ready: tuple[Ready, ...]) -> None:
         values = {getattr(rank, name) for rank in ready}
         if len(values) > 1:
             raise StartError(f"ranks disagree on {name}: {sorted(map(str, values))}")
+
+
+def _group_secret(settings: WorkerSettings) -> str:
+    """Of one node a new one; several have it from a file. Raises ValueError for a bad one."""
+    if settings.nodes == 1:
+        return secrets.token_hex(32)
+    if settings.group_token_file is not None:
+        return read_token(settings.group_token_file)
+    log.warning("whoever reaches the rendezvous can join: no --group-token-file")
+    return ""

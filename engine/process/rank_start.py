@@ -23,6 +23,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
     local_rank    index within the worker: device offset, `RankBatch.rank`, `Ready.rank`
     rank, size    within the EP group, which may span several workers
     rendezvous    host:port where the EP group meets; rank 0 listens there
+    group_secret  that ranks of the EP group know each other by
     endpoint      zmq endpoint that the front has bound; the rank connects
     front_pid     for `core.process.die_with_parent`
     settings      `WorkerSettings` as JSON-able values
@@ -34,6 +35,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     size: int
     rendezvous: str
+    group_secret: str
     endpoint: str
     front_pid: int
     settings: dict[str, Any]

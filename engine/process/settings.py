@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_
 from pydantic_settings import NoDecode
 
 from core.address import parse_address
-from core.settings import ProcessSettings, split_commas
+from core.settings import PeerSettings, split_commas
 from core.start_time import BESIDE_READING_SECONDS, start_seconds
 from core.token_file import TokenFile
 
@@ -40,7 +40,7 @@ def _check_rendezvous(text: str) -> str:
 Sizes = Annotated[tuple[PositiveInt, ...], NoDecode, BeforeValidator(split_commas)]
 
 
-class WorkerSettings(ProcessSettings):
+class WorkerSettings(PeerSettings):
     """Everything a worker can be told. Fields of one role only say so."""
 
     model: Annotated[Path, AfterValidator(_check_model)] = Field(
@@ -62,6 +62,11 @@ class WorkerSettings(ProcessSettings):
     node_rank: int = Field(0, ge=0, description="Index of this worker among the nodes")
     rendezvous: Annotated[str, AfterValidator(_check_rendezvous)] = Field(
         "", description="host:port on node 0 where the EP group meets; one node: a free port"
+    )
+    group_token_file: TokenFile | None = Field(
+        None,
+        description="File with the word that ranks of an EP group of several nodes know each other "
+        "by, the same on all of them; one node makes its own",
     )
     ep_backend: Literal["auto", "sockets", "gloo", "nccl"] = Field(
         "auto", description="What moves tensors between ranks; auto: nccl on cuda, else sockets"

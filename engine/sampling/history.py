@@ -24,8 +24,23 @@ class Match(Protocol):
     def is_complete(self) -> bool:
         """Nothing can follow: the sequence is to end."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has taken in all tokens; only then another one may come."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it was late with the last one."""
+
+    def offer(self, token_id: int) -> None:
+        """The token that `accept` will be told next: it is looked at meanwhile."""
+
     def accept(self, token_id: int) -> bool:
-        """The next output token; False when the grammar does not allow it."""
+        """The next output token; False when the grammar does not allow it. Of a slow match
+        `fault` may tell that later."""
+
+    def fault(self) -> str | None:
+        """Why there can be no further token."""
 
     def fill(self, matches: "Sequence[Match]", bits: Any) -> None:  # noqa: ANN401
         """Tokens that may come next, of all `matches` at once, as int32 words of 32 bits:
@@ -61,13 +76,8 @@ class History:
         """The output is all that the grammar asks for, and can only end."""
         return self.match is not None and self.match.is_complete
 
-    def attach(self, match: Match, output_token_ids: Sequence[int]) -> None:
-        """Brings the grammar to where the output is. Raises ValueError if it cannot be there."""
-        for position, token_id in enumerate(output_token_ids):
-            if match.is_complete or not match.accept(token_id):
-                raise ValueError(
-                    f"output token {position} ({token_id}) does not follow the grammar"
-                )
+    def attach(self, match: Match) -> None:
+        """`match` has taken in the output so far."""
         self.match = match
 
     def append(self, token_id: int) -> bool:

@@ -14,6 +14,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     ebnf: str | None = None
     after_token_id: int | None = None
     compact: bool = True
+    thoughts: tuple[int, int] | None = None  # ids that open and close them
+    special_token_ids: tuple[int, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,4 +74,8 @@ def _grammar(message: generate_pb2.Grammar) -> Grammar:
         ebnf=message.ebnf if kind == "ebnf" else None,
         after_token_id=message.after_token_id if message.HasField("after_token_id") else None,
         compact=message.compact,
+        thoughts=(message.thoughts.open_token_id, message.thoughts.close_token_id)
+        if message.HasField("thoughts")
+        else None,
+        special_token_ids=tuple(message.special_token_ids),
     )

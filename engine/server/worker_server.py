@@ -33,6 +33,7 @@ from engine.server.status_service import StatusService
 from engine.server.worker_metrics import WorkerMetrics
 from engine.server.worker_service import WorkerService
 from proto import experts_pb2, experts_pb2_grpc, worker_pb2, worker_pb2_grpc
+from rpc import cluster_credentials
 from rpc.admin_token import AdminToken
 from rpc.server import RpcServer
 
@@ -223,6 +224,7 @@ def run_worker(settings: WorkerSettings, role: RoleService) -> int:
         role.role, settings.name or role.role, settings.log_level, settings.log_format
     )
     try:
+        cluster_credentials.use(settings)
         tracing.configure(
             role.role, settings.name, settings.otlp_endpoint, settings.trace_sample_ratio
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from core.address import is_loopback, parse_address
 from core.log import configure, get_logger
 from core.process import die_with_parent
 from engine.kv.kv_memory import KvPlan
@@ -124,6 +125,16 @@ def _leave_signals_to_the_front() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _start_transfer(
+    start: RankStart, settings: WorkerSettings, kv_cache: torch.Tensor
+) -> NixlTransfer:
+    """Of a worker that listens on loopback only, it does the same."""
+    name = f"{start.role}-{start.epoch}-{start.rank}"
+    transfer = NixlTransfer(name, loopback=is_loopback(parse_address(settings.listen).host))
+    transfer.register(kv_cache)
+    return transfer
+
+
 def build_context(start: RankStart, link: RankLink) -> RankContext:
     """Joins the EP group, makes what computes, registers the KV pool for transfer."""
     clock = StartClock()
@@ -147,14 +158,14 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
             timeout_seconds=settings.start_seconds,
             silence_seconds=settings.step_timeout_seconds,
             backend=settings.ep_backend,
+            secret=start.group_secret.encode(),
         )
     form = FORMS[start.role]
     built = RankModel.build(
         settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
     with clock.phase("transfer"):
-        transfer = NixlTransfer(f"{start.role}-{start.epoch}-{start.rank}")
-        transfer.register(built.kv_cache)
+        transfer = _start_transfer(start, settings, built.kv_cache)
     with clock.phase("peers"):
         group.begin_steps()
     on_cpu = device.type == "cpu"

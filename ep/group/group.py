@@ -49,6 +49,7 @@ class EpGroup:
         collectives: Collectives,
         store: dist.Store | None,
         host: str = "",
+        secret: bytes = b"",
         silence_seconds: float | None = None,
         watch: GroupWatch | None = None,
     ) -> None:
@@ -58,6 +59,7 @@ class EpGroup:
         self._mesh = mesh
         self._store = store  # rank 0's end serves it: it lives as long as the group
         self._host = host
+        self._secret = secret
         self._silence_seconds = silence_seconds
         self._watch = watch
 
@@ -72,11 +74,13 @@ class EpGroup:
         timeout_seconds: float,
         silence_seconds: float | None = None,
         backend: str = "auto",
+        secret: bytes = b"",
     ) -> "EpGroup":
         """Waits until all `size` ranks are there; one group a process, which ends when a peer is
         lost and it does not notice that by itself (`GroupWatch`).
 
-        `rendezvous` is "host:port" of rank 0, which all reach; a group of one does not use it.
+        `rendezvous` is "host:port" of rank 0, which all reach and which it listens on; a group of
+        one does not use it. `secret` is what tells its ranks from strangers.
         `timeout_seconds` bounds the forming, and how long a peer may keep the others waiting until
         `begin_steps`; `silence_seconds` (default: the same) bounds it afterwards. `backend`
         "auto" is NCCL for a CUDA device and sockets for the CPU. ValueError for bad arguments, else
@@ -92,7 +96,7 @@ class EpGroup:
             return cls(rank=0, size=1, mesh=mesh, collectives=alone, store=None)
         host, port = split_address(rendezvous)
         store = open_store(host, port, rank=rank, size=size, timeout=timeout_seconds)
-        peers = connect_all(store, host, rank=rank, size=size, timeout=timeout_seconds)
+        peers = connect_all(store, host, secret, rank=rank, size=size, timeout=timeout_seconds)
         mesh = SocketMesh(rank, peers, timeout_seconds)
         watch = GroupWatch(mesh.sockets)
         if backend == "auto":
@@ -111,6 +115,7 @@ class EpGroup:
             collectives=collectives,
             store=store,
             host=host,
+            secret=secret,
             silence_seconds=silence_seconds,
             watch=watch,
         )
@@ -174,7 +179,12 @@ class EpGroup:
         store = dist.PrefixStore(f"side/{name}", self._store.clone())
         store.set_timeout(timedelta(seconds=timeout_seconds))
         return connect_all(
-            store, self._host, rank=self.rank, size=self.size, timeout=timeout_seconds
+            store,
+            self._host,
+            self._secret,
+            rank=self.rank,
+            size=self.size,
+            timeout=timeout_seconds,
         )
 
     def idle_wait(self, inbox: zmq.Socket[bytes], timeout_seconds: float) -> None:

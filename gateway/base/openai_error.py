@@ -26,6 +26,7 @@ HTTP_CODES = {
     405: "method_not_allowed",
     408: "request_timeout",
     413: "request_too_large",
+    415: "unsupported_media_type",
 }
 
 

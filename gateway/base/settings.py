@@ -7,13 +7,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from core.settings import HostPort, HostPorts, ProcessSettings, split_commas
+from gateway.formats.registry import ReasoningParser, ToolParser
+from model.tokenizer_file import tokenizer_problem
 
 
 def _check_model(path: Path) -> Path:
     path = path.expanduser()
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise ValueError(f"no model folder (it has no {name})")
+    if not (path / "config.json").is_file():
+        raise ValueError("no model folder (it has no config.json)")
+    if problem := tokenizer_problem(path):
+        raise ValueError(f"no model folder that can be served: {problem}")
     return path.resolve()
 
 
@@ -40,10 +43,22 @@ class GatewaySettings(ProcessSettings):
         "silent: the folder's generation_config.json, or OpenAI's API",
     )
 
-    reasoning_parser: Literal["auto", "off"] = Field(
+    tool_call_parser: ToolParser = Field(
         "auto",
-        description="auto: in chats, text between <think> and </think> becomes "
-        "reasoning_content if both are tokens of the model; off: it stays in the text",
+        description="How the model writes calls of tools (see formats.md); auto: as its chat "
+        "template does, or as its tokens tell",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="How the model marks its thoughts, which become reasoning_content in chats "
+        "if both marks are tokens; auto: as models do that write such calls of tools; off: "
+        "thoughts stay in the text",
+    )
+
+    sanitize_control_tokens: bool = Field(
+        True,
+        description="Special tokens that stand in messages and tools of a chat are text to the "
+        "model; only those that the chat template writes are tokens",
     )
 
     # ---- processes
@@ -83,6 +98,11 @@ class GatewaySettings(ProcessSettings):
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)] = Field(
         (), description="Origins whose pages may ask, * for any; none: CORS is off"
+    )
+    allow_cross_site_forms: bool = Field(
+        False,
+        description="Pages of any origin may post bodies that are not application/json, which "
+        "browsers send without asking whether they may",
     )
     tls_cert: Path | None = Field(
         None, description="Certificate chain, PEM; needs --tls-key; read again when it changes"

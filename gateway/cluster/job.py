@@ -6,6 +6,7 @@ import msgspec
 
 from core.errors import ContextLengthExceeded, InvalidRequest
 from core.token_ids import num_ids, pack_ids
+from gateway.formats.tool_format import ToolFormat
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.text.think_marks import ThinkMarks
 from proto.generate_pb2 import SamplingParams
@@ -30,13 +31,14 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
     """How the output of a chat is taken apart.
 
     `marks` None: thoughts are not looked for. `is_thinking`: the prompt has opened them.
-    `tells_thoughts` false: they are counted but not shown.
+    `tells_thoughts` false: they are counted but not shown. `tool_format` None: nor are calls
+    looked for.
     """
 
     marks: ThinkMarks | None = None
     is_thinking: bool = False
     tells_thoughts: bool = True
-    finds_tool_calls: bool = False
+    tool_format: ToolFormat | None = None
     at_most_one_call: bool = False
 
 

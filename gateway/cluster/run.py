@@ -278,7 +278,8 @@ def _make_output(
             end_token_ids=job.end_token_ids,
             offset=echo.num_characters if echo else 0,
         )
-    parser = ToolCallParser(at_most_one=chat.at_most_one_call) if chat.finds_tool_calls else None
+    form = chat.tool_format
+    parser = ToolCallParser(form, at_most_one=chat.at_most_one_call) if form else None
     return ChatOutput(
         tokenizer,
         marks=chat.marks,

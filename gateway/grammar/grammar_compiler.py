@@ -1,39 +1,42 @@
-"""Grammars compiled before anything is queued, in a helper process of this gateway.
+"""Grammars compiled before anything is queued, in helper processes of this gateway.
 
-The process is started by `warm` or by the first request that needs it, asked one grammar at a
-time, and killed when one takes too long. Verdicts are remembered; of a
-grammar that the process did not survive only for a while: the machine may have been busy.
+A verdict that is known is told at once. What is new is parsed by a process that does nothing else,
+so that nobody waits to hear of an error; then it is compiled and tried in its client's turn. What
+took too long, or a process did not survive, is remembered only for a while: the machine may have
+been busy.
 """
 
 import asyncio
 import hashlib
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from core.errors import InvalidRequest, Overloaded, Unavailable
+from core.clock import Clock, SystemClock
+from core.errors import InvalidRequest, Unavailable
 from core.log import get_logger
+from gateway.grammar.asked_process import AskedProcess, TooSlow
+from gateway.grammar.fair_turns import FairTurns
 
 log = get_logger("gateway.grammar_compiler")
 
 COMPILE_SECONDS = 5.0
-START_SECONDS = 60.0
-MAX_WAITING = 64
+PARSE_SECONDS = 1.0
+NUM_HELPERS = 2  # who is slow leaves one for the others
 MAX_VERDICTS = 512
 # Of grammars that are told: they are many times as large as what they are made of.
 MAX_VERDICT_CHARACTERS = 32 * 2**20
 FAILURE_SECONDS = 60.0
 MAX_TEXT_BYTES = 256 * 2**10
-MAX_ANSWER_BYTES = 64 * 2**20
+PARSE_ONLY = "parse-only"
 
 
 class GrammarCompiler:
-    """Asks `gateway.grammar.grammar_process`. `close` ends the process."""
+    """Asks `gateway.grammar.grammar_process`. `close` ends its processes."""
 
     def __init__(
         self,
@@ -41,20 +44,24 @@ class GrammarCompiler:
         eos_token_ids: tuple[int, ...],
         *,
         compile_seconds: float = COMPILE_SECONDS,
+        clock: Clock | None = None,
     ) -> None:
-        self._command = [sys.executable, "-m", "gateway.grammar.grammar_process", str(folder)]
-        self._command += [str(token_id) for token_id in eos_token_ids]
+        arguments = [str(folder), *map(str, eos_token_ids)]
+        self._helpers = [AskedProcess(arguments) for _ in range(NUM_HELPERS)]
+        self._idle = list(self._helpers)  # the last one is taken
+        self._parser = AskedProcess([PARSE_ONLY])
+        self._clock = clock or SystemClock()
+        self._turns = FairTurns(NUM_HELPERS, self._clock)
+        self._parse_turns = FairTurns(1, self._clock)
         self._compile_seconds = compile_seconds
-        self._process: Process | None = None
-        self._lock = asyncio.Lock()
         self._tasks: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
         self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
 
-    async def compile(self, request: Mapping[str, Any], *, param: str) -> str:
+    async def compile(self, request: Mapping[str, Any], *, param: str, client: str = "") -> str:
         """What workers are to be sent, as EBNF; "" where the text of `request` itself will do.
 
-        Raises InvalidRequest with the compiler's reason, Overloaded when too many wait, and
-        Unavailable when there is no compiler.
+        Raises InvalidRequest with the compiler's reason, RateLimited or Overloaded as
+        `FairTurns.check`, and Unavailable when there is no compiler.
         """
         line = msgspec.json.encode(request)
         if len(line) > MAX_TEXT_BYTES:
@@ -62,7 +69,7 @@ class GrammarCompiler:
         key = hashlib.sha256(line).digest()
         answer = self._verdicts.get(key)
         if answer is None:
-            answer = await self._asked(key, line)
+            answer = await self._asked(key, line, client)
         else:
             self._verdicts.move_to_end(key)
         if "error" in answer:
@@ -71,23 +78,23 @@ class GrammarCompiler:
         return ebnf
 
     async def warm(self) -> None:
-        """Starts the process, so that no request has to wait for that."""
-        async with self._lock:
-            try:
-                await self._running()
-            except Unavailable:
-                return  # logged; the next request tries again
-            except BaseException:
-                await self._end_process()
-                raise
+        """Starts the first processes, so that no request has to wait for that."""
+        try:
+            async with self._helper("") as helper:
+                await helper.start()
+            async with self._parse_turns.of(""):
+                await self._parser.start()
+        except Unavailable:
+            return  # logged; the next request tries again
 
     async def close(self) -> None:
-        """Ends the process and whatever waits for it."""
+        """Ends the processes and whatever waits for them."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._end_process()
+        for helper in (*self._helpers, self._parser):
+            await helper.close()
 
     def _remember(self, key: bytes, answer: dict[str, Any]) -> None:
         """In the place of the least recently used ones."""
@@ -100,75 +107,51 @@ class GrammarCompiler:
             _, answer = self._verdicts.popitem(last=False)
             num_characters -= _num_characters(answer)
 
-    async def _asked(self, key: bytes, line: bytes) -> dict[str, Any]:
+    async def _asked(self, key: bytes, line: bytes, client: str) -> dict[str, Any]:
         task = self._tasks.get(key)  # who wants the same waits for the same answer
         if task is None:
-            if len(self._tasks) >= MAX_WAITING:
-                raise Overloaded("too many grammars wait to be compiled")
-            task = asyncio.create_task(self._learn(key, line))
+            self._turns.check(client)
+            task = asyncio.create_task(self._learn(key, line, client))
             self._tasks[key] = task
             task.add_done_callback(lambda _: self._tasks.pop(key))
         # A client that leaves must not take the answer along: the next one would get it.
         return await asyncio.shield(task)
 
-    async def _learn(self, key: bytes, line: bytes) -> dict[str, Any]:
-        answer = await self._ask(line)
+    async def _learn(self, key: bytes, line: bytes, client: str) -> dict[str, Any]:
+        answer = await self._parse(line, client) or await self._compile(line, client)
         self._remember(key, answer)
         return answer
 
-    async def _ask(self, line: bytes) -> dict[str, Any]:
-        async with self._lock:
-            process = await self._running()
-            assert process.stdin is not None
-            process.stdin.write(line + b"\n")
+    async def _parse(self, line: bytes, client: str) -> dict[str, Any] | None:
+        """What is wrong with it, if that can be seen at once."""
+        async with self._parse_turns.of(client):
             try:
-                return await asyncio.wait_for(_read(process), self._compile_seconds)
-            except TimeoutError:
-                error = f"it takes more than {self._compile_seconds:g} seconds"
-            except (EOFError, ConnectionError):
-                error = "the compiler cannot cope with it"
-            except BaseException:
-                await self._end_process()
-                raise
-            log.warning("grammar compiler ended", reason=error)
-            await self._end_process()
-            return {"error": error, "ended": True}
+                answer = await self._parser.ask(line, PARSE_SECONDS)
+            except TooSlow:
+                return None
+        return answer if "error" in answer else None
 
-    async def _running(self) -> Process:
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        await self._end_process()
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_ANSWER_BYTES
-            )
-            await asyncio.wait_for(_read(self._process), START_SECONDS)
-        except (OSError, EOFError) as failure:  # late, broken off, or no room for a process
-            await self._end_process()
-            log.error("the grammar compiler does not start", reason=repr(failure))
-            raise Unavailable("structured output is not available") from failure
-        return self._process
+    async def _compile(self, line: bytes, client: str) -> dict[str, Any]:
+        async with self._helper(client) as helper:
+            began = self._clock.now()
+            try:
+                answer = await helper.ask(line, self._compile_seconds)
+            except TooSlow as error:
+                log.warning("grammar compiler ended", reason=str(error))
+                answer = {"error": str(error), "ended": True}
+            if "error" in answer:
+                self._turns.blame(client, self._clock.now() - began)
+            return answer
 
-    async def _end_process(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            process.kill()
-        if process.stdin is not None:
-            process.stdin.close()
-        await process.wait()
+    @asynccontextmanager
+    async def _helper(self, client: str) -> AsyncIterator[AskedProcess]:
+        async with self._turns.of(client):
+            helper = self._idle.pop()
+            try:
+                yield helper
+            finally:
+                self._idle.append(helper)
 
 
 def _num_characters(answer: dict[str, Any]) -> int:
     return len(answer.get("ebnf", ""))
-
-
-async def _read(process: Process) -> dict[str, Any]:
-    """The next answer. Raises EOFError when the process has ended."""
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line.endswith(b"\n"):
-        raise EOFError
-    answer: dict[str, Any] = msgspec.json.decode(line)
-    return answer

@@ -1,8 +1,10 @@
 """The process that compiles grammars before they are sent to a worker: `python -m
-gateway.grammar_process MODEL_FOLDER EOS_ID...`.
+gateway.grammar.grammar_process MODEL_FOLDER EOS_ID...`; with `parse-only` instead of a model, it
+finds errors and does not compile.
 
 It is xgrammar itself, as on the workers, so that what passes here compiles there. It runs beside
-the gateway, because a grammar may take for ever, or more memory than there is; and without
+the gateway, because a grammar may take for ever, or more memory than there is, to compile or to
+match: an output is tried, and a grammar whose masks take too long is refused. And it runs without
 torch: xgrammar's own package imports it for the masks, which are not needed here, so that only
 the modules that make grammars are loaded.
 
@@ -11,22 +13,27 @@ One JSON object a line, from standard input and to standard output:
                                                                     -> {"ready": true}
     {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ...}, "" where
                                                                        the text itself will do
-    {"kind": "tool_calls", "tools": [[NAME, SCHEMA], ...], "begin": ..., "end": ...,
-     "head": ..., "tail": ..., "between": ..., "at_most_one": ...,
-     "instead": null or one of the above}                           -> {"ebnf": ...}
+    {"kind": "tool_calls", "tools": [[HEAD, SCHEMA], ...], "number": ...,
+     "begins": [[TRIGGER, REST], ...], "tail": ..., "between": ..., "end": ...,
+     "at_most_one": ..., "is_free": ..., "not_in_text": [...],
+     "instead": null or one of the above}
+                                                                    -> {"ebnf": ...}
                                                     what cannot be  -> {"error": ...}
 """
 
 import importlib.util
 import os
+import random
 import re
 import resource
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from core.process import die_with_parent
 from gateway.text.ebnf import ebnf_literal
@@ -34,6 +41,13 @@ from gateway.text.tokenizer import Tokenizer
 
 MAX_MEMORY_BYTES = 4 * 2**30
 MAX_ERROR_CHARACTERS = 500
+# CPU time of one token of the output that is tried, and of all of it.
+MASK_SECONDS, TRIAL_SECONDS, TRIAL_TOKENS = 0.1, 2.0, 128
+# Of what the library says, what is meant for who wrote the grammar; the rest is about its own code.
+TELLING = re.compile(
+    r"(Regex parsing|EBNF (lexer|parser)) error at|(Un)?[sS]upported|[a-zA-Z]+ must |Schema |"
+    r"Invalid range|m(in|ax)[A-Z]|enum |Value must|The regex|\$ref|Cannot find"
+)
 # Streams in progress go before grammars, and before this process's own start.
 NICENESS = 10
 # A weak model that must call, and may again, would do so until its context is full.
@@ -42,23 +56,31 @@ MAX_CALLS = 16
 TOLERATED = "oneOf with overlapping"
 # xgrammar lets strings of bounded length hold control characters, which JSON does not have.
 BOUNDED_CHARACTER, JSON_CHARACTER = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
-BYTE_LEVEL = 1  # xgrammar's number for this kind of vocabulary
+VOCABULARY_OF_BYTES = 0  # xgrammar's number for tokens as they are
 
 
 class Compiler:
-    """xgrammar for the vocabulary of one model."""
+    """xgrammar for the vocabulary of one model; without a `folder` it parses only."""
 
-    def __init__(self, folder: Path, eos_token_ids: list[int]) -> None:
+    def __init__(self, folder: Path | None, eos_token_ids: list[int]) -> None:
         _prepare_package()
-        core: Any = importlib.import_module("xgrammar.base")._core
+        self._core: Any = importlib.import_module("xgrammar.base")._core
         self._grammar: Any = importlib.import_module("xgrammar.grammar").Grammar
-        vocabulary = Tokenizer.load(folder).vocabulary()
-        tokens = core.TokenizerInfo(vocabulary, BYTE_LEVEL, len(vocabulary), eos_token_ids, False)
-        self._compiler: Any = core.GrammarCompiler(tokens, 1, False, -1)
+        self._eos_token_ids = eos_token_ids
+        self._compiler: Any = None
+        if folder is None:
+            return
+        tokenizer = Tokenizer.load(folder)
+        self._vocab_size = len(tokenizer.vocabulary())
+        texts = [tokenizer.shown_bytes(token_id) for token_id in range(self._vocab_size)]
+        tokens = self._core.TokenizerInfo(
+            texts, VOCABULARY_OF_BYTES, self._vocab_size, eos_token_ids, False
+        )
+        self._compiler = self._core.GrammarCompiler(tokens, 1, False, -1)
 
     def answer(self, request: dict[str, Any]) -> dict[str, str]:
         """Compiles one request; tells the grammar only where the request's own text will not do.
-        Raises RuntimeError for what is no grammar."""
+        Raises RuntimeError for what is no grammar, ValueError for one that takes too long."""
         kind = request["kind"]
         is_calls = kind == "tool_calls"
         grammar = self._tool_calls(request) if is_calls else self._plain(kind, request["text"])
@@ -67,8 +89,29 @@ class Compiler:
         is_new = is_calls or (kind == "json_schema" and mended != text)
         if is_new:
             grammar = self._grammar.from_ebnf(mended)
-        self._compiler.compile_grammar_ebnf(grammar._handle)
+        if self._compiler is not None:
+            self._try(self._compiler.compile_grammar_ebnf(grammar._handle))
         return {"ebnf": mended if is_new else ""}
+
+    def _try(self, compiled: Any) -> None:  # noqa: ANN401 - of xgrammar
+        """Matches an output of random tokens."""
+        matcher = self._core.GrammarMatcher(compiled, self._eos_token_ids, False, -1, None)
+        bits = np.zeros((1, -(-self._vocab_size // 32)), dtype=np.int32)
+        choose, began = random.Random(0), time.process_time()
+        before = began
+        for _ in range(TRIAL_TOKENS):
+            matcher.fill_next_token_bitmask(bits, 0, False)
+            now = time.process_time()
+            if now - before > MASK_SECONDS or now - began > TRIAL_SECONDS:
+                raise ValueError("matching it takes too long: ambiguous or nested repeats do")
+            before = now
+            is_allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab_size]
+            if not is_allowed.any():
+                raise ValueError("no output can match it")
+            is_allowed[self._eos_token_ids] = 0
+            (going_on,) = is_allowed.nonzero()
+            if not len(going_on) or not matcher.accept_token(int(choose.choice(going_on)), False):
+                return
 
     def _plain(self, kind: str, text: str) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         if kind == "json_schema":
@@ -81,28 +124,38 @@ class Compiler:
 
     def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         """One call, or up to MAX_CALLS, of any of the tools, marks and all; or none of them,
-        and what there may be instead."""
+        and what there may be instead; or (`is_free`) any text, in which a trigger begins calls, and
+        nothing of `not_in_text` is.
+        `number` in a head stands for any number."""
         heads: dict[str, list[str]] = {}  # tools of one schema share its rules
-        for name, schema in request["tools"]:
-            heads.setdefault(schema, []).append(request["head"].replace("NAME", name))
+        for head, schema in request["tools"]:
+            heads.setdefault(schema, []).append(head)
         calls = []
         for schema, texts in heads.items():
             arguments = self._plain("json_schema", schema)
-            tail = self._literals([request["tail"]])
-            calls.append(self._grammar.concat(self._literals(texts), arguments, tail))
+            spelled = " | ".join(_with_number(text, request["number"]) for text in texts)
+            tail = self._grammar.from_ebnf(f"root ::= {ebnf_literal(request['tail'])}")
+            head = self._grammar.from_ebnf(f"root ::= {spelled}")
+            calls.append(self._grammar.concat(head, arguments, tail))
         one = str(calls[0] if len(calls) == 1 else self._grammar.union(*calls))
-        begin, between, end = (ebnf_literal(request[n]) for n in ("begin", "between", "end"))
+        between, end = ebnf_literal(request["between"]), ebnf_literal(request["end"])
         several = "" if request["at_most_one"] else f" ({between} one_call){{0,{MAX_CALLS - 1}}}"
-        text = _renamed(one, "root", "one_call")
-        grammar = self._grammar.from_ebnf(f"{text}\nroot ::= {begin} one_call{several} {end}\n")
+        lines = [_renamed(one, "root", "one_call"), f"all_calls ::= one_call{several} {end}"]
+        rules = []
+        for position, (trigger, rest) in enumerate(request["begins"]):
+            rules.append(f"({ebnf_literal(trigger)}, behind_{position})")
+            lines.append(f"behind_{position} ::= {ebnf_literal(rest)} all_calls")
+        lines.append(
+            f"root ::= TagDispatch({', '.join(rules)}, loop_after_dispatch=false, "
+            f"excludes=({', '.join(map(ebnf_literal, request['not_in_text']))}))"
+            if request["is_free"]
+            else "root ::= behind_0"
+        )
+        grammar = self._grammar.from_ebnf("\n".join(lines) + "\n")
         instead = request["instead"]
         if instead is None:
             return grammar
         return self._grammar.union(self._plain(instead["kind"], instead["text"]), grammar)
-
-    def _literals(self, texts: list[str]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
-        """Any one of the texts."""
-        return self._grammar.from_ebnf("root ::= " + " | ".join(map(ebnf_literal, texts)))
 
 
 class _Warnings:
@@ -126,6 +179,11 @@ class _Warnings:
         return ""
 
 
+def _with_number(text: str, number: str) -> str:
+    """`text` as EBNF, with any digits in the place of `number`."""
+    return " [0-9]{1,4} ".join(map(ebnf_literal, text.split(number)))
+
+
 def _renamed(ebnf: str, old: str, new: str) -> str:
     """The rule `old` under another name; literals and character classes stay as they are."""
     token = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z_][A-Za-z0-9_]*')
@@ -144,28 +202,35 @@ def _prepare_package() -> None:
     importlib.import_module("xgrammar.load_binding")
 
 
-def _shown(error: Exception) -> str:
-    """The compiler's reason, without its own file names and times."""
-    text = str(error).strip()
-    text = re.sub(r"^\[[0-9:]+\] \S+\.(cc|h):[0-9]+: ", "", text)
-    return text[:MAX_ERROR_CHARACTERS]
+def _shown(error: Exception, kind: str) -> str:
+    """The compiler's reason, as far as it is about the grammar."""
+    if isinstance(error, MemoryError):
+        return "it takes too much memory"
+    text = re.sub(r"^\[[0-9:]+\] \S+\.(cc|h):[0-9]+: ", "", str(error).strip())
+    # A schema's place in the grammar that the library makes of it says nothing.
+    about = text.partition(": ")[2] if kind == "json_schema" and text.startswith("EBNF") else text
+    if isinstance(error, ValueError) or TELLING.match(text):
+        return about[:MAX_ERROR_CHARACTERS]
+    return "it is not valid, or not supported"
 
 
 def main(arguments: list[str]) -> None:
     die_with_parent()
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    compiler = Compiler(Path(arguments[0]), [int(text) for text in arguments[1:]])
+    folder = None if arguments[0] == "parse-only" else Path(arguments[0])
+    compiler = Compiler(folder, [int(text) for text in arguments[1:]])
     warnings = _Warnings()
     _say({"ready": True})
     for line in sys.stdin.buffer:
+        request = msgspec.json.decode(line)
         try:
-            answer: dict[str, Any] = compiler.answer(msgspec.json.decode(line))
+            answer: dict[str, Any] = compiler.answer(request)
             if warning := warnings.take():
                 answer = {"error": warning}
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:
             warnings.take()
-            answer = {"error": _shown(error) or type(error).__name__}
+            answer = {"error": _shown(error, request["kind"])}
         _say(answer)
 
 

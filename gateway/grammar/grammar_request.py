@@ -4,57 +4,112 @@ import json
 from typing import Any
 
 from core.errors import InvalidRequest
+from gateway.formats.tool_format import ToolFormat
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.json_schema_check import check_schema
-from gateway.grammar.tool_form import ToolForm
+from gateway.grammar.pattern_check import pattern_fault
 from gateway.requests.constraint_fields import Constraint
 from gateway.requests.request_body import parse_json
 from gateway.requests.tool_fields import Tool, ToolUse
 from proto.generate_pb2 import Grammar
 
 ANY_OBJECT = '{"type":"object"}'
+# Stands for the number of a call within its head; no tool's name has it.
+NUMBER = "\0"
+
+
+def needs_grammar(constraint: Constraint | None, tools: ToolUse | None) -> bool:
+    """Whether the output is bound to any form."""
+    return constraint is not None or (tools is not None and bool(tools.forced or tools.strict))
 
 
 async def request_grammar(
     constraint: Constraint | None,
     tools: ToolUse | None,
-    form: ToolForm,
+    form: ToolFormat,
     compiler: GrammarCompiler,
     *,
-    after_token_id: int | None,
+    client: str,
 ) -> Grammar:
-    """Compiled once here, so that a grammar that does not compile is refused at once. There is a
-    constraint, or `tools` force a call.
+    """Compiled once here, so that a grammar that does not compile is refused at once. Where
+    `needs_grammar`:
 
-    `after_token_id`: the grammar begins after this token (the end of the thoughts).
-    Raises InvalidRequest that names the field and the reason.
+        forced tools                calls of those; an answer's format is not asked of them
+        a constraint and tools      what it asks for, or calls
+        a constraint                what it asks for
+        strict tools                any text, and behind it perhaps calls
+
+    Arguments of forced and of strict tools keep to their schemas, others are any object. Compiling
+    is shared out by `client`.
+    Raises InvalidRequest that names the field and the reason; else as `GrammarCompiler.compile`.
     """
+    request: dict[str, Any] | None = None
+    param = "tools"
+    if constraint is not None:
+        _check(constraint)
+        request, param = {"kind": constraint.kind, "text": constraint.text}, constraint.param
     if tools is not None and tools.forced:
-        if constraint is not None:
+        if constraint is not None and not constraint.param.startswith("response_format"):
             raise InvalidRequest(
                 f"{constraint.param} cannot be kept to while tool_choice forces a call",
                 param=constraint.param,
             )
-        schemas = [
-            (tool.function.name, _arguments_schema(tool, f"tools[{position}].function.parameters"))
-            for position, tool in enumerate(tools.forced)
-        ]
-        request = form.grammar_request(schemas, at_most_one=tools.at_most_one)
+        request = calls_request(form, _schemas(tools), at_most_one=tools.at_most_one)
         param = "tools"
-    else:
-        assert constraint is not None
-        _check(constraint)
-        request, param = {"kind": constraint.kind, "text": constraint.text}, constraint.param
-        if tools is not None and tools.offered:
-            # The first token tells whether the model calls a tool or answers. Arguments are any
-            # objects, as they are without a constraint.
-            schemas = [(tool.function.name, ANY_OBJECT) for tool in tools.offered]
-            if constraint.kind == "json_schema" and not constraint.text:
-                request["text"] = ANY_OBJECT
-            request = form.grammar_request(schemas, at_most_one=tools.at_most_one, instead=request)
-    ebnf = await compiler.compile(request, param=param)
-    written = {"ebnf": ebnf} if ebnf else {request["kind"]: request["text"]}
-    return Grammar(**written, compact=True, after_token_id=after_token_id)
+    elif tools is not None and tools.offered:
+        # The first token tells whether the model calls a tool or answers.
+        if request is not None and request["kind"] == "json_schema" and not request["text"]:
+            request["text"] = ANY_OBJECT
+        request = calls_request(
+            form, _schemas(tools), at_most_one=tools.at_most_one,
+            is_free=request is None, instead=request,
+        )  # fmt: skip
+    assert request is not None
+    ebnf = await compiler.compile(request, param=param, client=client)
+    written: dict[str, Any] = {"ebnf": ebnf} if ebnf else {request["kind"]: request["text"]}
+    return Grammar(**written, compact=True)
+
+
+def calls_request(
+    form: ToolFormat,
+    schemas: list[tuple[str, str]],
+    *,
+    at_most_one: bool,
+    is_free: bool = False,
+    instead: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `grammar_process` is asked for. `schemas` are names of tools and JSON schemas.
+    `is_free`: any text may be before the calls, or instead of them; `instead` of calls there may
+    be what that request asks for."""
+    return {
+        "kind": "tool_calls",
+        "tools": [
+            (form.call_begin + form.head_of(name, NUMBER), schema) for name, schema in schemas
+        ],
+        "number": NUMBER,
+        "begins": form.triggers() if is_free else [("", form.begins[0])],
+        "tail": form.close,
+        "between": form.between,
+        "end": form.end,
+        "at_most_one": at_most_one or not form.has_several,
+        "is_free": is_free,
+        # Parsers take it for a call also where none were opened.
+        "not_in_text": [form.call_begin] if form.call_begin else [],
+        "instead": instead,
+    }
+
+
+def _schemas(tools: ToolUse) -> list[tuple[str, str]]:
+    """Of those that may be called."""
+    return [
+        (
+            tool.function.name,
+            _arguments_schema(tool, f"tools[{tools.offered.index(tool)}].function.parameters")
+            if tools.forced or tool.function.strict
+            else ANY_OBJECT,
+        )
+        for tool in tools.forced or tools.offered
+    ]
 
 
 def _arguments_schema(tool: Tool, param: str) -> str:
@@ -78,3 +133,5 @@ def _check(constraint: Constraint) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
+    if kind != "json_schema" and (fault := pattern_fault(text, is_ebnf=kind == "ebnf")):
+        raise InvalidRequest(f"{param}: {fault}", param=param)

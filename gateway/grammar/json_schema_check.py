@@ -1,14 +1,16 @@
 """What a JSON schema must not hold: the compiler would leave it out without a word, and the
 output would not match the schema.
 
-Faults that the compiler finds by itself (unknown types, empty enums, bad patterns, references to
-nowhere) are left to it, save for those that it would look for too long.
+What is no schema at all is refused by `schema_form`. Other faults that the compiler finds by itself
+(bad patterns, bounds that exclude each other) are left to it, save for those that it would look for
+too long.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from core.errors import InvalidRequest
+from gateway.grammar.schema_form import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, wrong_form
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 20_000
@@ -39,8 +41,6 @@ OF_TYPE = {
     "minProperties": "object", "maxProperties": "object", "required": "object",
     "propertyNames": "object",
 }  # fmt: skip
-LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 SINGLE_SCHEMAS = (
     "items", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
@@ -95,26 +95,13 @@ def _parts(place: _Place, schema: Mapping[str, Any]) -> Iterator[_Place]:
 def _fault(schema: dict[str, Any], root: object, followed: set[str]) -> str | None:
     """What is wrong with this schema, its parts apart."""
     return (
-        _wrong_form(schema)
+        wrong_form(schema)
         or _unsupported(schema)
         or _bad_reference(schema, root, followed)
         or _left_out_beside(schema)
         or _without_type(schema)
         or _cannot_be_combined(schema)
     )
-
-
-def _wrong_form(schema: dict[str, Any]) -> str | None:
-    for name in LISTS_OF_SCHEMAS:
-        if name in schema and not (isinstance(schema[name], list) and schema[name]):
-            return f"{name} must be a list of schemas, not an empty one"
-    for name in MAPS_OF_SCHEMAS:
-        if not isinstance(schema.get(name, {}), dict):
-            return f"{name} must be an object"
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-        return "required must be a list of names"
-    return None
 
 
 def _unsupported(schema: dict[str, Any]) -> str | None:

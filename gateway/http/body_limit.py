@@ -35,7 +35,8 @@ class BodyLimit:
         return self._app(scope, self._counting(receive), send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _discard(receive)
+        if b"expect" not in dict(scope["headers"]):  # else it waits, and reading would ask for it
+            await _discard(receive)
         response = http_error_response(413, self._too_large(), CLOSE)
         await response(scope, receive, send)
 

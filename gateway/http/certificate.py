@@ -9,10 +9,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from core.file_version import FileVersion, file_version
-from core.log import get_logger
-
-log = get_logger("gateway.certificate")
+from core.watched_files import WatchedFiles
 
 LOOK_SECONDS = 1.0
 
@@ -24,8 +21,8 @@ class Certificate:
         """Raises ValueError for files that cannot be read, or do not belong together."""
         self._chain = chain
         self._key = key
-        self._seen = self._versions()
-        self._current = self._load()
+        self._files = WatchedFiles("certificate", (chain, key), self._load)
+        self._current = self._files.current()
         self.context = self._load()  # for the listener, as long as it listens
         self.context.sni_callback = self._hand_over  # asked at each handshake, with a name or not
 
@@ -37,24 +34,12 @@ class Certificate:
 
     def reload(self) -> None:
         """One look at the files."""
-        versions = self._versions()
-        if versions == self._seen:
-            return
-        self._seen = versions
-        try:
-            self._current = self._load()
-        except ValueError as error:
-            log.error("certificate stays as it was", reason=str(error))
-        else:
-            log.info("certificate read again", file=str(self._chain))
+        self._current = self._files.current()
 
     def _hand_over(
         self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
     ) -> None:
         connection.context = self._current
-
-    def _versions(self) -> tuple[FileVersion | None, FileVersion | None]:
-        return file_version(self._chain), file_version(self._key)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

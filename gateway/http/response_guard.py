@@ -50,7 +50,7 @@ class ResponseGuard:
         self._timer: asyncio.TimerHandle
 
     def __enter__(self) -> Self:
-        self._connection.watch(self._on_lost)
+        self._connection.watch(self._on_lost, self._sender.ping)
         self._wait(self._clock.now())
         return self
 

@@ -28,6 +28,7 @@ HASH_PREFIX = "sha256:"
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 NUMBER = re.compile(r"[0-9]{1,12}")
 MAX_PRIORITY = "max_priority"
+EVERYBODY = "everybody"  # the one client, where there are no keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class ApiKeys:
         self._fixed = [_parse(key, self._usual, "the API keys") for key in keys]
         self._seen = file and file_version(file)
         self._keys = [*self._fixed, *_read(file, self._usual)]
-        self._everybody = Client(name="everybody", limits=limits, max_priority=None)
+        self._everybody = Client(name=EVERYBODY, limits=limits, max_priority=None)
 
     @property
     def is_open(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from gateway.output.choice_delta import ChoiceDelta, FinishText
 from gateway.output.output_text import OutputText
-from gateway.output.tool_call_parser import CALLS_BEGIN, ToolCallParser
+from gateway.output.tool_call_parser import ToolCallParser
 from gateway.text.think_marks import ThinkMarks
 from gateway.text.tokenizer import Tokenizer
 from proto.generate_pb2 import (
@@ -46,11 +46,13 @@ class ChatOutput:
         self._end_token_ids = end_token_ids
         self._num_marks = 0  # and the space before the first
         self._sum_of_marks = 0.0
+        marks_of_tools = tools.form.marks if tools is not None else ()
+        self._shown = {tokenizer.token_id(mark) for mark in marks_of_tools}
         self._leading: list[Token] = []  # space that may come before <think>
         self._thoughts: OutputText | None = None
         self._answer: OutputText | None = None
         if marks is None:
-            self._answer = self._part(stops)
+            self._answer = self._part(stops, self._shown)
         elif is_thinking:
             self._thoughts = self._part(())
 
@@ -91,8 +93,9 @@ class ChatOutput:
             self._skip(tokens[0])  # opened by the prompt, and again by the model
             tokens = tokens[1:]
         ids = [token.token_id for token in tokens]
-        is_over = self._marks.close in ids
-        num_thoughts = ids.index(self._marks.close) if is_over else len(ids)
+        ends = (self._marks.close, self._marks.also_ends_at)
+        num_thoughts = next((at for at, one in enumerate(ids) if one in ends), len(ids))
+        is_over = num_thoughts < len(ids)
         # The end flushes what is left of a character that was cut off.
         part = self._thoughts.feed(
             tokens[:num_thoughts], FINISH_REASON_LENGTH if is_over else finish
@@ -101,8 +104,10 @@ class ChatOutput:
         if not is_over:
             self.finish_reason = delta.finish_reason = part.finish_reason
             return ()
+        self._answer = self._part(self._stops, self._shown)
+        if ids[num_thoughts] == self._marks.also_ends_at:
+            return tokens[num_thoughts:]
         self._skip(tokens[num_thoughts])
-        self._answer = self._part(self._stops)
         return tokens[num_thoughts + 1 :]
 
     def _look_for_open(
@@ -128,7 +133,7 @@ class ChatOutput:
         # `position` tokens of this batch are among the leading ones.
         answer = [*self._leading, *tokens[position:]]
         self._leading.clear()  # counted in the answer
-        self._answer = self._part(self._stops)
+        self._answer = self._part(self._stops, self._shown)
         return answer
 
     def _feed_answer(
@@ -153,12 +158,13 @@ class ChatOutput:
         self._num_marks += 1
         self._sum_of_marks += token.logprob
 
-    def _part(self, stops: Sequence[str]) -> OutputText:
+    def _part(self, stops: Sequence[str], shown: Collection[int | None] = ()) -> OutputText:
         return OutputText(
             self._tokenizer,
             stops=stops,
             min_tokens=max(0, self._min_tokens - self.num_tokens),
             logprobs=self._logprobs,
             end_token_ids=self._end_token_ids,
-            stops_until=CALLS_BEGIN if self._tools is not None else None,
+            stops_until=self._tools.form.opening if self._tools is not None else None,
+            shown=shown,
         )

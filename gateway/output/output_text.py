@@ -27,16 +27,18 @@ class OutputText:
         end_token_ids: Collection[int] | None = None,
         offset: int = 0,
         stops_until: str | None = None,
+        shown: Collection[int | None] = (),
     ) -> None:
         """`end_token_ids` are those that end a request and are not shown (None: whichever
         token is the last); `offset` is where the text begins, for log-probabilities;
-        after `stops_until` no stop string counts."""
+        after `stops_until` no stop string counts; special tokens are left out but for `shown`."""
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.sum_logprob = 0.0
         self.finish_reason: FinishText | None = None
         self.stop_string: str | None = None
         self._tokenizer = tokenizer
+        self._shown = shown
         self._stops = StopStrings(stops)
         self._stops_until = stops_until or ""
         self._end_of_stops = StopStrings([stops_until] if stops and stops_until else ())
@@ -76,7 +78,9 @@ class OutputText:
     def _push(self, token: Token) -> bool:
         """Adds a token's text; true when that completed a stop string."""
         start = self._num_out + len(self._held)
-        stopped = self._append(self._decoder.decode(self._tokenizer.shown_bytes(token.token_id)))
+        is_shown = token.token_id in self._shown
+        bytes_of = self._tokenizer.spelled_bytes if is_shown else self._tokenizer.shown_bytes
+        stopped = self._append(self._decoder.decode(bytes_of(token.token_id)))
         end = self._num_out + len(self._held)
         if self._logprobs:
             self._entries.append(

@@ -1,50 +1,42 @@
-"""Tool calls found in a model's output, while it arrives.
+"""Tool calls found in a model's output while it arrives, in any of the formats.
 
-DeepSeek-V3 and R1 write
-
-    text<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
-    ```json
-    {"argument": 1}
-    ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-
-and V3.1 `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"argument": 1}<｜tool▁call▁end｜>`. Both are
-read. The arguments are handed out as they come, from the object's first brace to its last, so that
-they are JSON. The marks are looked for in the text: they need not be tokens.
+The arguments are handed out as they come, from a value's first character to its last: marks of the
+format within its strings are text. The marks are looked for in the text: they need not be tokens.
+Marks without a call are text.
 """
 
 import secrets
-from enum import Enum
+from re import Match
+from typing import TYPE_CHECKING
 
+from gateway.formats.tool_format import ToolFormat
 from gateway.output.choice_delta import CallDelta
+from gateway.output.json_end import JsonEnd
 
-CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-SEPARATOR = "<｜tool▁sep｜>"
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-
-class _State(Enum):
-    TEXT = "before the calls, and after them"
-    BETWEEN = "before a call, among calls"
-    HEAD = "in a call, before its arguments"
-    ARGUMENTS = "in the arguments"
-    TAIL = "after the arguments, before the call's end"
+# What is longer between the begin of a call and its arguments is no head.
+MAX_HEAD = 512
 
 
 class ToolCallParser:
     """Splits one choice's text. `num_calls` is how many calls have begun."""
 
-    def __init__(self, *, at_most_one: bool) -> None:
+    def __init__(self, form: ToolFormat, *, at_most_one: bool) -> None:
         """`at_most_one`: what comes after the first call is left out."""
         self.num_calls = 0
+        self.form = form
         self._at_most_one = at_most_one
-        self._state = _State.TEXT
+        self._openers = tuple(filter(None, (*form.begins, form.call_begin)))
+        self._step: Callable[[], bool] = self._text
         self._buffer = ""
+        self._opened = ""  # marks that are text if no call follows
         self._space = ""  # held back: dropped if calls follow
         self._content: list[str] = []
         self._calls: list[CallDelta] = []
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
+        self._ids: set[str] = set()
+        self._value: JsonEnd | None = None
 
     def feed(self, text: str) -> tuple[str, list[CallDelta]]:
         """What of `text`, and of what was held back before it, can be told."""
@@ -55,18 +47,19 @@ class ToolCallParser:
 
     def finish(self, *, is_cut_off: bool) -> tuple[str, list[CallDelta]]:
         """All that was held back. `is_cut_off`: more would have come. The arguments of a call
-        that was cut off stay cut off, and what is before them is left out; marks without
-        a call are text where the model has ended with them."""
-        if self._state is _State.TEXT:
+        that was cut off stay cut off, and what is before them is left out."""
+        if self._step == self._arguments:
+            self._hand_out(self._buffer if self._value else self._without_tail(self._buffer))
+        elif self._step == self._text:
             self._say(self._buffer)
-            if self.num_calls == 0:  # space around calls means nothing
-                self._content.append(self._space)
-        elif self._state is _State.ARGUMENTS:
-            self._scan(len(self._buffer))
-        elif self.num_calls == 0 and not is_cut_off:  # nothing gets lost
-            marks = CALLS_BEGIN + (CALL_BEGIN if self._state is _State.HEAD else "")
-            self._content.append(marks + self._buffer)
-        self._buffer = self._space = ""
+        elif not is_cut_off:  # nothing gets lost
+            is_tail = self._step == self._tail
+            rest = self._without_tail(self._buffer) if is_tail else self._buffer
+            self._say(self._opened + rest)
+        is_opened = is_cut_off and self._opened
+        if not self.num_calls and not is_opened:  # space around calls means nothing
+            self._content.append(self._space)
+        self._buffer = self._space = self._opened = ""
         return self._take()
 
     def _take(self) -> tuple[str, list[CallDelta]]:
@@ -74,31 +67,20 @@ class ToolCallParser:
         self._content, self._calls = [], []
         return content, calls
 
-    def _step(self) -> bool:
-        """One move as far as the buffer goes; false when more text is needed."""
-        match self._state:
-            case _State.TEXT:
-                return self._text()
-            case _State.BETWEEN:
-                return self._between()
-            case _State.HEAD:
-                return self._head()
-            case _State.ARGUMENTS:
-                return self._arguments()
-            case _State.TAIL:
-                return self._tail()
+    # Each step is one move as far as the buffer goes; false when more text is needed.
 
     def _text(self) -> bool:
-        before, mark, rest = self._buffer.partition(CALLS_BEGIN)
-        if mark:
-            self._say(before)
-            self._space = ""
-            self._buffer, self._state = rest, _State.BETWEEN
-            return True
-        num_out = len(before) - _num_begun(before, CALLS_BEGIN)
-        self._buffer = before[num_out:]
-        self._say(before[:num_out])
-        return False
+        marks = (*self._openers, self.form.end) if self.num_calls else self._openers
+        position, mark = _first(self._buffer, marks)
+        if not mark:
+            position = len(self._buffer) - _num_begun(self._buffer, marks)
+        self._say(self._buffer[:position])
+        self._buffer = self._buffer[position + len(mark) :]
+        if mark in self._openers:
+            self._opened = mark
+            is_call = mark == self.form.call_begin
+            self._step = self._head if is_call or not self.form.call_begin else self._between
+        return bool(mark)
 
     def _say(self, text: str) -> None:
         if self.num_calls and self._at_most_one:
@@ -108,89 +90,106 @@ class ToolCallParser:
         self._content.append(shown)
 
     def _between(self) -> bool:
-        begin, end = self._buffer.find(CALL_BEGIN), self._buffer.find(CALLS_END)
-        if begin >= 0 and (end < 0 or begin < end):
-            self._buffer = self._buffer[begin + len(CALL_BEGIN) :]
-            self._state = _State.HEAD
+        """Only space stands before a call, and between calls."""
+        rest = self._buffer.lstrip()
+        if rest.startswith(self.form.call_begin):
+            length = len(self._buffer) - len(rest) + len(self.form.call_begin)
+            self._opened += self._buffer[:length]
+            self._buffer = self._buffer[length:]
+            self._step = self._head
             return True
-        if end >= 0:
-            self._buffer = self._buffer[end + len(CALLS_END) :]
-            self._state = _State.TEXT
-            return True
-        return False
-
-    def _head(self) -> bool:
-        brace, end = self._buffer.find("{"), self._buffer.find(CALL_END)
-        if brace < 0 and end < 0:
+        if not self._opened and rest.startswith(self.form.end):
+            self._buffer = rest[len(self.form.end) :]
+        elif any(mark.startswith(rest) for mark in (self.form.call_begin, self.form.end)):
             return False
-        has_arguments = brace >= 0 and (end < 0 or brace < end)
-        cut = brace if has_arguments else end
-        name = _name(self._buffer[:cut])
-        self._buffer = self._buffer[cut:]
-        self.num_calls += 1
-        arguments = "" if has_arguments else "{}"
-        self._add(CallDelta(self.num_calls - 1, arguments, f"call_{secrets.token_hex(12)}", name))
-        self._state = _State.ARGUMENTS if has_arguments else _State.TAIL
-        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._take_for_text()
         return True
 
-    def _arguments(self) -> bool:
-        end = self._buffer.find(CALL_END)
-        limit = len(self._buffer) - _num_begun(self._buffer, CALL_END) if end < 0 else end
-        if self._scan(limit) or end >= 0:
-            self._state = _State.TAIL
+    def _take_for_text(self) -> None:
+        self._say(self._opened)
+        self._opened = ""
+        self._step = self._text
+
+    def _head(self) -> bool:
+        found = self.form.head_read.match(self._buffer[:MAX_HEAD])
+        if found is not None:
+            self._begin_call(found)
+            return True
+        _, mark = _first(self._buffer, (self.form.call_end, *self._openers))
+        if mark or len(self._buffer) >= MAX_HEAD or self._is_no_head():
+            self._take_for_text()
             return True
         return False
 
-    def _scan(self, limit: int) -> bool:
-        """Hands out the buffer up to `limit`, or to the end of the object (true)."""
-        position = 0
-        is_over = False
-        while position < limit and not is_over:
-            is_over = self._is_last(self._buffer[position])
-            position += 1
-        if position:
-            self._add(CallDelta(self.num_calls - 1, self._buffer[:position]))
-            self._buffer = self._buffer[position:]
+    def _is_no_head(self) -> bool:
+        """Of a format whose calls are told by their heads alone."""
+        begun = self._buffer.lstrip()[:1]
+        return not self.form.call_begin and not self.form.head.startswith(begun)
+
+    def _begin_call(self, found: Match[str]) -> None:
+        groups = found.groupdict()
+        call_id = groups.get("id")
+        if call_id is None or call_id in self._ids:
+            call_id = f"call_{secrets.token_hex(12)}"
+        self._ids.add(call_id)
+        self._buffer = self._buffer[found.end() :]
+        self._opened = self._space = ""
+        self.num_calls += 1
+        name = (groups["name"] or groups.get("plain") or "").strip()
+        self._add(CallDelta(self.num_calls - 1, "", call_id, name))
+        has_end = self._buffer[:1] in ("{", "[", '"')
+        self._value = JsonEnd(self.form.call_end) if has_end else None
+        self._step = self._arguments
+
+    def _arguments(self) -> bool:
+        if self._value is not None:
+            length, is_over = self._value.find(self._buffer)
+            self._hand_out(self._buffer[:length])
+        else:  # a number, or no JSON: short
+            length = self._buffer.find(self.form.call_end)
+            is_over = length >= 0
+            if is_over:
+                self._hand_out(self._without_tail(self._buffer[:length]) or "{}")
+        if is_over or self._value is not None:
+            self._buffer = self._buffer[length:]
+        if is_over:
+            self._step = self._tail
         return is_over
 
-    def _is_last(self, character: str) -> bool:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif self._in_string:
-            self._is_escaped = character == "\\"
-            self._in_string = character != '"'
-        elif character == '"':
-            self._in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            return self._depth == 0
-        return False
+    def _hand_out(self, arguments: str) -> None:
+        if arguments:
+            self._add(CallDelta(self.num_calls - 1, arguments))
+
+    def _without_tail(self, text: str) -> str:
+        return text.strip().removesuffix(self.form.tail.strip()).strip()
 
     def _tail(self) -> bool:
-        _, mark, rest = self._buffer.partition(CALL_END)
-        if mark:
-            self._buffer, self._state = rest, _State.BETWEEN
-        return bool(mark)
+        """What stands behind the arguments, which is nothing but the call's end, is left out."""
+        position, mark = _first(self._buffer, (self.form.call_end, *self._openers, self.form.end))
+        if not mark:
+            return False
+        is_end = mark == self.form.call_end
+        self._buffer = self._buffer[position + (len(mark) if is_end else 0) :]
+        self._step = self._between if self.form.call_begin else self._text
+        return True
 
     def _add(self, delta: CallDelta) -> None:
         if delta.index == 0 or not self._at_most_one:
             self._calls.append(delta)
 
 
-def _name(head: str) -> str:
-    """From what stands before the arguments: `function<｜tool▁sep｜>NAME\\n```json\\n` or
-    `NAME<｜tool▁sep｜>`."""
-    kind, _, rest = head.partition(SEPARATOR)
-    named = rest.strip() or kind.strip()
-    return named.splitlines()[0].strip() if named else ""
+def _first(text: str, marks: tuple[str, ...]) -> tuple[int, str]:
+    """Where the first of `marks` stands, and which one, the longest of several; -1 and "" where
+    none does."""
+    found = [(text.find(mark), -len(mark), mark) for mark in marks if mark and mark in text]
+    position, _, mark = min(found, default=(-1, 0, ""))
+    return position, mark
 
 
-def _num_begun(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
+def _num_begun(text: str, marks: tuple[str, ...]) -> int:
+    """How many characters at the end of `text` may be the beginning of a mark."""
+    longest = max(map(len, marks))
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        if any(len(mark) > length and mark.startswith(text[-length:]) for mark in marks):
             return length
     return 0

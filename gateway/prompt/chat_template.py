@@ -1,22 +1,20 @@
 """The checkpoint's chat template, rendered in a sandbox as transformers renders it."""
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import Template, TemplateError, meta
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from core.errors import CheckpointError, InvalidRequest
+from gateway.prompt import message_forms
+from gateway.prompt.template_environment import TemplateEnvironment
+from gateway.requests.thinking_fields import THINKING_SWITCHES
+from gateway.text.think_marks import CLOSE
 from model.config import Fields
 
 # Stands for a message's text where the end of that is looked for; nobody writes it.
 MARK = "\U0010fffd"
-
-_OF_DICTIONARIES = frozenset(dir(dict))
 
 
 class ChatTemplate:
@@ -25,7 +23,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises CheckpointError when `source` is not a template."""
         self._special_tokens = dict(special_tokens)
-        environment = _environment()
+        environment = TemplateEnvironment()
         try:
             self._template: Template = environment.from_string(source)
             # As a plain dictionary: jinja's chain of them is walked through at each rendering.
@@ -35,7 +33,10 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in names
-        self.knows_thinking = "thinking" in names
+        self.knows_thinking = not names.isdisjoint(THINKING_SWITCHES)
+        self.knows_effort = "reasoning_effort" in names
+        # Thoughts of earlier turns are left out: its model thinks, whoever opens the thoughts.
+        self.mentions_thoughts = CLOSE in source
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
@@ -74,12 +75,16 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
                 "tools": tools,
             }
-            return self._rendered(known | self._special_tokens | dict(variables))
+            return self._rendered(
+                {"documents": None} | known | self._special_tokens | dict(variables)
+            )
 
-        text = rendered(messages)
+        text = message_forms.rendered(rendered, messages)
         if continued is None:
             return text
-        marked = rendered([*messages[:-1], {**messages[-1], "content": MARK}])
+        marked = message_forms.rendered(
+            rendered, [*messages[:-1], {**messages[-1], "content": MARK}]
+        )
         return _cut_behind(text, continued, tail=marked.rpartition(MARK)[2])
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
@@ -87,7 +92,7 @@ class ChatTemplate:
             return self._template.render(variables)
         # Templates are programs: one that meets a message it was not made for may raise these.
         except (
-            TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError,
+            TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
             RecursionError,
         ) as error:  # fmt: skip
             raise InvalidRequest(
@@ -124,32 +129,3 @@ def _source(folder: Path) -> str | None:
     if value is not None and not isinstance(value, str):
         raise fields.wrong("chat_template", "a template")
     return value
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - templates have no types
-        # `message.role`: the library would raise an error and catch it in between.
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTIONARIES:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    # Unlike jinja's own filter: not escaped for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

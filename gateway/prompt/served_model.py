@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gateway.base.sampling_defaults import SamplingDefaults
 from gateway.base.settings import GatewaySettings
-from gateway.grammar.tool_form import V3_FORM, ToolForm
+from gateway.formats.registry import reasoning_format, tool_format
+from gateway.formats.tool_format import ToolFormat
 from gateway.prompt.chat_template import ChatTemplate
 from gateway.text.think_marks import ThinkMarks
 from gateway.text.tokenizer import Tokenizer
@@ -21,10 +22,17 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
+    sanitizes_control_tokens: bool
     chat_template: ChatTemplate | None
     think_marks: ThinkMarks | None
-    tool_form: ToolForm
+    tool_format: ToolFormat
     sampling_defaults: SamplingDefaults
+
+    @property
+    def tool_mark_ids(self) -> list[int]:
+        """Of the marks of calls that are tokens."""
+        found = map(self.tokenizer.token_id, self.tool_format.marks)
+        return [one for one in found if one is not None and one not in self.eos_token_ids]
 
     @classmethod
     def load(cls, settings: GatewaySettings) -> "ServedModel":
@@ -36,14 +44,22 @@ class ServedModel:
         if settings.sampling_defaults == "model":
             defaults = SamplingDefaults.of_model(folder)
         chat_template = ChatTemplate.load(folder, tokenizer.special_tokens)
+        template = chat_template.source if chat_template else ""
+        form = tool_format(
+            settings.tool_call_parser, template, lambda mark: tokenizer.token_id(mark) is not None
+        )
+        thoughts = reasoning_format(settings.reasoning_parser, form)
         return cls(
             name=settings.served_model_name or folder.name,
             max_position=config.max_position,
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             tokenizer=tokenizer,
+            sanitizes_control_tokens=settings.sanitize_control_tokens,
             chat_template=chat_template,
-            think_marks=ThinkMarks.of(tokenizer) if settings.reasoning_parser == "auto" else None,
-            tool_form=ToolForm.of_template(chat_template.source) if chat_template else V3_FORM,
+            think_marks=ThinkMarks.of(tokenizer, thoughts) if thoughts else None,
+            tool_format=form.beginning_without(
+                tokenizer.spelled_text([token_id]) for token_id in config.eos_token_ids
+            ),
             sampling_defaults=defaults,
         )

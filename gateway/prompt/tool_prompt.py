@@ -9,13 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.grammar.tool_form import ToolForm
-from gateway.output.tool_call_parser import CALLS_END
-from gateway.requests.tool_fields import Tool
+from gateway.formats.tool_format import ToolFormat
+
+EXAMPLE = '{"argument": "value"}'
 
 
 def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], form: ToolForm
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: ToolFormat
 ) -> list[Mapping[str, Any]]:
     """The messages, the first system one (a new one, if there is none) ending with `tools`."""
     told = _told(tools, form)
@@ -27,18 +27,19 @@ def with_tools(
     return [{"role": "system", "content": told}, *messages]
 
 
-def _told(tools: Sequence[Tool], form: ToolForm) -> str:
+def _told(tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
     parts = ["## Tools\nYou have access to the following tools:"]
     for tool in tools:
-        function = tool.function
-        parameters = json.dumps(function.parameters or {}, ensure_ascii=False)
+        function = tool["function"]
+        parameters = json.dumps(function.get("parameters", {}), ensure_ascii=False)
         parts.append(
-            f"### {function.name}\nDescription: {function.description or ''}\n\n"
+            f"### {function['name']}\nDescription: {function.get('description', '')}\n\n"
             f"Parameters: {parameters}"
         )
+    several = f"Several calls stand one behind the other before {form.end}. " if form.end else ""
     parts.append(
-        f"To call a tool, answer in exactly this form:\n{form.example()}\n"
-        f"Several calls stand one behind the other before {CALLS_END}. The arguments are JSON "
+        f"To call a tool, answer in exactly this form:\n"
+        f"{form.write(form.call('TOOL_NAME', EXAMPLE))}\n{several}The arguments are JSON "
         "that fits the tool's parameters. Call no tool that is not listed here."
     )
     return "\n\n".join(parts)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from core.errors import InvalidRequest
 from gateway.requests.request_body import Items, RequestModel
 from gateway.requests.sampling_fields import SamplingFields, is_text
+from gateway.requests.thinking_fields import ThinkingFields
 from gateway.requests.tool_fields import ToolCall, ToolFields
 
 # A message's fields that are known but not supported, and could not be left out silently.
@@ -85,20 +86,12 @@ class ChatMessage(RequestModel):
         ]
 
 
-class Thinking(RequestModel):
-    """As DeepSeek's API has it, for models that can do both."""
-
-    type: Literal["enabled", "disabled"]
-
-
-class MessagesFields(ToolFields):
+class MessagesFields(ToolFields, ThinkingFields):
     """What makes the prompt of a chat; /tokenize takes it as well."""
 
     messages: Items[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    thinking: Thinking | None = None
 
     @model_validator(mode="after")
     def _check_final_message(self) -> Self:
@@ -133,17 +126,6 @@ class MessagesFields(ToolFields):
         if self.add_generation_prompt is None:
             return not self.continues_message
         return self.add_generation_prompt
-
-    @property
-    def wants_thoughts(self) -> bool | None:
-        """None: as the template decides."""
-        return None if self.thinking is None else self.thinking.type == "enabled"
-
-    @property
-    def template_variables(self) -> Mapping[str, Any]:
-        """The client's own, and what V3.1's template calls the choice to think."""
-        chosen = {} if self.wants_thoughts is None else {"thinking": self.wants_thoughts}
-        return chosen | (self.chat_template_kwargs or {})
 
     def template_messages(self) -> list[Mapping[str, Any]]:
         """Raises InvalidRequest for what no template could be given."""

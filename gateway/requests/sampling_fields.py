@@ -64,6 +64,13 @@ class SamplingFields(ConstraintFields):
             raise ValueError(f"at most {MAX_BIASES} tokens can be named")
         return value
 
+    @field_validator("logit_bias", mode="after")
+    @classmethod
+    def _check_spellings(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and len(set(map(int, value))) < len(value):
+            raise ValueError("a token is named twice, in different spellings")
+        return value
+
     @field_validator("model", "stop", mode="after")
     @classmethod
     def _check_text(cls, value: object) -> object:

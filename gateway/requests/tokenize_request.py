@@ -1,20 +1,21 @@
 """Bodies of POST /tokenize and /detokenize."""
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
-from gateway.requests.chat_request import MAX_MESSAGES, ChatMessage, MessagesFields, Thinking
+from gateway.requests.chat_request import MAX_MESSAGES, ChatMessage, MessagesFields
 from gateway.requests.completion_request import TokenId
 from gateway.requests.request_body import Items, RequestModel
 from gateway.requests.sampling_fields import is_text
+from gateway.requests.thinking_fields import ThinkingFields
 from gateway.requests.tool_fields import MAX_TOOLS, Tool
 
 MAX_TOKENS = 2**17
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(ThinkingFields):
     """A text, as /v1/completions would take it, or messages, as a chat would."""
 
     model: str | None = Field(None, min_length=1, max_length=256)
@@ -24,8 +25,6 @@ class TokenizeRequest(RequestModel):
     messages: Items[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    thinking: Thinking | None = None
     tools: Items[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
     @model_validator(mode="after")
@@ -47,7 +46,7 @@ class TokenizeRequest(RequestModel):
             self.model_dump(
                 include={
                     "messages", "add_generation_prompt", "continue_final_message",
-                    "chat_template_kwargs", "thinking", "tools",
+                    "chat_template_kwargs", "thinking", "reasoning_effort", "tools",
                 }
             )
         )  # fmt: skip

@@ -49,12 +49,17 @@ class ToolUse(NamedTuple):
     """What a request's tools come to.
 
     `offered` are told to the model; `forced` are those of which one must be called (none: the
-    model is free to answer).
+    model is free to answer). Calls of `strict` ones keep to their schemas also where they are
+    not forced.
     """
 
     offered: tuple[Tool, ...]
     forced: tuple[Tool, ...]
     at_most_one: bool
+
+    @property
+    def strict(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self.offered if tool.function.strict)
 
 
 class ToolFields(RequestModel):
@@ -65,8 +70,12 @@ class ToolFields(RequestModel):
     parallel_tool_calls: bool | None = None
 
     def tool_use(self) -> ToolUse:
-        """Raises InvalidRequest for a choice among tools that are not there."""
+        """Raises InvalidRequest for a choice among tools that are not there, and for two tools of
+        one name."""
         tools = tuple(self.tools or ())
+        names = [tool.function.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise InvalidRequest("tools: two of them have the same name", param="tools")
         choice = self.tool_choice
         at_most_one = self.parallel_tool_calls is False
         if isinstance(choice, NamedToolChoice):

@@ -40,6 +40,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_logprobs": (0,),
     "reasoning": (),
+    "reasoning_effort": ("none", "minimal"),
     "regex": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -58,13 +59,13 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 }
 
 # Part of the API, without any effect on the reply: not worth a line in the log.
-WITHOUT_EFFECT = frozenset(
-    {
-        "guided_decoding_backend", "include_reasoning", "metadata", "parallel_tool_calls",
-        "prompt_cache_key", "prompt_cache_retention",
-        "reasoning_effort", "safety_identifier", "service_tier", "user", "verbosity",
-    }
-)  # fmt: skip
+WITHOUT_EFFECT: dict[str, type] = {
+    "guided_decoding_backend": str, "include_reasoning": bool, "metadata": dict,
+    "parallel_tool_calls": bool, "prompt_cache_key": str, "prompt_cache_retention": str,
+    "safety_identifier": str, "service_tier": str, "user": str,
+    "verbosity": str,
+}  # fmt: skip
+TYPE_NAMES = {str: "a string", bool: "true or false", dict: "an object of strings"}
 
 MAX_NAMES_LOGGED = 10
 MAX_NAME_CHARACTERS = 40
@@ -73,18 +74,30 @@ MAX_NAME_CHARACTERS = 40
 def refuse_unsupported(extra: Mapping[str, Any]) -> None:
     """Looks at the fields that the request model does not have.
 
-    Raises InvalidRequest for one that is known and set to something that would matter.
+    Raises InvalidRequest for one that is known and set to something that would matter, or to what
+    it can never be.
     """
     unknown = []
     for name, value in extra.items():
         neutral = NEUTRAL_VALUES.get(name)
         if neutral is None:
-            if name not in WITHOUT_EFFECT:
+            if name in WITHOUT_EFFECT:
+                _check_type(name, value)
+            else:
                 unknown.append(name[:MAX_NAME_CHARACTERS])
         elif value is not None and not _is_one_of(value, neutral):
             raise InvalidRequest(f"{name} is not supported", param=name)
     if unknown:
         log.info("unknown fields ignored", fields=sorted(unknown)[:MAX_NAMES_LOGGED])
+
+
+def _check_type(name: str, value: object) -> None:
+    wanted = WITHOUT_EFFECT[name]
+    fits = value is None or isinstance(value, wanted)
+    if isinstance(value, dict):
+        fits = fits and all(isinstance(one, str) for one in value.values())
+    if not fits:
+        raise InvalidRequest(f"{name} must be {TYPE_NAMES[wanted]}", param=name)
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:

@@ -10,6 +10,7 @@ from tokenizers import decoders
 
 from core.byte_level import BYTE_OF_CHARACTER
 from core.errors import CheckpointError
+from gateway.text.typed_tokens import TypedTokens, is_marked
 from gateway.text.word_ids import WordIds, can_be_cut
 from model.config import Fields
 
@@ -44,6 +45,7 @@ class Tokenizer:
         bos = special_tokens.get("bos_token")
         self._bos_id = tokenizer.token_to_id(bos) if adds_bos and bos else None
         self._spelled: dict[int, bytes] = {}
+        self.typed_tokens = TypedTokens(tokenizer)
         self._words = WordIds(tokenizer) if can_be_cut(tokenizer) else None
 
     @classmethod
@@ -80,6 +82,12 @@ class Tokenizer:
             await asyncio.sleep(0)
             return token_ids
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    async def encode_marked(self, text: str) -> list[int]:
+        """Ids of a rendered chat in which `typed_tokens` has marked what users typed."""
+        if is_marked(text):
+            return await asyncio.to_thread(self.typed_tokens.encode, text)
+        return await self.encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The same ids as of `encode` in two thirds of the time: without offsets, which nobody

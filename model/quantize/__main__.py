@@ -31,7 +31,7 @@ from model.quantize.plan import Shard, quantised_config
 from model.quantize.processes import Makers, Processes, ThisProcess
 from model.quantize.shard import PARTIAL_SUFFIX, Job, ShardMaker, remove_partial, sync_folder
 from model.w4afp8 import QUANT_METHOD
-from model.weights.checkpoint import INDEX
+from model.weights.stored import INDEX
 
 CONFIG = "config.json"
 # Weights in other containers would be the unquantised ones.

@@ -8,7 +8,8 @@ from typing import Any
 from core.errors import CheckpointError
 from model.config import ModelConfig
 from model.w4afp8 import GROUP, QUANT_METHOD, input_scale_name, is_routed_weight
-from model.weights.checkpoint import Checkpoint, Stored
+from model.weights.checkpoint import Checkpoint
+from model.weights.stored import Stored
 from model.weights.tensor_names import SCALE_SUFFIX
 
 ITEM_BYTES = {
@@ -62,7 +63,7 @@ def plan_shards(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Shard, ...
     _check_sizes(checkpoint.folder, config)
     stored = checkpoint.stored
     routed = {name for name in stored if is_routed_weight(name)}
-    for name in routed:
+    for name in stored:
         if checkpoint.is_int4(name):
             raise CheckpointError(f"{checkpoint.folder} is int4 already: {name}")
     replaced = routed | {name + SCALE_SUFFIX for name in routed}

@@ -4,53 +4,36 @@ Headers are read first and held against what the architecture needs, so that eve
 missing, left over or misshapen is named before a byte of weight is loaded.
 """
 
-import json
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 
 from core.errors import CheckpointError
 from kernels.gemm.block_dequantise import BLOCK, block_dequantise
-from model.config import ModelConfig
-from model.w4afp8 import INT4_TYPES, int4_problem, is_routed_weight, weight_of_input_scale
+from model.config import ModelConfig, quantization_of_folder
+from model.w4afp8 import GROUP, INT4_TYPES, int4_problem, is_routed_weight
 from model.weights.file_reader import FileReader, Reading
+from model.weights.int4 import dequantise_int4
+from model.weights.packed_int4 import SYMMETRIC, unpacked
 from model.weights.read_ahead import ReadAhead
-from model.weights.tensor_names import SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
+from model.weights.stored import DTYPES, FLOAT_TYPES, FP8_TYPE, SCALE_TYPES, stored_tensors
+from model.weights.tensor_names import (
+    ORDER_SUFFIX,
+    SCALE_SUFFIX,
+    ZERO_SUFFIX,
+    Shapes,
+    layer_prefix,
+    main_tensors,
+    mtp_tensors,
+    weight_of,
+)
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 NUM_NAMED = 5  # tensors named in an error message; the rest are counted
-FLOAT_TYPES = ("F32", "BF16", "F16")
-FP8_TYPE = "F8_E4M3"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    FP8_TYPE: torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-# Buffers that older writers stored and that are not read.
-IGNORED_SUFFIX = ".rotary_emb.inv_freq"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a tensor is, and what its header says."""
-
-    file: Path
-    dtype: str  # as safetensors names it
-    shape: tuple[int, ...]
-    offsets: tuple[int, int]  # in the file, counted from the end of its header
+# What is not read: buffers that older writers stored, and scales for a KV cache or an attention in
+# FP8, of engines that have these; here latents are in the type that the model computes with.
+IGNORED = (".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
 
 
 class Checkpoint:
@@ -64,7 +47,8 @@ class Checkpoint:
         """Reads the headers; tensors will be on `device`. CheckpointError for an unreadable folder,
         index or file."""
         self.folder = Path(folder)
-        self.stored = stored_tensors(self.folder)
+        quantization = quantization_of_folder(self.folder)
+        self.stored = unpacked(stored_tensors(self.folder), quantization)
         self._reader = FileReader(torch.device(device))
         self._ahead = ReadAhead(self._start, self.num_bytes)
 
@@ -83,15 +67,17 @@ class Checkpoint:
         self._ahead.plan(names)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor, from FP8 blocks where it is stored so."""
+        """A tensor, from FP8 blocks or int4 groups where it is stored so."""
         if name not in self.stored:
             raise CheckpointError(f"{self.folder}: missing tensor {name}")
-        value = self.raw(name)
-        if self.stored[name].dtype == FP8_TYPE:
-            return block_dequantise(value, self.raw(name + SCALE_SUFFIX), dtype)
-        if self.is_int4(name):
+        if self.is_fp8(name):
+            return block_dequantise(*self.read_fp8(name), dtype)
+        if not self.is_int4(name):
+            return self.raw(name).to(dtype)
+        if is_routed_weight(name):
             raise CheckpointError(f"{self.folder}: {name} is int4, unlike others of its layer")
-        return value.to(dtype)
+        values, scales = self.raw(name).view(torch.int8), self.raw(name + SCALE_SUFFIX)
+        return dequantise_int4(values, scales, self._zero_points(name)).to(dtype)
 
     def num_bytes(self, name: str) -> int:
         """As stored."""
@@ -99,7 +85,8 @@ class Checkpoint:
         return end - begin
 
     def is_int4(self, name: str) -> bool:
-        return is_routed_weight(name) and self.stored[name].dtype in INT4_TYPES
+        """Whether a matrix is."""
+        return name.endswith(".weight") and self.stored[name].dtype in INT4_TYPES
 
     def is_fp8(self, name: str) -> bool:
         return name in self.stored and self.stored[name].dtype == FP8_TYPE
@@ -112,7 +99,32 @@ class Checkpoint:
         """[N, K / 2] int8 and [N, K / 128] scales of a routed expert's matrix, as stored."""
         if not self.is_int4(name):
             raise CheckpointError(f"{self.folder}: {name} is not int4, unlike others of its layer")
+        self.check_symmetric(name)
         return self.raw(name), self.raw(name + SCALE_SUFFIX)
+
+    def check_symmetric(self, name: str) -> None:
+        """CheckpointError when int4 values have other zero points than the products know."""
+        zero_points = self._zero_points(name)
+        if zero_points is not None and bool((zero_points != SYMMETRIC).any()):
+            raise CheckpointError(
+                f"{self.folder}: {name} is int4 with zero points (asymmetric), of which there are "
+                "no products of experts; take a symmetric checkpoint, or have ctl quantize make "
+                "one of the model in FP8 or BF16"
+            )
+
+    def _zero_points(self, name: str) -> torch.Tensor | None:
+        """[N, K / 128] uint8 of a packed matrix, or None where values are signed.
+        CheckpointError when its columns are not in order."""
+        if name + ORDER_SUFFIX in self.stored:
+            groups = self.raw(name + ORDER_SUFFIX)
+            in_order = torch.arange(len(groups), device=groups.device) // GROUP
+            if not torch.equal(groups, in_order.to(groups.dtype)):
+                raise CheckpointError(
+                    f"{self.folder}: {name} is int4 with columns out of order (act-order, g_idx), "
+                    "which is not supported; take a checkpoint that was made without (desc_act: "
+                    "false), or have ctl quantize make one of the model in FP8 or BF16"
+                )
+        return self.raw(name + ZERO_SUFFIX) if name + ZERO_SUFFIX in self.stored else None
 
     def raw(self, name: str) -> torch.Tensor:
         """As it is stored, waited for. CheckpointError when the file cannot be read."""
@@ -121,7 +133,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: {name} has dtype {stored.dtype}")
         data = self._ahead.take(name)
         self.bytes_read += data.nbytes
-        return data.view(DTYPES[stored.dtype]).view(stored.shape)
+        return stored.arrange(data.view(DTYPES[stored.dtype]), stored.shape)
 
     def _start(self, name: str) -> Reading:
         """Single numbers stay on the host, which looks at them."""
@@ -130,10 +142,11 @@ class Checkpoint:
         return self._reader.start(stored.file, begin, end - begin, on_host=not stored.shape)
 
     def check(self, config: ModelConfig) -> None:
-        """CheckpointError that names missing, unexpected and misshapen tensors."""
+        """CheckpointError that names missing, unexpected and misshapen tensors, and experts that
+        cannot be computed with."""
         needed = main_tensors(config)
         optional: Shapes = {}
-        for depth in range(config.num_mtp_layers):
+        for depth in range(self.num_mtp_layers(config)):
             for shapes in mtp_tensors(config, depth):
                 optional |= shapes
         if config.tie_word_embeddings:
@@ -143,8 +156,7 @@ class Checkpoint:
         unexpected = [
             name
             for name in self.stored
-            if weight_of_input_scale(name.removesuffix(SCALE_SUFFIX)) not in known
-            and not name.endswith(IGNORED_SUFFIX)
+            if weight_of(name) not in known and not name.endswith(IGNORED)
         ]
         wrong = [
             problem
@@ -152,13 +164,23 @@ class Checkpoint:
             if name in self.stored and (problem := self._problem(name, shape))
         ]
         self._report(missing=missing, unexpected=unexpected, wrong=wrong)
+        # One stands for all here; each is looked at when it is read.
+        experts = (name for name in needed if is_routed_weight(name) and self.is_int4(name))
+        for name in itertools.islice(experts, 1):
+            self.check_symmetric(name)
+
+    def num_mtp_layers(self, config: ModelConfig) -> int:
+        """As config.json says, or more: some writers leave the number out, not the tensors."""
+        is_mtp = (
+            f"{layer_prefix(config.num_layers + depth)}.eh_proj.weight" in self.stored
+            for depth in itertools.count()
+        )
+        return max(config.num_mtp_layers, len([*itertools.takewhile(bool, is_mtp)]))
 
     def check_mtp(self, config: ModelConfig, depth: int) -> None:
         """CheckpointError unless MTP layer `depth` is whole."""
-        if depth >= config.num_mtp_layers:
-            raise CheckpointError(
-                f"{self.folder}: no MTP layer {depth}, config.json has {config.num_mtp_layers}"
-            )
+        if depth >= (num_layers := self.num_mtp_layers(config)):
+            raise CheckpointError(f"{self.folder}: no MTP layer {depth} of {num_layers}")
         needed, _ = mtp_tensors(config, depth)
         self._report(missing=[name for name in needed if name not in self.stored])
 
@@ -166,8 +188,10 @@ class Checkpoint:
         """What is wrong with a stored tensor, or nothing."""
         stored = self.stored[name]
         scale = self.stored.get(name + SCALE_SUFFIX)
-        if self.is_int4(name) and (scale is None or scale.dtype in FLOAT_TYPES):
-            return int4_problem(name, stored.shape, None if scale is None else scale.shape, shape)
+        if len(shape) == 2 and self.is_int4(name) and (not scale or scale.dtype in SCALE_TYPES):
+            groups = None if scale is None else scale.shape
+            problem = int4_problem(name, stored.shape, groups, shape)
+            return problem or self._packing_problem(name, shape)
         if stored.shape != shape:
             return f"{name} is {list(stored.shape)}, not {list(shape)}"
         if stored.dtype in FLOAT_TYPES and scale is None:
@@ -177,11 +201,20 @@ class Checkpoint:
         if scale is None:
             return f"{name} is FP8 without {name + SCALE_SUFFIX}"
         blocks = tuple(-(-size // BLOCK) for size in shape)
-        if scale.shape != blocks or scale.dtype not in FLOAT_TYPES:
+        if scale.shape != blocks or scale.dtype not in SCALE_TYPES:
             return (
                 f"{name + SCALE_SUFFIX} is {scale.dtype} {list(scale.shape)}, "
                 f"not floats {list(blocks)}"
             )
+        return ""
+
+    def _packing_problem(self, name: str, shape: tuple[int, ...]) -> str:
+        """What is wrong with what else there is of a packed int4 matrix, or nothing."""
+        rows, columns = shape
+        for suffix, wanted in ((ZERO_SUFFIX, (rows, columns // GROUP)), (ORDER_SUFFIX, (columns,))):
+            stored = self.stored.get(name + suffix)
+            if stored is not None and stored.shape != wanted:
+                return f"{name + suffix} is {list(stored.shape)}, not {list(wanted)}"
         return ""
 
     def _report(self, **problems: Sequence[str]) -> None:
@@ -193,68 +226,3 @@ class Checkpoint:
                 parts.append(f"{len(items)} {kind}: {listed}{more}")
         if parts:
             raise CheckpointError(f"{self.folder}: tensors do not fit; " + "; ".join(parts))
-
-
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """All tensors of the folder by name, from the headers of its files."""
-    if (folder / INDEX).is_file():
-        weight_map = read_index(folder / INDEX)
-        stored: dict[str, Stored] = {}
-        for file in sorted(set(weight_map.values())):
-            header = read_header(folder / file)
-            stored |= {name: one for name, one in header.items() if weight_map.get(name) == file}
-        absent = [name for name in weight_map if name not in stored]
-        if absent:
-            raise CheckpointError(f"{folder / INDEX} lists {absent[0]}, which its file lacks")
-        return stored
-    if (folder / SINGLE).is_file():
-        return read_header(folder / SINGLE)
-    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
-
-
-def read_index(path: Path) -> Mapping[str, str]:
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not an index of tensors: {error!r}") from error
-    # A name with a folder in it could point outside the checkpoint.
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) and Path(file).name == file for file in weight_map.values()
-    ):
-        raise CheckpointError(f"{path}: weight_map must give a file name for each tensor")
-    return weight_map
-
-
-def read_header(path: Path) -> dict[str, Stored]:
-    """A safetensors file is: header length (8 bytes, little endian), header (JSON), data."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = min(int.from_bytes(file.read(8), "little"), size)
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        end = max((fields["data_offsets"][1] for fields in header.values()), default=0)
-        stored = {
-            name: Stored(
-                path, fields["dtype"], tuple(fields["shape"]), tuple(fields["data_offsets"])
-            )
-            for name, fields in header.items()
-        }
-        is_sound = all(map(_fits_its_place, stored.values()))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{path} is cut short or no safetensors file") from error
-    if not is_sound:
-        raise CheckpointError(f"{path} is no safetensors file: sizes do not fit shapes")
-    if size < 8 + length + end:
-        raise CheckpointError(f"{path} is cut short: {size} of {8 + length + end} bytes")
-    return stored
-
-
-def _fits_its_place(stored: Stored) -> bool:
-    """Types that we do not read may be as they like."""
-    begin, end = stored.offsets
-    if stored.dtype not in DTYPES:
-        return 0 <= begin <= end
-    return 0 <= begin == end - DTYPES[stored.dtype].itemsize * math.prod(stored.shape)

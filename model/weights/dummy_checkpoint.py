@@ -24,7 +24,8 @@ from pathlib import Path
 import torch
 
 from kernels.gemm.block_dequantise import BLOCK
-from model.config import Fields, ModelConfig
+from model.checkpoint_formats import AS_FP8, INT4_METHODS
+from model.config import ModelConfig, quantization_of_folder
 from model.w4afp8 import (
     GROUP,
     QUANT_METHOD,
@@ -33,8 +34,9 @@ from model.w4afp8 import (
     is_routed_weight,
     weight_of_input_scale,
 )
-from model.weights.checkpoint import FP8_TYPE, Checkpoint, Stored
+from model.weights.checkpoint import Checkpoint
 from model.weights.int4 import LARGEST, pack_nibbles
+from model.weights.stored import FP8_TYPE, Stored
 from model.weights.tensor_names import EMBEDDING, SCALE_SUFFIX, Shapes, main_tensors, mtp_tensors
 
 INT4_TYPE = "I8"
@@ -50,7 +52,8 @@ INPUT_SCALES = {"gate_proj": 0.0125, "up_proj": 0.0125, "down_proj": 0.03}
 
 
 class DummyCheckpoint(Checkpoint):
-    """`quant_method` of config.json says what it has: none, BF16 only; fp8; w4afp8."""
+    """`quant_method` of config.json says what it has: none, BF16 only; fp8; w4afp8. Of other int4
+    methods experts are int4, the rest BF16, as `Checkpoint` reads them."""
 
     def __init__(self, folder: str | Path, device: str | torch.device = "cpu") -> None:
         """CheckpointError for a config.json that is none."""
@@ -106,7 +109,7 @@ def rounded_by_largest(groups: torch.Tensor) -> torch.Tensor:
 def dummy_tensors(folder: Path) -> dict[str, Stored]:
     """Headers as those of a checkpoint whose config.json the folder has."""
     config = ModelConfig.from_folder(folder)
-    quantization = Fields.read(folder / "config.json").values.get("quantization_config") or {}
+    quantization = quantization_of_folder(folder)
     shapes: Shapes = main_tensors(config)
     for depth in range(config.num_mtp_layers):
         shapes |= mtp_tensors(config, depth)[0]
@@ -128,13 +131,17 @@ def _stored_as(
     """(name, type, shape) of all that one tensor consists of."""
     if name.endswith("e_score_correction_bias"):
         yield name, "F32", shape
-    elif method == QUANT_METHOD and is_routed_weight(name):
+    elif method in INT4_METHODS and is_routed_weight(name):
         rows, columns = shape
         yield name, INT4_TYPE, (rows, columns // 2)
         yield name + SCALE_SUFFIX, "F32", (rows, columns // GROUP)
         if static:
             yield input_scale_name(name), "F32", ()
-    elif method and name.endswith(("_proj.weight", "_with_mqa.weight")) and ".eh_proj." not in name:
+    elif (
+        method in AS_FP8
+        and name.endswith(("_proj.weight", "_with_mqa.weight"))
+        and ".eh_proj." not in name
+    ):
         rows, columns = shape
         yield name, FP8_TYPE, shape
         yield name + SCALE_SUFFIX, "F32", (-(-rows // BLOCK), -(-columns // BLOCK))

@@ -57,9 +57,14 @@ def quantise_int4(
     return packed, scales
 
 
-def dequantise_int4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[N, K] float32, the inverse."""
+def dequantise_int4(
+    packed: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[N, K] float32, the inverse. Values whose `zero_points` [N, K / 128] are not 8 are larger by
+    8 less these."""
     values = torch.stack(((packed << 4) >> 4, packed >> 4), dim=-1).flatten(-2).float()
+    if zero_points is not None:
+        values += (8 - zero_points.float()).repeat_interleave(GROUP, dim=-1)
     return values * scales.float().repeat_interleave(GROUP, dim=-1)
 
 

@@ -10,10 +10,10 @@ from ep.placement.placement import EMPTY
 from model.config import ModelConfig
 from model.w4afp8 import input_scale_name
 from model.weights.tensor_names import (
+    COMPANIONS,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    SCALE_SUFFIX,
     block_tensors,
     layer_prefix,
     mlp_tensors,
@@ -25,7 +25,8 @@ def loaded_tensors(
 ) -> Iterator[str]:
     """Of the main model, with all scales; `experts` by slot for each MoE layer."""
     for name in _unscaled(config, experts):
-        yield from (each for each in (name, name + SCALE_SUFFIX) if each in stored)
+        belonging = (name, *(name + suffix for suffix in COMPANIONS))
+        yield from (each for each in belonging if each in stored)
 
 
 def _unscaled(config: ModelConfig, experts: Sequence[Sequence[int]]) -> Iterator[str]:

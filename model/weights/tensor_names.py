@@ -3,17 +3,29 @@
 from collections.abc import Iterable
 
 from model.config import ModelConfig
+from model.w4afp8 import weight_of_input_scale
 
 Shapes = dict[str, tuple[int, ...]]
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+# Behind a matrix's name: what belongs to it. The last two are of packed int4 matrices only.
 SCALE_SUFFIX = "_scale_inv"
+ZERO_SUFFIX = "_zero_point"
+ORDER_SUFFIX = "_g_idx"
+COMPANIONS = (SCALE_SUFFIX, ZERO_SUFFIX, ORDER_SUFFIX)
 
 
 def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}"
+
+
+def weight_of(name: str) -> str:
+    """The matrix that a tensor belongs to; any other stays as it is."""
+    for suffix in COMPANIONS:
+        name = name.removesuffix(suffix)
+    return weight_of_input_scale(name)
 
 
 def main_tensors(config: ModelConfig) -> Shapes:

@@ -160,6 +160,18 @@ class Assigner:
             last.placed.set_exception(self._overloaded(why))
             self._queue.pop(last)
 
+    def problem(self, model: str) -> str:
+        """Why no request for `model` would be placed, were it as short as can be; "" if it would.
+        Workers that are full are no problem: calls wait for them."""
+        if self._closed:
+            return "the router is stopping"
+        demand = Demand(request_id="", model=model, num_prompt_tokens=1)
+        try:
+            choose(demand, self._table.workers, self._index, self._weights, Considered())
+        except EpserveError as error:
+            return error.message
+        return ""
+
     def close(self) -> None:
         """Ends all waiting calls with Draining, and all later ones."""
         self._closed = True

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from core.errors import InvalidRequest
 from proto import worker_pb2
 from proto.router_pb2 import WorkerRef
 from proto.worker_pb2 import ROLE_PREFILL, ProcessIdentity, Role, WorkerStatus
+from router.identity_check import check_identity
 
 
 class Standing(IntEnum):
@@ -178,6 +180,10 @@ def status_problem(status: WorkerStatus, role: Role.ValueType) -> str:
         return f"it is a {role_name(status.identity.role)} worker, configured as {role_name(role)}"
     if not status.identity.epoch:
         return "it has no epoch"
+    try:
+        check_identity(status.identity)
+    except InvalidRequest as error:
+        return f"its {error.message}"
     if not status.ready:
         return ""
     missing = [

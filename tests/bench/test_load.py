@@ -9,8 +9,8 @@ from safetensors import safe_open
 from bench import load
 from bench.records import read
 from bench.serving.made_up_checkpoint import write_checkpoint
-from model.weights.checkpoint import INDEX, read_index
 from model.weights.dummy_checkpoint import DummyCheckpoint
+from model.weights.stored import INDEX, read_index
 from tests.model.weights.test_dummy_checkpoint import INT4, config_folder
 
 

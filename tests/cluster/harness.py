@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
 import httpx
 
 from proto import router_pb2, router_pb2_grpc, worker_pb2
+from tests.cluster.token_channel import token_channel
 from tests.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ class ClusterClient:
         self.url = f"http://127.0.0.1:{port}"
         self.router = f"127.0.0.1:{port + 1}"
         self.client = httpx.Client(base_url=self.url, timeout=120)
-        self._channel = grpc.insecure_channel(self.router)
+        self._channel = token_channel(self.router, self.router)
         self._admin = router_pb2_grpc.AdminStub(self._channel)
 
     def close(self) -> None:

@@ -16,10 +16,14 @@ import pytest
 
 from ctl.local.readiness import NotHealthy, check_grpc, check_http
 from proto import router_pb2, router_pb2_grpc
+from rpc.cluster_token import TOKEN_KEY
 from tests.cluster.harness import DEMO_MODEL, REPOSITORY, wait_until
 from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+TOKEN = "sesame"
 
 
 def has_ipv6() -> bool:
@@ -51,7 +55,12 @@ def ports(tmp_path: Path) -> Iterator[dict[str, int]]:
     commands["router"].insert(0, "router")
     # KV, too, where it could take a shorter way.
     environment = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "UCX_TCP_AF_PRIO": "inet6"}
-    environment |= os.environ | {"OMP_NUM_THREADS": "1"}
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    environment |= os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "EPSERVE_CLUSTER_TOKEN_FILE": str(token_file),
+    }
     with ExitStack() as stack:
         for name, (module, *flags) in commands.items():
             flags += [f"--name={name}", f"--listen=[::]:{found[name]}", "--advertise=::1"]
@@ -94,7 +103,7 @@ def test_a_cluster_over_ipv6(ports: dict[str, int]) -> None:
     assert len(texts) == 1
     with grpc.insecure_channel(f"[::1]:{ports['router']}") as channel:
         told = router_pb2_grpc.AdminStub(channel).GetStatus(
-            router_pb2.GetStatusRequest(), timeout=30
+            router_pb2.GetStatusRequest(), timeout=30, metadata=[(TOKEN_KEY, TOKEN)]
         )
     addresses = {worker.identity.address for worker in told.workers}
     assert addresses == {f"[::1]:{ports[name]}" for name in ("prefill", "decode-0", "decode-1")}

@@ -19,6 +19,7 @@ from proto import worker_pb2, worker_pb2_grpc
 from tests.cluster.footprint import gateway_metric
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.long_streams import StreamPool, long_streams
+from tests.cluster.token_channel import token_channel
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -32,8 +33,8 @@ def find(cluster: Cluster, name: str) -> worker_pb2.WorkerStatus | None:
     return next((w for w in cluster.status().workers if w.identity.name == name), None)
 
 
-def send_drain(worker: worker_pb2.WorkerStatus, **fields: object) -> None:
-    with grpc.insecure_channel(worker.identity.address) as peer:
+def send_drain(cluster: Cluster, worker: worker_pb2.WorkerStatus, **fields: object) -> None:
+    with token_channel(worker.identity.address, cluster.router) as peer:
         request = worker_pb2.DrainRequest(**fields)  # type: ignore[arg-type]
         worker_pb2_grpc.WorkerStub(peer).Drain(request, timeout=30)
 
@@ -46,7 +47,7 @@ def terminate(_cluster: Cluster, worker: worker_pb2.WorkerStatus) -> None:
 def drain_then_terminate(cluster: Cluster, worker: worker_pb2.WorkerStatus) -> None:
     """The worker is asked to drain, seen drained while the streams go on, and only then ended."""
     name, epoch = worker.identity.name, worker.identity.epoch
-    send_drain(worker, grace_seconds=GRACE_SECONDS)
+    send_drain(cluster, worker, grace_seconds=GRACE_SECONDS)
 
     def drained() -> bool:
         now = find(cluster, name)

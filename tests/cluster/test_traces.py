@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 
 from proto import worker_pb2, worker_pb2_grpc
 from tests.cluster.harness import Cluster, wait_until
+from tests.cluster.token_channel import token_channel
 from tests.tracing.collector import Collector, SeenSpan, collecting
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -170,7 +170,7 @@ def test_a_request_that_moves_stays_in_its_trace(cluster: Cluster, collector: Co
         while '"content":"' not in next(lines).replace('"content":""', ""):
             pass
         busy = wait_until(lambda: busy_worker(cluster), 60, "a worker says that it is busy")
-        with grpc.insecure_channel(busy.identity.address) as peer:
+        with token_channel(busy.identity.address, cluster.router) as peer:
             stub = worker_pb2_grpc.WorkerStub(peer)
             stub.Drain(worker_pb2.DrainRequest(grace_seconds=0), timeout=30)
             read(lines)

@@ -1,11 +1,15 @@
 """Where compiled kernels are kept: by the rules of those who keep them."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from core import kernel_caches
 
+ROOT = Path(__file__).parents[2]
 VARIABLES = (
     "EPSERVE_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME", "DG_JIT_CACHE_DIR",
     "DJ_JIT_CACHE_DIR",
@@ -44,8 +48,15 @@ def test_or_where_it_is_told(
     assert function() == Path(expected)
 
 
-def test_triton_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    knobs = pytest.importorskip("triton.knobs")
-    assert Path(knobs.cache.dir) == kernel_caches.triton_kernels()
-    monkeypatch.setenv("TRITON_HOME", "/a")
-    assert Path(knobs.cache.dir) == kernel_caches.triton_kernels()
+@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "/a"}])
+def test_triton_agrees(variables: dict[str, str]) -> None:
+    """In a process of its own: Triton looks for its home when it is imported."""
+    pytest.importorskip("triton.knobs")
+    code = "import triton.knobs, core.kernel_caches as ours; " + (
+        "print(triton.knobs.cache.dir, ours.triton_kernels())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    told = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    theirs, ours = told.split()
+    assert theirs == ours
+    assert ours.startswith(variables.get("TRITON_HOME", "/home/me"))

@@ -77,6 +77,22 @@ def test_console_shows_no_local_variables() -> None:
     assert "private words" not in text.replace('prompt = "private words"', "")
 
 
+def test_a_text_in_a_traceback_is_not_obeyed() -> None:
+    program = (
+        "import sys\n"
+        "from core.log import configure, get_logger\n"
+        "configure('gateway', 'g', 'info', sys.argv[1])\n"
+        "try:\n"
+        "    raise ValueError('\\x1b[2J')\n"
+        "except ValueError:\n"
+        "    get_logger('x').exception('failed\\nforged', name='a\\nb')\n"
+    )
+    lines = run("console", program).stderr.rstrip("\n").split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith(("forged", "b")) for line in lines)
+    assert lines[-1] == r"ValueError: \x1b[2J"
+
+
 @pytest.mark.parametrize("fmt", ["console", "json"])
 def test_terminals_are_told_nothing_to_obey(fmt: str) -> None:
     program = (

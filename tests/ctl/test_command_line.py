@@ -157,7 +157,14 @@ def test_bad_model_folders_are_refused_with_the_reason(model: Path, tmp_path: Pa
     assert "no config.json" in reason(tmp_path)
     folder = broken(model, tmp_path)
     (folder / "tokenizer.json").unlink()
-    assert "no tokenizer.json" in reason(folder)
+    assert "no tokenizer.json: copy it" in reason(folder)
+    for name, content, what in (
+        ("tokenizer.model", b"\n\x0e\n\x05<unk>", "tokenizer.model of sentencepiece, which is not"),
+        ("tokenizer.model", b"IQ== 0\nIg== 1\n", "but tokenizer.model: have transformers make one"),
+        ("tiktoken.model", b"IQ== 0\n", "but tiktoken.model: have transformers make one"),
+    ):
+        (folder / name).write_bytes(content)
+        assert what in reason(folder)
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-7.safetensors"}})

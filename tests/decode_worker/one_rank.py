@@ -14,9 +14,11 @@ import torch
 import zmq
 from transformers import DeepseekV3ForCausalLM
 
+from core.clock import SystemClock
 from core.token_ids import pack_ids
 from decode_worker.loop import DecodeLoop
 from engine.grammar.grammar_match import GrammarCompiler
+from engine.grammar.paced_match import PacedMatch, match_threads
 from engine.kv.kv_memory import KvPlan
 from engine.kv.pages import PagePool, pages_of
 from engine.link.kv_notice import KvNotice, encode_notices
@@ -87,6 +89,7 @@ class FakePrefill:
         transfer.register(self.kv_cache)
         self._runner = Runner(load_model(folder), self.kv_cache, AttentionForm.PLAIN)
         self._eos_token_ids = config.eos_token_ids
+        self._threads = match_threads()
         self._compiler = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
 
     def answer(
@@ -99,7 +102,11 @@ class FakePrefill:
         if history is not None and sampling.grammar is not None:
             compiled = self._compiler.compile(sampling.grammar)
             match = self._compiler.match(sampling.grammar, compiled, sampling.stop_token_ids)
-            history.attach(match, output)
+            paced = PacedMatch(match, output, self._threads, SystemClock())
+            assert paced.job is not None
+            paced.job.result()
+            assert paced.is_ready
+            history.attach(paced)
         pages = list(range(-(-num_tokens // PAGE_TOKENS)))
         chunk = SequenceChunk(
             token_ids=token_ids,
@@ -300,6 +307,7 @@ def one_rank(
             rank=0,
             size=1,
             rendezvous="",
+            group_secret="",
             endpoint=endpoint,
             front_pid=0,
             settings={},

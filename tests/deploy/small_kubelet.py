@@ -33,23 +33,27 @@ class RunningPod:
         # Pods of one node share its ports here.
         self._replaced = {"--listen=0.0.0.0:": f"--listen={ip}:", **replaced}
         self.process: asyncio.subprocess.Process | None = None
+        self._given: dict[str, str] = {}
+
+    def _here(self, text: str) -> str:
+        for before, after in self._replaced.items():
+            text = text.replace(before, after)
+        return text
 
     async def start(self, *more: str) -> None:
         container = self.pod.container
         fields = {
             "metadata.name": self.name, "metadata.namespace": "serving", "status.podIP": self.ip,
         }  # fmt: skip
-        given = {
-            one["name"]: one["value"] if "value" in one
+        given = self._given = {
+            one["name"]: self._here(one["value"]) if "value" in one
             else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
             for one in container["env"]
         }  # fmt: skip
-        args = []
-        for arg in container["args"]:
-            text = re.sub(r"\$\((\w+)\)", lambda match: given[match[1]], arg)
-            for before, after in self._replaced.items():
-                text = text.replace(before, after)
-            args.append(text)
+        args = [
+            self._here(re.sub(r"\$\((\w+)\)", lambda match: given[match[1]], arg))
+            for arg in container["args"]
+        ]
         program, *rest = container["command"]
         assert program == "python"
         environment = os.environ | given | {"HOME": str(self.log.parent), "OMP_NUM_THREADS": "1"}
@@ -101,13 +105,12 @@ class RunningPod:
     async def _exec(self, asked: dict[str, Any]) -> int:
         """The exit status of a command, run beside the pod's process."""
         *command, script = asked["command"]
-        for before, after in self._replaced.items():
-            script = script.replace(before, after)
+        script = self._here(script)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command, script, cwd=ROOT, stdout=output, stderr=output,
-                env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "POD_NAME": self.name},
+                env=os.environ | self._given | {"PATH": path, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
             return await process.wait()
 

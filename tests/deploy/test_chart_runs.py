@@ -33,7 +33,9 @@ async def release(api: FakeKubernetes, folder: Path) -> AsyncIterator[dict[str, 
     replaced = {
         "/opt/epserve/demo_model": str(MODEL),
         "--router=epserve-router:": f"--router={ips['router']}:",
+        "/etc/epserve/cluster/cluster-token": str(folder / "cluster-token"),
     }
+    (folder / "cluster-token").write_text("a-word-of-the-cluster")
     pods = {
         name: RunningPod(pod, f"{name}-0", ips[name], folder / f"{name}.log", replaced)
         for name, pod in found.items() if name != "smoke-test"

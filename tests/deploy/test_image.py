@@ -121,7 +121,7 @@ def becomes_healthy(process: subprocess.Popen[str]) -> bool:
 
 def test_health_of_a_router_from_start_to_end() -> None:
     listen = f"0.0.0.0:{free_port()}"
-    with container("router", "--listen", listen) as process:
+    with container("router", "--listen", listen, "--insecure-cluster") as process:
         assert becomes_healthy(process)
     assert not is_healthy_when_gone(listen)
 

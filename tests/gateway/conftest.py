@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from core.token_ids import unpack_ids
 from gateway.base.settings import GatewaySettings
+from gateway.formats.deepseek_v31 import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from gateway.formats.kimi_k2 import KIMI_K2
 from gateway.http.listener import listen_on
-from gateway.output.tool_call_parser import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from gateway.prompt.served_model import ServedModel
 from gateway.server import serve
 from proto.generate_pb2 import GenerateRequest
@@ -51,6 +52,7 @@ ANSWERS = {
     + CALLS_END,
     "new calls": CALLS_BEGIN + f'{CALL_BEGIN}time{SEPARATOR}{{"zone":"CET"}}{CALL_END}' + CALLS_END,
     "bare call": CALLS_BEGIN + f"{CALL_BEGIN}function{SEPARATOR}now{CALL_END}" + CALLS_END,
+    "kimi call": "I look." + KIMI_K2.write(KIMI_K2.call("weather", '{"city": "Zürich"}')) + " ",
     "no call": f"a {CALLS_BEGIN}nothing",
 }
 

@@ -188,6 +188,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
     def __init__(self) -> None:
         self.decodes: list[FakeDecode] = []
         self.ready = True
+        self.problem = ""
         self.model = ""
         self.max_model_len = 0
         self.kv_usage = 0.25
@@ -262,6 +263,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
             kv_usage=self.kv_usage,
             log_level=self.log_level,
             ready=self.ready,
+            problem=self.problem,
         )
 
 

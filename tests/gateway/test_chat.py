@@ -118,7 +118,7 @@ async def test_both_names_of_the_limit(
         {"response_format": {"type": "text"}, "tool_choice": "none", "modalities": ["text"]},
         {"frequency_penalty": None, "response_format": None, "tools": None, "top_p": None},
         {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"},
-        {"safety_identifier": "s", "prompt_cache_key": "k", "reasoning_effort": "low"},
+        {"safety_identifier": "s", "prompt_cache_key": "k", "reasoning_effort": "none"},
     ],
 )
 async def test_harmless_fields_are_accepted(gateway: Gateway, fields: dict[str, Any]) -> None:

@@ -166,12 +166,16 @@ async def test_a_gateway_says_which_of_both_is_missing(model_folder: Path) -> No
             async with running_gateway(cluster, model_folder) as gateway:
                 cluster.router.ready = False
                 await until_unhealthy(gateway, "no pair of workers")
+                cluster.router.problem = "no decode worker is ready"
+                await until_unhealthy(gateway, "no decode worker is ready")
+                assert cluster.router.announcements[-1].model == MODEL
                 await cluster.router.server.stop(0)
                 await until_unhealthy(gateway, "no router answers")
     said = [line for line in lines if line["event"].startswith("not ready")]
-    (workers, router) = said[-2:]
-    assert workers["event"] == "not ready: no pair of workers takes requests"
-    assert workers["log_level"] == "warning"
+    (untold, workers, router) = said[-3:]
+    assert untold["event"] == "not ready: no pair of workers takes requests"
+    assert workers["event"] == "not ready: no decode worker is ready"
+    assert untold["log_level"] == "warning"
     assert router["event"] == "not ready: no router answers"
     assert router["routers"] == [cluster.router.server.address]
     assert router["reason"]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import DeepseekV3Config, PretrainedConfig
 
 from core.errors import CheckpointError
 from model import known_models
@@ -77,7 +78,17 @@ BAD_FIELDS = (
     {"rope_scaling": {"type": "linear", "factor": 2}},
     {"rope_scaling": {"type": "yarn", "factor": "40"}},
     {"rope_scaling": 40},
-    {"quantization_config": {"quant_method": "awq"}},
+    {"rope_scaling": {"type": "yarn", "rope_type": "default", "factor": 40}},
+    {"architectures": ["DeepseekV3ForCausalLMNextN"]},
+    {"qk_layernorm": True},
+    {"sliding_window": 4096},
+    {"quantization_config": {"quant_method": "bitsandbytes"}},
+    {"quantization_config": {"quant_method": "awq", "bits": 8}},
+    {"quantization_config": {"quant_method": "awq", "group_size": 64}},
+    {"quantization_config": {"quant_method": "awq", "version": "gemv"}},
+    {"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}},
+    {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
+    {"quantization_config": {"quant_method": "fp8"}},
     {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
 )
 
@@ -96,3 +107,40 @@ def test_unreadable_folder(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match=r"config\.json"):
             ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_a_wrong_rotation_is_named_as_the_file_names_it(tmp_path: Path, key: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"rope_scaling: {key} is 'linear', not supported"):
+        ModelConfig.from_folder(write(tmp_path, rope_scaling={key: "linear"}))
+
+
+def test_a_rotation_may_be_named_twice(tmp_path: Path) -> None:
+    old = ModelConfig.from_folder(write(tmp_path))
+    both = DEEPSEEK_V3["rope_scaling"] | {"rope_type": "yarn"}
+    assert ModelConfig.from_folder(write(tmp_path, rope_scaling=both)) == old
+
+
+def test_null_is_what_the_architecture_does(tmp_path: Path) -> None:
+    names = ("topk_method", "scoring_func", "hidden_act", "moe_layer_freq", "architectures")
+    old = ModelConfig.from_folder(write(tmp_path))
+    assert ModelConfig.from_folder(write(tmp_path, **dict.fromkeys(names))) == old
+
+
+@pytest.mark.parametrize("general", [PretrainedConfig, DeepseekV3Config])
+def test_what_transformers_writes_is_no_unknown_field(
+    tmp_path: Path, general: type[PretrainedConfig]
+) -> None:
+    """Whatever the value: these do not decide what is computed here."""
+    added = {
+        name: value if name in DEEPSEEK_V3 or name.startswith("rope_") else "something"
+        for name, value in general().to_dict().items()
+        if name not in {**DEEPSEEK_V3}
+    }
+    ModelConfig.from_folder(write(tmp_path, **added))
+
+
+def test_an_unknown_field_is_refused_unless_it_switches_nothing_on(tmp_path: Path) -> None:
+    ModelConfig.from_folder(write(tmp_path, qk_layernorm=False, index_topk=None, gates=[], _x=1))
+    with pytest.raises(CheckpointError, match=r"unknown fields.*: index_topk, swiglu_limit; rem"):
+        ModelConfig.from_folder(write(tmp_path, swiglu_limit=7.0, index_topk=2048))

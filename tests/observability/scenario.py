@@ -6,11 +6,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import grpc
 import httpx
 
 from proto import worker_pb2, worker_pb2_grpc
 from tests.cluster.harness import Cluster, wait_until
+from tests.cluster.token_channel import token_channel
 from tests.observability.prometheus import Prometheus
 
 # Few places and few pages: what is scarce in a large cluster under load is scarce here at once.
@@ -209,6 +209,9 @@ class Scenes:
         }
 
     async def _drain(self, worker: worker_pb2.WorkerStatus, **fields: Any) -> None:
-        async with grpc.aio.insecure_channel(worker.identity.address) as channel:
-            stub = worker_pb2_grpc.WorkerStub(channel)
-            await stub.Drain(worker_pb2.DrainRequest(**fields), timeout=30)
+        def drain() -> None:
+            with token_channel(worker.identity.address, self._cluster.router) as channel:
+                stub = worker_pb2_grpc.WorkerStub(channel)
+                stub.Drain(worker_pb2.DrainRequest(**fields), timeout=30)
+
+        await asyncio.to_thread(drain)

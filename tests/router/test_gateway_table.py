@@ -72,3 +72,25 @@ def test_the_table_is_bounded() -> None:
     table.announce(gateway("a7"), 1.0)
     table.announce(gateway("one more"), EXPIRY_SECONDS)
     assert [one.identity.address for one in table.alive(EXPIRY_SECONDS)] == ["a7", "one more"]
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("name", "g\x1b[2J"),
+        ("name", "g\nrejected: decode-0"),
+        ("name", "g" * 129),
+        ("address", "a\r:1"),
+        ("address", "a" * 301),
+        ("epoch", "e\u202e"),
+        ("version", "v\x00"),
+    ],
+)
+def test_what_cannot_be_shown_is_no_gateway(field: str, text: str) -> None:
+    table = GatewayTable()
+    request = gateway("a:1")
+    setattr(request.identity, field, text)
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        table.announce(request, 0.0)
+    assert caught.value.message.isprintable()
+    assert table.alive(0.0) == []

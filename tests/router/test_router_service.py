@@ -15,9 +15,10 @@ from core.errors import (
     Overloaded,
     Unavailable,
 )
-from proto.router_pb2 import AnnounceRequest, AssignRequest
+from proto.router_pb2 import AnnounceRequest, AnnounceResponse, AssignRequest
 from proto.worker_pb2 import ROLE_GATEWAY, ROLE_ROUTER, ProcessIdentity
 from router.workers.worker import WorkerState
+from tests.eventually import eventually
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import RunningRouter
 
@@ -183,6 +184,52 @@ async def test_nobody_to_announce_about(start: Callable[..., RunningRouter]) -> 
     gateway = ProcessIdentity(role=ROLE_GATEWAY, address="127.0.0.1:8000", epoch="g-1")
     response = await router.router.Announce(AnnounceRequest(identity=gateway))
     assert (response.ready, response.model, response.page_tokens) == (False, "", 0)
+
+
+UNPLACED = {
+    "draining": ({"draining": True}, "demo", "no decode worker is ready"),
+    "another model's name": ({}, "other", "model 'other' does not exist; served here: 'demo'"),
+    "a model of one role": ({"model": "other"}, "demo", "no decode worker is ready"),
+    "another fingerprint": ({"fingerprint": "f2"}, "demo", "no prefill and decode worker"),
+    "another version": ({"pairing_version": "2"}, "demo", "no prefill and decode worker"),
+    "another page": ({"page_tokens": 32}, "demo", "no prefill and decode worker"),
+    "hung": ({}, "demo", "no decode worker is ready"),
+}
+
+
+@pytest.mark.parametrize("case", UNPLACED)
+async def test_a_gateway_is_ready_when_its_requests_would_be_placed(
+    prefill: FakeWorker, decode: FakeWorker, start: Callable[..., RunningRouter], case: str
+) -> None:
+    """Announce and Assign say the same, for the same reason."""
+    facts, model, problem = UNPLACED[case]
+    router = start(prefill=[prefill.address], decode=[decode.address], silence_seconds=1.5)
+    await router.until_ready(prefill, decode)
+    assert (await announce(router, "demo")).ready
+    decode.silent = case == "hung"
+    await decode.say(**facts)
+
+    async def is_refused() -> bool:
+        return not (await announce(router, model)).ready
+
+    await eventually(is_refused)
+    answer = await announce(router, model)
+    error = await router.refusal(model=model)
+    assert problem in answer.problem
+    assert error.message.startswith(answer.problem)
+
+
+async def test_a_full_cluster_is_ready(router: RunningRouter, decode: FakeWorker) -> None:
+    """It takes calls, which wait; a gateway that is not ready would not even say when to return."""
+    await decode.say(num_running=4)
+    await router.until(lambda: router.seen(decode).num_requests == 4)
+    answer = await announce(router, "demo")
+    assert (answer.ready, answer.problem) == (True, "")
+
+
+async def announce(router: RunningRouter, model: str) -> AnnounceResponse:
+    gateway = ProcessIdentity(role=ROLE_GATEWAY, address="127.0.0.1:8000", epoch="g-1")
+    return await router.router.Announce(AnnounceRequest(identity=gateway, model=model))
 
 
 async def test_health_and_reflection(router: RunningRouter) -> None:

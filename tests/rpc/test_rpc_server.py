@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from core.errors import (
 )
 from core.log import REQUEST_ID
 from proto import generate_pb2, generate_pb2_grpc
+from rpc import server
 from rpc.client import Disconnected, channel, remaining_seconds, request_metadata, to_error
 from rpc.server import LIVENESS, RpcServer
 from tests.eventually import eventually
@@ -343,3 +345,51 @@ async def test_too_many_calls_are_refused() -> None:
         assert type(to_error(caught.value)) is Overloaded
         first.cancel()
     await served.server.stop(0)
+
+
+NO_MESSAGE = b"\xff\xff\xff\xff nothing"
+
+
+async def test_bytes_that_are_no_message(
+    served: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """To a method of each kind: one response, a stream, a watch, a stream both ways."""
+    raw: Any = served.channel
+    calls = [
+        raw.unary_unary("/epserve.generate.v1.Prefill/Abort")(NO_MESSAGE, timeout=30),
+        raw.unary_unary("/grpc.health.v1.Health/Check")(NO_MESSAGE, timeout=30),
+        *(
+            raw.unary_stream(method)(NO_MESSAGE, timeout=30).read()
+            for method in ("/epserve.generate.v1.Decode/Generate", "/grpc.health.v1.Health/Watch")
+        ),
+        *(
+            raw.stream_stream(method)(iter([NO_MESSAGE]), timeout=30).read()
+            for method in (
+                "/epserve.rpc.v1.Multiplex/Session",
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            )
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err + caplog.text
+    assert not served.server.num_running_calls
+
+
+async def test_connections_that_do_not_come_to_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = [(key, 300 if "timeout" in key else value) for key, value in server.SERVER_OPTIONS]
+    monkeypatch.setattr(server, "SERVER_OPTIONS", short)
+    served = RpcServer("127.0.0.1:0")
+    await served.start()
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    for start in (b"", preface[:9], preface, b"GET / HTTP/1.1\r\nhost: " + b"x" * 2**20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.bound_port)
+        writer.write(start)
+        with suppress(ConnectionError):
+            while await asyncio.wait_for(reader.read(2**16), 20):
+                pass
+        writer.close()
+    await served.stop(0)

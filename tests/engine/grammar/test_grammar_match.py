@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -58,9 +57,8 @@ def begin(
 
 
 def allowed(match: GrammarMatch) -> set[int]:
-    bits = torch.empty(1, 2, dtype=torch.int32)
-    match.fill([match], bits)
-    return {token for token in range(VOCAB) if bits[0, token // 32].item() >> (token % 32) & 1}
+    words = match.mask()
+    return {token for token in range(VOCAB) if words[token // 32].item() >> (token % 32) & 1}
 
 
 def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | None:
@@ -81,11 +79,12 @@ def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | N
 
 
 def test_bytes_of_tokens(folder: Path) -> None:
-    entries, marks = token_bytes(folder, VOCAB)
+    entries, marks, special = token_bytes(folder, VOCAB)
     assert entries[:5] == [b"", b"", b"", b"a", b"b"]
     assert entries[3:NUM_USED] == [text.encode() for text in TEXTS]
     assert entries[NUM_USED:] == [b""] * 3
-    assert marks == {THINK_END: "</think>"}
+    assert marks == {EOS: "<eos>", THINK_END: "</think>", SPECIAL: "<x>"}
+    assert special == {EOS, SPECIAL}
 
 
 PIECES = ["a", "b", "[ab]", "(ab|c)", "(a|bc)", "c?", "(abc)?", "[bc]{1,2}"]
@@ -255,16 +254,6 @@ def test_stop_tokens_without_text_end_an_output_that_may_end(compiler: GrammarCo
     assert {SPECIAL, EOS, letter} <= allowed(match)
     assert match.accept(SPECIAL)
     assert match.is_complete
-
-
-def test_masks_of_a_batch_are_those_of_each(compiler: GrammarCompiler) -> None:
-    matches = [begin(compiler, Grammar(regex=regex)) for regex in ("a+", "b", "[abc]{2}", "1.0")]
-    bits = torch.empty(4, 2, dtype=torch.int32)
-    matches[0].fill(matches, bits)
-    for row, match in enumerate(matches):
-        alone = torch.empty(1, 2, dtype=torch.int32)
-        match.fill([match], alone)
-        assert torch.equal(bits[row], alone[0])
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ NAMED = {"mla_decode": "cuda+flash_mla", "rms_norm": "triton"}
 def start(monkeypatch: pytest.MonkeyPatch) -> RankStart:
     """Of the rank that this process is about to be."""
     start = RankStart(
-        role="decode", epoch="e", local_rank=0, rank=3, size=4, rendezvous="", endpoint="",
-        front_pid=os.getpid(), settings={},
+        role="decode", epoch="e", local_rank=0, rank=3, size=4, rendezvous="", group_secret="",
+        endpoint="", front_pid=os.getpid(), settings={},
     )  # fmt: skip
     for name, value in start.to_environment().items():
         monkeypatch.setenv(name, value)

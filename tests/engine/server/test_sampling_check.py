@@ -45,6 +45,7 @@ FULL = Sampling(
         Grammar(json_schema="", compact=False),
         Grammar(json_schema='{"type":"object"}', after_token_id=0),
         Grammar(regex="", after_token_id=6),
+        Grammar(ebnf="", thoughts=(3, 0), special_token_ids=(4, 5)),
         Grammar(ebnf='root ::= "a"'),
     ],
 )
@@ -97,6 +98,9 @@ def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
         Sampling(stop_token_ids=(10,)),
         Sampling(logit_bias=((3, 1.0), (10, 1.0))),
         Sampling(grammar=Grammar(regex="a", after_token_id=10)),
+        Sampling(grammar=Grammar(regex="a", thoughts=(10, 0))),
+        Sampling(grammar=Grammar(regex="a", thoughts=(0, 10))),
+        Sampling(grammar=Grammar(regex="a", special_token_ids=(3, 10))),
     ],
 )
 def test_tokens_that_the_model_does_not_know_are_refused(sampling: Sampling) -> None:

@@ -96,8 +96,8 @@ def test_all_phases_of_a_rank_are_told_and_measured(
         "kv_pages": 8, "page_tokens": 16, "max_model_len": 64,
     }  # fmt: skip
     start = RankStart(
-        role="decode", epoch="e", local_rank=0, rank=0, size=1, rendezvous="", endpoint="",
-        front_pid=os.getpid(), settings=settings,
+        role="decode", epoch="e", local_rank=0, rank=0, size=1, rendezvous="", group_secret="",
+        endpoint="", front_pid=os.getpid(), settings=settings,
     )  # fmt: skip
     link: Any = None
     with capture_logs() as lines:

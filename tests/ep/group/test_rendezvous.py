@@ -4,6 +4,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -39,44 +40,79 @@ def test_missing_rank_is_reported_in_time() -> None:
         create(0, 2, free_port(), timeout_seconds=1.0)
 
 
+SECRET = b"the group's"
+
+
+def open_stores(port: int, size: int) -> list[dist.TCPStore]:
+    def open_store(rank: int) -> dist.TCPStore:
+        return rendezvous.open_store("127.0.0.1", port, rank=rank, size=size, timeout=20)
+
+    with ThreadPoolExecutor(size) as executor:
+        return list(executor.map(open_store, range(size)))
+
+
+def connect_rank(
+    store: dist.Store, rank: int, secret: bytes = SECRET, timeout: float = 20
+) -> dict[int, socket.socket]:
+    return rendezvous.connect_all(store, "127.0.0.1", secret, rank=rank, size=2, timeout=timeout)
+
+
 def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Someone connects first to rank 0's listener: silent, talking HTTP, with a wrong token,
+    """Someone connects first to rank 0's listener: silent, talking HTTP, with a wrong proof,
     or as a rank that does not exist."""
     monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 0.5)
-    port = free_port()
-    stores: dict[int, dist.TCPStore] = {}
-
-    def open_store(rank: int) -> None:
-        stores[rank] = rendezvous.open_store("127.0.0.1", port, rank=rank, size=2, timeout=20)
-
+    stores = open_stores(free_port(), 2)
     with ThreadPoolExecutor(2) as executor:
-        list(executor.map(open_store, range(2)))
-
-    def connect(rank: int) -> dict[int, socket.socket]:
-        return rendezvous.connect_all(stores[rank], "127.0.0.1", rank=rank, size=2, timeout=20)
-
-    with ThreadPoolExecutor(2) as executor:
-        first = executor.submit(connect, 0)
+        first = executor.submit(connect_rank, stores[0], 0)
         host, its_port = bytes(stores[1].get("ep/address/0")).decode().split()
-        token = bytes(stores[1].get("ep/token"))
-        pack = rendezvous.GREETING.pack
+        hello = rendezvous.HELLO.pack
         strangers = []
         for greeting in (
             b"",
             b"GET / HTTP/1.1\r\nhost: somewhere.example.com\r\naccept: text/html\r\n\r\n",
-            pack(rendezvous.MAGIC, b"0" * 32, 1),
-            pack(rendezvous.MAGIC, token, 2),
-            pack(rendezvous.MAGIC, token, 0),
+            hello(rendezvous.MAGIC, 1, b"r" * 32) + b"0" * 32,
+            hello(rendezvous.MAGIC, 2, b"r" * 32),
+            hello(rendezvous.MAGIC, 0, b"r" * 32),
         ):
             strangers.append(socket.create_connection((host, int(its_port))))
             strangers[-1].sendall(greeting)
-        second = executor.submit(connect, 1)
+        second = executor.submit(connect_rank, stores[1], 1)
         ours, theirs = first.result(20), second.result(20)
     assert (list(ours), list(theirs)) == ([1], [0])
     ours[1].sendall(b"hi")
     assert theirs[0].recv(2) == b"hi"
     for connection in (ours[1], theirs[0], *strangers):
         connection.close()
+
+
+def test_ranks_with_another_secret_are_strangers_to_each_other() -> None:
+    stores = open_stores(free_port(), 2)
+    with ThreadPoolExecutor(2) as executor:
+        ours = executor.submit(connect_rank, stores[0], 0, timeout=3)
+        theirs = executor.submit(connect_rank, stores[1], 1, b"another", timeout=3)
+        with pytest.raises(Unavailable, match="does not know the group's secret"):
+            theirs.result()
+        with pytest.raises(Unavailable, match="reached 0 of 1 peers"):
+            ours.result()
+
+
+def test_the_store_tells_no_secret_and_listens_where_it_is_told() -> None:
+    port = free_port()
+    stores = open_stores(port, 2)
+    with ThreadPoolExecutor(2) as executor:
+        peers = list(executor.map(connect_rank, stores, range(2)))
+    for connection in (peers[0][1], peers[1][0]):
+        connection.close()
+    assert all(SECRET not in bytes(stores[0].get(f"ep/address/{rank}")) for rank in range(2))
+    assert not stores[0].check(["ep/token"])
+    listening = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"}
+    assert {one.ip for one in listening if one.port == port} == {"127.0.0.1"}
+
+
+def test_an_address_that_is_not_ours() -> None:
+    """192.0.2.0/24 is nobody's."""
+    with pytest.raises(Unavailable, match=r"cannot listen on 192\.0\.2\.1"):
+        rendezvous.open_store("192.0.2.1", free_port(), rank=0, size=2, timeout=1)
 
 
 def test_port_taken() -> None:

@@ -3,17 +3,23 @@
 import asyncio
 import json
 import os
+from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.errors import InvalidRequest, Unavailable
-from gateway.grammar import grammar_compiler
+import demo_model
+from core.clock import ManualClock
+from core.errors import InvalidRequest, RateLimited, Unavailable
+from gateway.formats.deepseek_v3 import DEEPSEEK_V3
+from gateway.formats.deepseek_v31 import CALLS_BEGIN, CALLS_END
+from gateway.grammar import fair_turns, grammar_compiler
+from gateway.grammar.fair_turns import FairTurns
 from gateway.grammar.grammar_compiler import GrammarCompiler
-from gateway.grammar.tool_form import V3_FORM
-from gateway.output.tool_call_parser import CALLS_BEGIN, CALLS_END
+from gateway.grammar.grammar_request import calls_request
 from gateway.requests.constraint_fields import ebnf_literal
+from tests.eventually import eventually
 from tests.gateway.conftest import MODEL, Gateway, v3_call
 from tests.gateway.model_folder import EOS_ID, make_model_folder
 
@@ -93,21 +99,28 @@ def folder(tmp_path: Path) -> Path:
 REGEX = {"kind": "regex", "text": "[0-9]+"}
 
 
+def process_of(compiler: GrammarCompiler) -> Process:
+    """The one that compiles while nobody is slow."""
+    process = compiler._idle[-1].process
+    assert process is not None
+    return process
+
+
 async def test_a_warm_compiler_waits_for_its_first_request(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     try:
         await compiler.warm()
-        assert compiler._process is not None
-        pid = compiler._process.pid
+        pid = process_of(compiler).pid
         await compiler.compile(REGEX, param="guided_regex")
-        assert compiler._process.pid == pid
+        assert process_of(compiler).pid == pid
     finally:
         await compiler.close()
 
 
 async def test_a_compiler_that_cannot_be_started_is_unavailable(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
-    compiler._command = ["/no/such/program"]
+    for helper in (*compiler._helpers, compiler._parser):
+        helper.command = ["/no/such/program"]
     await compiler.warm()  # nobody asked for it yet
     with pytest.raises(Unavailable):
         await compiler.compile(REGEX, param="guided_regex")
@@ -121,7 +134,7 @@ async def test_forced_calls_are_bounded(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     try:
         tools = [("now", '{"type":"object","properties":{}}')]
-        request = V3_FORM.grammar_request(tools, at_most_one=False)
+        request = calls_request(DEEPSEEK_V3, tools, at_most_one=False)
         ebnf = await compiler.compile(request, param="tools")
     finally:
         await compiler.close()
@@ -139,15 +152,14 @@ async def test_a_stuck_compiler_is_killed_and_replaced(
     patient = compiler._compile_seconds
     try:
         await compiler.compile(REGEX, param="guided_regex")
-        assert compiler._process is not None
-        pid = compiler._process.pid
+        pid = process_of(compiler).pid
         os.kill(pid, 19)  # SIGSTOP: it answers no more
         compiler._compile_seconds = 0.5
         with pytest.raises(InvalidRequest, match=r"more than 0\.5 seconds"):
             await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
         compiler._compile_seconds = patient
         await compiler.compile(REGEX | {"text": "b"}, param="guided_regex")
-        assert compiler._process.pid != pid
+        assert process_of(compiler).pid != pid
         await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
     finally:
         await compiler.close()
@@ -159,9 +171,8 @@ async def test_a_compiler_that_dies_is_replaced(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     try:
         await compiler.compile(REGEX, param="guided_regex")
-        assert compiler._process is not None
-        compiler._process.kill()
-        await compiler._process.wait()
+        process_of(compiler).kill()
+        await process_of(compiler).wait()
         await compiler.compile(REGEX | {"text": "a"}, param="guided_regex")
     finally:
         await compiler.close()
@@ -186,9 +197,9 @@ async def test_verdicts_are_remembered(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     await compiler.compile(REGEX, param="guided_regex")
     await compiler.close()
-    assert compiler._process is None
+    assert compiler._idle[-1].process is None
     assert await compiler.compile(REGEX, param="guided_regex") == ""
-    assert compiler._process is None
+    assert compiler._idle[-1].process is None
 
 
 async def test_large_verdicts_are_not_all_remembered(
@@ -196,7 +207,7 @@ async def test_large_verdicts_are_not_all_remembered(
 ) -> None:
     """What a grammar of calls becomes is many times as long as its request."""
     compiler = GrammarCompiler(folder, (EOS_ID,))
-    requests = [V3_FORM.grammar_request([(name, "{}")], at_most_one=True) for name in "abc"]
+    requests = [calls_request(DEEPSEEK_V3, [(name, "{}")], at_most_one=True) for name in "abc"]
     try:
         first = await compiler.compile(requests[0], param="tools")
         monkeypatch.setattr(grammar_compiler, "MAX_VERDICT_CHARACTERS", 5 * len(first) // 2)
@@ -219,13 +230,13 @@ async def test_a_verdict_is_remembered_that_nobody_waited_for(folder: Path) -> N
     finally:
         await compiler.close()
     assert await compiler.compile(REGEX, param="guided_regex") == ""
-    assert compiler._process is None
+    assert compiler._idle[-1].process is None
 
 
 async def test_who_wants_the_same_waits_for_one_answer(folder: Path) -> None:
     """A grammar that is new to this gateway comes with all the requests of a batch at once."""
     compiler = GrammarCompiler(folder, (EOS_ID,))
-    num_requests = 2 * grammar_compiler.MAX_WAITING
+    num_requests = 2 * fair_turns.MAX_WAITING
     try:
         asked = [compiler.compile(REGEX, param="guided_regex") for _ in range(num_requests)]
         assert await asyncio.gather(*asked) == [""] * num_requests
@@ -233,22 +244,27 @@ async def test_who_wants_the_same_waits_for_one_answer(folder: Path) -> None:
         await compiler.close()
 
 
-def compiler_pid() -> int:
+def is_compiler(command: bytes) -> bool:
+    return b"gateway.grammar.grammar_process" in command and b"parse-only" not in command
+
+
+def compiler_pids() -> list[int]:
     """Of the one gateway that runs in this process."""
     lists = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
-    (pid,) = (
+    return [
         int(child)
         for children in lists
         for child in children
-        if b"gateway.grammar.grammar_process" in Path(f"/proc/{child}/cmdline").read_bytes()
-    )
-    return pid
+        if is_compiler(Path(f"/proc/{child}/cmdline").read_bytes())
+    ]
 
 
 async def test_a_request_waits_for_its_grammar_until_its_deadline(gateway: Gateway) -> None:
     assert (await gateway.chat("plain", guided_regex="[a-c]+")).status_code == 200
-    pid = compiler_pid()
-    os.kill(pid, 19)  # SIGSTOP: as one that is busy with others' grammars
+    pids = compiler_pids()
+    assert pids
+    for pid in pids:
+        os.kill(pid, 19)  # SIGSTOP: as one that is busy with others' grammars
     try:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "plain"}],
                 "guided_regex": "[a-d]+"}  # fmt: skip
@@ -256,7 +272,8 @@ async def test_a_request_waits_for_its_grammar_until_its_deadline(gateway: Gatew
             "/v1/chat/completions", json=body, headers={"x-request-timeout": "0.3"}
         )
     finally:
-        os.kill(pid, 18)  # SIGCONT
+        for pid in pids:
+            os.kill(pid, 18)  # SIGCONT
     assert reply.status_code == 504, reply.text
     assert (await gateway.chat("plain", guided_regex="[a-d]+")).status_code == 200
 
@@ -265,16 +282,93 @@ async def test_large_grammars_are_refused(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     with pytest.raises(InvalidRequest, match="larger"):
         await compiler.compile(REGEX | {"text": "a" * 2**19}, param="guided_regex")
-    assert compiler._process is None
+    assert compiler._idle[-1].process is None
 
 
 async def test_the_helper_needs_no_torch(folder: Path) -> None:
     compiler = GrammarCompiler(folder, (EOS_ID,))
     try:
         await compiler.compile(REGEX, param="guided_regex")
-        assert compiler._process is not None
-        maps = Path(f"/proc/{compiler._process.pid}/maps").read_text()
+        maps = Path(f"/proc/{process_of(compiler).pid}/maps").read_text()
         assert "xgrammar" in maps
         assert "libtorch" not in maps
+    finally:
+        await compiler.close()
+
+
+CHECKPOINT = Path(demo_model.__file__).parent / "checkpoint"
+SLOW = "(.{1,300}){1,300}"
+
+
+async def test_who_is_slow_keeps_nobody_else_waiting(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, (EOS_ID,), compile_seconds=60)
+    try:
+        await compiler.compile(REGEX, param="guided_regex", client="honest")
+        os.kill(process_of(compiler).pid, 19)  # SIGSTOP: as one that compiles for long
+        slow = [
+            asyncio.create_task(
+                compiler.compile(REGEX | {"text": f"a{n}"}, param="guided_regex", client="slow")
+            )
+            for n in range(5)
+        ]
+        await eventually(lambda: len(compiler._idle) == 1)
+        for client in ("honest", "other"):
+            request = {"kind": "json_schema", "text": f'{{"title":"{client}"}}'}
+            await compiler.compile(request, param="guided_json", client=client)
+        with pytest.raises(InvalidRequest, match="parenthesis"):
+            await compiler.compile(REGEX | {"text": "(a"}, param="guided_regex", client="slow")
+        await compiler.compile(REGEX, param="guided_regex", client="slow")  # known already
+        assert not any(task.done() for task in slow)
+    finally:
+        await compiler.close()
+
+
+async def test_who_was_slow_in_vain_is_told_to_come_later() -> None:
+    clock = ManualClock()
+    turns = FairTurns(2, clock)
+    async with turns.of("busy"):
+        clock.advance(fair_turns.MAX_SECONDS + 1)
+    turns.blame("slow", fair_turns.MAX_SECONDS + 1)
+    with pytest.raises(RateLimited) as caught:
+        turns.check("slow")
+    assert caught.value.retry_after_seconds == pytest.approx(1 / fair_turns.REFILL)
+    turns.check("busy")
+    clock.advance(caught.value.retry_after_seconds)
+    turns.check("slow")
+
+
+async def test_who_used_least_goes_first_and_who_left_not_at_all() -> None:
+    clock, order = ManualClock(), []
+    turns = FairTurns(1, clock)
+
+    async def take(client: str, seconds: float) -> None:
+        async with turns.of(client):
+            order.append(client)
+            clock.advance(seconds)
+            await asyncio.sleep(0)
+
+    async with turns.of("first"):
+        tasks = [asyncio.create_task(take(client, 2.0)) for client in "aaabbc"]
+        gone = asyncio.create_task(take("gone", 1.0))
+        await asyncio.sleep(0)
+        gone.cancel()
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "abcaba"
+    assert turns._num_free == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", SLOW),
+        ("regex", "(?:[a-z ]{1,90}){1,90}!"),
+        ("ebnf", "root ::= s\ns ::= s s | s s s | [a-z ]*"),
+    ],
+)
+async def test_what_is_slow_to_match_is_refused(kind: str, text: str) -> None:
+    compiler = GrammarCompiler(CHECKPOINT, (1,))
+    try:
+        with pytest.raises(InvalidRequest, match=r"too long|more than 5 seconds"):
+            await compiler.compile({"kind": kind, "text": text}, param="p")
     finally:
         await compiler.close()

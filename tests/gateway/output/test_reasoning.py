@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tokenizers import AddedToken
 
 from core.token_ids import unpack_ids
+from gateway.formats.kimi_k2 import KIMI_K2, KIMI_K2_THOUGHTS
 from gateway.output.chat_output import ChatOutput
+from gateway.output.choice_delta import CallDelta, join_deltas
+from gateway.output.tool_call_parser import ToolCallParser
 from gateway.text.think_marks import ThinkMarks
 from gateway.text.tokenizer import Tokenizer
-from proto.generate_pb2 import FINISH_REASON_UNSPECIFIED, Token
+from proto.generate_pb2 import FINISH_REASON_STOP, FINISH_REASON_UNSPECIFIED, Token
 from tests.gateway.conftest import TOKENIZER, Gateway, running_gateway
 from tests.gateway.fake_cluster import FakeCluster
 from tests.gateway.model_folder import TEMPLATE, THINK, make_model_folder, make_tokenizer
 from tests.gateway.stream import events_of, join, joined_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-CLOSE_ID = TOKENIZER.token_to_id(THINK[1])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -91,6 +93,11 @@ async def test_the_client_decides(shared_cluster: FakeCluster, tmp_path: Path) -
             ({"thinking": {"type": "enabled"}}, True),
             ({"thinking": {"type": "disabled"}}, False),
             ({"chat_template_kwargs": {"thinking": True}}, True),
+            ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+            ({"reasoning_effort": "high"}, True),
+            ({"reasoning_effort": "none"}, False),
+            ({"reasoning_effort": "minimal"}, False),
+            ({"reasoning_effort": "low", "thinking": {"type": "enabled"}}, True),
         ):
             shared_cluster.router.reset()
             reply = await gateway.post("/v1/chat/completions", messages=messages, **fields)
@@ -109,6 +116,59 @@ async def test_a_template_that_leaves_no_choice(gateway: Gateway, thinking: Gate
             assert reply.status_code == (200 if wanted == only else 400), (only, wanted)
     reply = await gateway.complete("plain", thinking={"type": "enabled"})
     assert reply.json()["error"]["param"] == "thinking"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opening(
+    shared_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    """A model that opens its thoughts itself, as R1-0528 does: its template leaves out those of
+    earlier turns."""
+    folder = make_model_folder(tmp_path_factory.mktemp("opening") / "model")
+    (folder / "chat_template.jinja").write_text(TEMPLATE + "{# split('</think>') #}")
+    async with running_gateway(shared_cluster, folder) as gateway:
+        yield gateway
+
+
+async def test_who_always_thinks_can_be_asked_to(opening: Gateway, thinking: Gateway) -> None:
+    for asked in (opening, thinking):
+        for fields, status in (
+            ({"thinking": {"type": "enabled"}}, 200),
+            ({"thinking": {"type": "disabled"}}, 400),
+            ({"chat_template_kwargs": {"thinking": True}}, 200),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, 400),
+            ({"reasoning_effort": "none"}, 400),
+            ({"reasoning_effort": "high"}, 400),
+        ):
+            reply = await asked.chat("think", **fields)
+            assert reply.status_code == status, fields
+            if status == 400:
+                assert reply.json()["error"]["param"] in fields
+
+
+async def test_who_never_thinks_cannot(gateway: Gateway) -> None:
+    for fields, status in (
+        ({"chat_template_kwargs": {"thinking": True}}, 400),
+        ({"chat_template_kwargs": {"thinking": False}}, 200),
+        ({"reasoning_effort": "minimal"}, 200),
+        ({"reasoning_effort": "low"}, 400),
+        ({"reasoning_effort": "none", "thinking": {"type": "enabled"}}, 400),
+    ):
+        reply = await gateway.chat("plain", **fields)
+        assert reply.status_code == status, fields
+
+
+async def test_levels_of_effort_are_the_templates(
+    shared_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    shared_cluster.router.reset()
+    folder = make_model_folder(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("<|User|>{{ reasoning_effort }}!")
+    async with running_gateway(shared_cluster, folder) as gateway:
+        for effort in ("low", "none", "xhigh"):
+            assert (await gateway.chat("plain", reasoning_effort=effort)).status_code == 200
+            prompt = unpack_ids(shared_cluster.first.requests[-1].prompt_token_ids)
+            assert TOKENIZER.decode(list(prompt)) == f"{effort}!"
 
 
 async def test_opened_twice(thinking: Gateway) -> None:
@@ -177,14 +237,72 @@ async def test_the_parser_can_be_off(shared_cluster: FakeCluster, model_folder: 
     assert "completion_tokens_details" not in body["usage"]
 
 
-async def test_a_constraint_begins_behind_the_thoughts(gateway: Gateway, thinking: Gateway) -> None:
-    decode = gateway.cluster.first
-    for asked, expected in ((thinking, CLOSE_ID), (gateway, None)):
-        asked.cluster.router.reset()
-        await asked.chat("plain", response_format={"type": "json_object"})
-        (request,) = decode.requests
-        grammar = request.sampling.grammar
-        assert (grammar.after_token_id if grammar.HasField("after_token_id") else None) == expected
+TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
+CONSTRAINTS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"guided_json": {"type": "integer"}},
+    {"guided_regex": "a+"},
+    {"guided_choice": ["a", "b"]},
+    {"guided_grammar": 'root ::= "a"'},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"tools": [TOOL]},
+    {"tools": [TOOL], "response_format": {"type": "json_object"}},
+]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tools in the prompt."""
+    folder = tmp_path_factory.mktemp("room") / "model"
+    return make_model_folder(folder, max_position_embeddings=4096)
+
+
+@pytest.mark.parametrize("begin", ["<think>\n", "", "</think>"])
+async def test_thoughts_come_before_what_is_constrained(
+    shared_cluster: FakeCluster, room: Path, begin: str
+) -> None:
+    """The prompt has opened them; the model may; there are none."""
+    marks = ThinkMarks.of(Tokenizer.load(room))
+    assert marks is not None
+    template = TEMPLATE.replace("{{ '<|Assistant|>' }}", "{{ '<|Assistant|>" + begin + "' }}")
+    (room / "chat_template.jinja").write_text(template)
+    async with running_gateway(shared_cluster, room) as gateway:
+        for constraint in CONSTRAINTS:
+            shared_cluster.router.reset()
+            reply = await gateway.chat("plain", **constraint)
+            assert reply.status_code == 200, reply.text
+            (request,) = shared_cluster.first.requests
+            grammar = request.sampling.grammar
+            assert grammar.HasField("after_token_id") == (begin == "<think>\n")
+            assert grammar.after_token_id in (0, marks.close)
+            assert grammar.HasField("thoughts") == (begin == "")
+            if grammar.HasField("thoughts"):
+                ids = (grammar.thoughts.open_token_id, grammar.thoughts.close_token_id)
+                assert ids == (marks.open, marks.close)
+
+
+async def test_kimi_ends_its_thoughts_with_calls() -> None:
+    """Its marks may be special tokens, which are not shown elsewhere."""
+    fast = make_tokenizer()
+    fast.add_tokens([AddedToken(mark, special=True) for mark in KIMI_K2.marks])
+    tokenizer = Tokenizer(fast, special_tokens={}, adds_bos=False)
+    output = ChatOutput(
+        tokenizer, marks=ThinkMarks.of(tokenizer, KIMI_K2_THOUGHTS), is_thinking=True,
+        tools=ToolCallParser(KIMI_K2, at_most_one=False), stops=(), min_tokens=0, logprobs=False,
+        end_token_ids=(),
+    )  # fmt: skip
+    text = "so" + KIMI_K2.write(KIMI_K2.call("f", '{"a": 1}'))
+    tokens = [Token(token_id=token_id) for token_id in fast.encode(text).ids]
+    delta = join_deltas(
+        [
+            output.feed(tokens[:9], FINISH_REASON_UNSPECIFIED),
+            output.feed(tokens[9:], FINISH_REASON_STOP),
+        ]
+    )
+    assert (delta.reasoning, delta.text, delta.finish_reason) == ("so", "", "tool_calls")
+    assert delta.calls == [CallDelta(0, '{"a": 1}', "functions.f:0", "f")]
+    assert output.num_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("thinks", [True, False])

@@ -11,14 +11,9 @@ import pytest_asyncio
 
 from core.errors import Unavailable
 from core.token_ids import unpack_ids
-from gateway.output.tool_call_parser import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CALLS_END,
-    SEPARATOR,
-    ToolCallParser,
-)
+from gateway.formats.deepseek_v3 import DEEPSEEK_V3
+from gateway.formats.deepseek_v31 import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from gateway.output.tool_call_parser import ToolCallParser
 from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway, running_gateway, v3_call
 from tests.gateway.fake_cluster import FakeCluster, Plan
 from tests.gateway.model_folder import TEMPLATE, make_model_folder
@@ -134,6 +129,21 @@ async def test_stop_strings_count_in_front_of_calls(gateway: Gateway) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == ("I", "stop")
 
 
+@pytest.mark.parametrize("step_tokens", [1, 50])
+async def test_stop_strings_count_behind_a_mark_in_prose(
+    gateway: Gateway, step_tokens: int
+) -> None:
+    gateway.cluster.first.plan.step_tokens = step_tokens
+    (choice,) = (await gateway.chat("no call", tools=TOOLS, stop="ing")).json()["choices"]
+    assert choice["message"]["content"] == ANSWERS["no call"].removesuffix("ing")
+
+
+async def test_stop_strings_do_not_count_where_calls_are_forced(gateway: Gateway) -> None:
+    asked = {"tools": TOOLS, "tool_choice": "required", "stop": "<"}
+    (choice,) = (await gateway.chat("new calls", **asked)).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
 async def test_cut_off_in_a_call(gateway: Gateway) -> None:
     num_tokens = len(TOKENIZER.encode(ANSWERS["one call"].partition("rich")[0]).ids)
     (choice,) = (await gateway.chat("one call", tools=TOOLS, max_tokens=num_tokens)).json()[
@@ -158,9 +168,7 @@ async def test_cut_off_in_front_of_the_arguments(gateway: Gateway, before: str) 
 
 async def test_marks_without_a_call_are_text(gateway: Gateway) -> None:
     (choice,) = (await gateway.chat("no call", tools=TOOLS)).json()["choices"]
-    assert choice["message"]["content"] == ANSWERS["no call"].replace(
-        " " + CALLS_BEGIN, CALLS_BEGIN
-    )
+    assert choice["message"]["content"] == ANSWERS["no call"]
     assert choice["finish_reason"] == "stop"
     assert "tool_calls" not in choice["message"]
 
@@ -218,6 +226,43 @@ async def test_a_constraint_leaves_calls_possible(gateway: Gateway) -> None:
             assert _is_grammar_accept_string(grammar, text), text
         for text in (wrong, answer + calls, calls.replace("weather", "nobody"), CALLS_BEGIN):
             assert not _is_grammar_accept_string(grammar, text), text
+
+
+async def test_forced_calls_beside_a_format(gateway: Gateway) -> None:
+    """Clients send the format on every turn; a call is not an answer."""
+    wanted = {"tools": TOOLS, "tool_choice": "required"}
+    wrapped = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "integer"}}}
+    for fields in ({}, {"response_format": {"type": "json_object"}}, {"response_format": wrapped}):
+        assert (await gateway.chat("one call", **wanted, **fields)).status_code == 200
+    first, *others = (one.sampling.grammar for one in gateway.cluster.first.requests)
+    assert "weather" in first.ebnf
+    assert others == [first, first]
+    reply = await gateway.chat("one call", **wanted, guided_regex="a")
+    assert reply.json()["error"]["param"] == "guided_regex"
+
+
+async def test_strict_schemas_that_cannot_be_kept_to(gateway: Gateway) -> None:
+    """Named where they stand, whether calls are forced or not."""
+    bad = tool("bad", x={"not": {}})
+    bad["function"]["strict"] = True
+    for choice in ("auto", {"type": "function", "function": {"name": "bad"}}):
+        reply = await gateway.chat("plain", tools=[*TOOLS, bad], tool_choice=choice)
+        assert reply.json()["error"]["param"] == "tools[2].function.parameters"
+
+
+async def test_calls_in_the_form_that_a_flag_names(
+    shared_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    shared_cluster.router.reset()
+    folder = make_model_folder(tmp_path / "model", max_position_embeddings=4096)
+    async with running_gateway(shared_cluster, folder, tool_call_parser="kimi_k2") as gateway:
+        body = (await gateway.chat("kimi call", tools=TOOLS)).json()
+        (joined,), _ = join(await gateway.chat("kimi call", tools=TOOLS, stream=True), chat=True)
+    message = body["choices"][0]["message"]
+    assert message["content"] == "I look."
+    (call,) = message["tool_calls"]
+    assert call["id"] == joined.calls[0]["id"] == "functions.weather:0"
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
 
 
 async def test_auto_forces_nothing(gateway: Gateway) -> None:
@@ -291,7 +336,7 @@ OUTPUTS = [
 @pytest.mark.parametrize("output", OUTPUTS)
 async def test_where_the_text_is_cut_makes_no_difference(output: str) -> None:
     def read(size: int) -> tuple[str, list[tuple[int, str | None, str]]]:
-        parser = ToolCallParser(at_most_one=False)
+        parser = ToolCallParser(DEEPSEEK_V3, at_most_one=False)
         parts = [parser.feed(output[at : at + size]) for at in range(0, len(output), size)]
         parts.append(parser.finish(is_cut_off=False))
         calls: dict[int, tuple[int, str | None, str]] = {}

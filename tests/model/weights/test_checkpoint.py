@@ -14,6 +14,7 @@ from ep.dispatch.local import LocalDispatcher
 from ep.placement.placement import EMPTY, Placement
 from model.batch import AttentionForm
 from model.config import ModelConfig
+from model.mtp import MtpLayer
 from model.weights.checkpoint import Checkpoint
 from tests.model.driver import PagedRunner, load_all
 from tests.model.reference import assert_close, load_reference, reference_logits
@@ -206,6 +207,53 @@ def test_fp8_equals_its_dequantised_twin(tmp_path: Path) -> None:
     ids = list(range(4, 40))
     got = PagedRunner(model).forward({0: ids}, AttentionForm.PLAIN, all_rows=True)
     assert_close(got, reference_logits(load_reference(twin), ids), "FP8")
+
+
+def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:
+    """E8M0: one byte, the exponent; read as exactly what it stands for."""
+    folder = make_small(tmp_path / "fp8", fp8=True, initializer_range=0.08)
+    tensors = load_file(folder / "model.safetensors")
+    rounded = {}
+    for name, value in tensors.items():
+        is_scale = name.endswith("_scale_inv")
+        rounded[name] = value.log2().round().exp2() if is_scale else value
+        tensors[name] = rounded[name].to(torch.float8_e8m0fnu) if is_scale else value
+    save_file(tensors, folder / "model.safetensors")
+    twin = make_small(tmp_path / "twin")
+    save_file(dequantised(rounded), twin / "model.safetensors")
+    ids = list(range(4, 40))
+    got, want = (
+        PagedRunner(load_all(one)).forward({0: ids}, AttentionForm.PLAIN, all_rows=True)
+        for one in (folder, twin)
+    )
+    assert torch.equal(got, want)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    with Checkpoint(folder) as checkpoint:
+        assert torch.equal(checkpoint.read_fp8(name)[1], rounded[f"{name}_scale_inv"])
+
+
+def test_mtp_layers_that_config_json_does_not_count(tmp_path: Path) -> None:
+    folder = make_small(tmp_path, num_nextn_predict_layers=2)
+    config = json.loads((folder / "config.json").read_text())
+    ids = list(range(4, 20))
+    want = PagedRunner(load_all(folder)).forward({0: ids}, AttentionForm.PLAIN)
+    for number in (None, 0):
+        written = config | {"num_nextn_predict_layers": number}
+        (folder / "config.json").write_text(json.dumps(written))
+        got = PagedRunner(load_all(folder)).forward({0: ids}, AttentionForm.PLAIN)
+        assert torch.equal(got, want)
+        for depth in (0, 1):
+            MtpLayer.load(folder, device="cpu", dtype=torch.float32, depth=depth)
+        with pytest.raises(CheckpointError, match="no MTP layer 2 of 2"):
+            MtpLayer.load(folder, device="cpu", dtype=torch.float32, depth=2)
+
+
+def test_scales_of_a_cache_in_fp8_are_left_alone(tmp_path: Path) -> None:
+    folder = make_small(tmp_path)
+    want = load_all(folder).head.weight
+    for name in ("k_scale", "v_scale", "attn.k_scale", "kv_scale"):
+        edit(folder, put(f"model.layers.0.self_attn.{name}", torch.ones(1)))
+    assert torch.equal(load_all(folder).head.weight, want)
 
 
 def test_bfloat16_checkpoint(tmp_path: Path) -> None:

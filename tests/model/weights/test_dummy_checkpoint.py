@@ -26,7 +26,8 @@ SIZES = {
 }
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 INT4: dict[str, Any] = {"quant_method": "w4afp8"}
-METHODS = [None, FP8, INT4, INT4 | {"moe_activation_scheme": "static"}]
+AWQ: dict[str, Any] = {"quant_method": "awq"}
+METHODS = [None, FP8, INT4, INT4 | {"moe_activation_scheme": "static"}, AWQ]
 PAGE = 16
 
 

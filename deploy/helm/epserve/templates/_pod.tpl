@@ -70,7 +70,7 @@ initContainers:
 image: {{ include "epserve.image" .root }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 env:
-  {{- include "epserve.env" .env | trim | nindent 2 }}
+  {{- include "epserve.env" (merge (dict) .env (include "epserve.clusterEnv" . | fromJson)) | trim | nindent 2 }}
 {{- with .pod.envFrom }}
 envFrom:
   {{- toYaml . | nindent 2 }}
@@ -107,6 +107,18 @@ securityContext:
   {{- else if eq $.component "gateway" }}
   {{- /* 503 at /ready while there is no pair of workers, and from SIGTERM on. */}}
   httpGet: {path: {{ ternary "/ready" "/version" (eq $name "readiness") }}, port: http{{ if $.root.Values.gateway.tlsSecret }}, scheme: HTTPS{{ end }}}
+  {{- else if $.root.Values.cluster.tlsSecret }}
+  {{- /* As below. The kubelet has no certificate to show. */}}
+  {{- $timing = merge (dict) (index $.pod.probes $name) (dict "periodSeconds" 10 "timeoutSeconds" 10) $timing }}
+  exec:
+    command:
+      - ctl
+      - probe
+      - grpc
+      - {{ printf "%s:%d" (ternary "[::1]" "127.0.0.1" (eq (include "epserve.listen" $.root) "[::]")) (ternary 8001 9000 (eq $.component "router")) | quote }}
+      {{- if eq $name "liveness" }}
+      - --service=liveness
+      {{- end }}
   {{- else }}
   {{- /* Serving once every rank has loaded, not while it drains; alive however busy ranks are. */}}
   grpc: {port: {{ ternary 8001 9000 (eq $.component "router") }}{{ if eq $name "liveness" }}, service: liveness{{ end }}}

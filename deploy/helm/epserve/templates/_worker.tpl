@@ -99,6 +99,7 @@ spec:
       volumeMounts:
         - name: tmp
           mountPath: /tmp
+        {{- include "epserve.clusterMount" .root | nindent 8 }}
         {{- if not $worker.hostIPC }}
         - name: shm
           mountPath: /dev/shm
@@ -117,6 +118,7 @@ spec:
   volumes:
     - name: tmp
       emptyDir: {}
+    {{- include "epserve.clusterVolume" .root | nindent 4 }}
     {{- if not $worker.hostIPC }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ include "epserve.shmSize" . }}}

@@ -1,0 +1,1 @@
+"""How models write tool calls and thoughts: one file a format, `registry.py` has them all."""

@@ -1,0 +1,221 @@
+"""Calls that a worker's grammar has produced, read by the parser of the same format."""
+
+import json
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from jsonschema import Draft202012Validator
+from tokenizers import AddedToken
+
+from core.clock import SystemClock
+from gateway.formats.registry import TOOL_FORMATS
+from gateway.formats.tool_format import ToolFormat
+from gateway.grammar.grammar_compiler import GrammarCompiler
+from gateway.grammar.grammar_request import request_grammar
+from gateway.requests.constraint_fields import Constraint
+from gateway.requests.tool_fields import FunctionDefinition, Tool, ToolUse
+from proto.generate_pb2 import Grammar
+from tests.gateway.model_folder import EOS_ID, THINK, make_model_folder, make_tokenizer
+from tests.gateway.output.test_tool_formats import read
+
+pytest.importorskip("torch")
+from engine.grammar import grammar_match, paced_match  # noqa: E402 - needs torch
+from engine.sampling import sampling_params  # noqa: E402 - as above
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+each_format = pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.models)
+MARKS = sorted({mark for form in TOOL_FORMATS for mark in form.marks})
+TOKENIZER = make_tokenizer()
+TOKENIZER.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
+VOCAB_SIZE = TOKENIZER.get_vocab_size()
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}},
+                "required": ["city"], "additionalProperties": False},
+    "IDX": {"type": "object", "properties": {"n": {"enum": [1, "<|tool_call_end|>", None]}},
+            "required": ["n"], "additionalProperties": False},
+}  # fmt: skip
+
+
+def tool(name: str, *, strict: bool) -> Tool:
+    function = FunctionDefinition(name=name, parameters=SCHEMAS[name], strict=strict)
+    return Tool(type="function", function=function)
+
+
+STRICT = tuple(tool(name, strict=True) for name in SCHEMAS)
+LOOSE = tuple(tool(name, strict=False) for name in SCHEMAS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_model_folder(tmp_path_factory.mktemp("tools") / "model")
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compiler(folder: Path) -> AsyncIterator[GrammarCompiler]:
+    compiler = GrammarCompiler(folder, (EOS_ID,))
+    yield compiler
+    await compiler.close()
+
+
+async def compiled(
+    compiler: GrammarCompiler,
+    form: ToolFormat,
+    tools: ToolUse,
+    constraint: Constraint | None = None,
+) -> Grammar:
+    grammar = await request_grammar(constraint, tools, form, compiler, client="c")
+    grammar.special_token_ids.extend(TOKENIZER.token_to_id(mark) for mark in form.marks)
+    return grammar
+
+
+def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
+    wanted = sampling_params._grammar(grammar)
+    return worker(folder).match(wanted, compiled_by_worker(folder, wanted), ())
+
+
+@cache
+def worker(folder: Path) -> grammar_match.GrammarCompiler:
+    return grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
+
+
+@cache
+def compiled_by_worker(folder: Path, grammar: sampling_params.Grammar) -> Any:
+    return worker(folder).compile(grammar)
+
+
+def allowed(match: grammar_match.GrammarMatch) -> list[int]:
+    words = match.mask().numpy().view("uint32")
+    return [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
+
+
+def walk(match: grammar_match.GrammarMatch, choose: random.Random) -> str:
+    """An output, as its marks spell it; marks and quotes are likelier than letters."""
+    tokens: list[int] = []
+    while not match.is_complete:
+        assert len(tokens) < 2000
+        may = allowed(match)
+        likely = [token for token in may if token > 260 or TOKENIZER.id_to_token(token) in '"}']
+        token = choose.choice(likely if likely and choose.random() < 0.5 else may)
+        assert match.accept(token)
+        if token == EOS_ID:
+            break
+        tokens.append(token)
+    return TOKENIZER.decode(tokens, skip_special_tokens=False)
+
+
+def follow(match: grammar_match.GrammarMatch, text: str) -> bool:
+    """Whether an output may be `text`, and end behind it."""
+    tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return all(map(match.accept, tokens)) and (match.is_complete or EOS_ID in allowed(match))
+
+
+def check_calls(calls: list[tuple[str | None, str]]) -> None:
+    for name, arguments in calls:
+        Draft202012Validator(SCHEMAS[name or ""]).validate(json.loads(arguments))
+
+
+@each_format
+async def test_forced_calls_are_read_as_they_were_written(
+    folder: Path, compiler: GrammarCompiler, form: ToolFormat
+) -> None:
+    grammar = await compiled(compiler, form, ToolUse(LOOSE, LOOSE, at_most_one=False))
+    for seed in range(12):
+        output = walk(begin(folder, grammar), random.Random(seed))
+        text, calls = read(form, [output])
+        assert text == ""
+        assert calls
+        check_calls(calls)
+        assert read(form, list(output)) == (text, calls)
+    assert not follow(begin(folder, grammar), "no call")
+
+
+@each_format
+async def test_strict_tools_are_kept_to_where_nothing_is_forced(
+    folder: Path, compiler: GrammarCompiler, form: ToolFormat
+) -> None:
+    """Text is free; a call that the model opens keeps to its schema."""
+    grammar = await compiled(compiler, form, ToolUse(STRICT, (), at_most_one=False))
+    good, bad = '{"city":"Bern"}', '{"city":5}'
+    for begin_of in form.begins:
+        calls = form.write(form.call("weather", good)).replace(form.begins[0], begin_of)
+        for text in ("", "I look. "):
+            assert follow(begin(folder, grammar), text + calls)
+            assert not follow(begin(folder, grammar), text + calls.replace(good, bad))
+            assert not follow(begin(folder, grammar), text + calls.replace("weather", "nobody"))
+    assert follow(begin(folder, grammar), 'Only text, {"and": 1} JSON.')
+    for seed in range(12):
+        output = walk(begin(folder, grammar), random.Random(seed))
+        check_calls(read(form, [output])[1])
+
+
+async def test_tools_that_are_not_strict_take_any_object(
+    folder: Path, compiler: GrammarCompiler
+) -> None:
+    form = TOOL_FORMATS[0]
+    tools = ToolUse((STRICT[0], LOOSE[1]), (), at_most_one=False)
+    grammar = await compiled(compiler, form, tools)
+    for name, expected in (("weather", False), ("IDX", True)):
+        output = form.write(form.call(name, '{"other":1}'))
+        assert follow(begin(folder, grammar), output) == expected
+
+
+@each_format
+async def test_a_constraint_or_calls(
+    folder: Path, compiler: GrammarCompiler, form: ToolFormat
+) -> None:
+    constraint = Constraint("regex", "[0-9]+", "guided_regex")
+    grammar = await compiled(compiler, form, ToolUse(STRICT, (), at_most_one=True), constraint)
+    call = form.write(form.call("weather", '{"city":"Bern"}'))
+    for output, expected in ((call, True), ("12", True), ("a", False), ("12" + call, False),
+                             (call.replace("city", "town"), False)):  # fmt: skip
+        assert follow(begin(folder, grammar), output) == expected
+
+
+async def test_thoughts_come_before_what_is_constrained(folder: Path) -> None:
+    open_id, close_id = map(TOKENIZER.token_to_id, THINK)
+    grammar = Grammar(regex="ab", compact=True)
+    grammar.thoughts.open_token_id, grammar.thoughts.close_token_id = open_id, close_id
+    letter_a, letter_b = (TOKENIZER.token_to_id(letter) for letter in "ab")
+    match = begin(folder, grammar)
+    assert set(allowed(match)) == {letter_a, open_id}
+    assert match.accept(letter_a)  # without thoughts
+    assert set(allowed(match)) == {letter_b}
+    match = begin(folder, grammar)
+    for token in (open_id, letter_b, open_id):
+        assert match.accept(token)
+        assert not match.is_active
+    assert match.accept(close_id)
+    assert match.is_active
+    assert set(allowed(match)) == {letter_a}
+
+
+async def test_a_step_waits_for_no_thoughts(folder: Path) -> None:
+    """As a rank works with it: wherever the tokens so far end, the next mask is the same."""
+    open_id, close_id = map(TOKENIZER.token_to_id, THINK)
+    grammar = Grammar(regex="ab", compact=True)
+    grammar.thoughts.open_token_id, grammar.thoughts.close_token_id = open_id, close_id
+    letter_a, letter_b = (TOKENIZER.token_to_id(letter) for letter in "ab")
+    tokens = [open_id, letter_b, close_id, letter_a, letter_b]
+    active = [True, False, False, True, True]
+    with ThreadPoolExecutor(1) as threads:
+        for num_before in range(len(tokens)):
+            match = paced_match.PacedMatch(
+                begin(folder, grammar), tokens[:num_before], threads, SystemClock()
+            )
+            paced_match.settle([match])
+            for token, is_active in list(zip(tokens, active, strict=True))[num_before:]:
+                assert match.is_ready
+                assert match.is_active == is_active
+                assert match.accept(token)
+            assert match.is_ready
+            assert match.is_complete
