@@ -65,7 +65,7 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt, or prompt and requested output, exceed the model's context."""
 
 
-class PreviousResponseNotFound(InvalidRequest):
+class PreviousNotFound(InvalidRequest):
     """The response that a request goes on from is not kept, or not any more."""
 
 
@@ -156,13 +156,7 @@ STATUS: dict[type[EpserveError], ErrorStatus] = {
     for cls, grpc, http, type_, code in (
         (InvalidRequest, "INVALID_ARGUMENT", 400, _INVALID, "invalid_value"),
         (ContextLengthExceeded, "INVALID_ARGUMENT", 400, _INVALID, "context_length_exceeded"),
-        (
-            PreviousResponseNotFound,
-            "INVALID_ARGUMENT",
-            400,
-            _INVALID,
-            "previous_response_not_found",
-        ),
+        (PreviousNotFound, "INVALID_ARGUMENT", 400, _INVALID, "previous_response_not_found"),
         (Unauthenticated, "UNAUTHENTICATED", 401, _INVALID, "invalid_admin_token"),
         (ModelNotFound, "NOT_FOUND", 404, _INVALID, "model_not_found"),
         (NotFound, "NOT_FOUND", 404, _INVALID, "not_found"),

@@ -124,14 +124,9 @@ async def serve(
             max_inflight=settings.max_inflight, max_queued=settings.max_queued,
             max_queue_seconds=settings.max_queue_seconds, metrics=metrics, clock=clock,
         )  # fmt: skip
-        buckets = BucketMemory(settings.shared_folder and settings.shared_folder / BUCKET_FILE)
-        stack.callback(buckets.close)
+        buckets = stack.enter_context(contextlib.closing(_bucket_memory(settings)))
         keys = make_keys(settings)
-        folder = settings.shared_folder
-        responses = ResponseStore(
-            folder and folder / RESPONSES_FILE, settings.stored_responses_mib * 2**20
-        )
-        stack.callback(responses.close)
+        responses = stack.enter_context(contextlib.closing(_response_store(settings)))
         grammars = GrammarCompiler(settings.model, model.eos_token_ids)
         stack.push_async_callback(grammars.close)
         frontend = Frontend(
@@ -149,6 +144,16 @@ async def serve(
         log.info("listening", address=str(address), model=model.name, epoch=identity.epoch)
         await _serve_frontend(frontend, keys, listener, stop)
     log.info("stopped")
+
+
+def _bucket_memory(settings: GatewaySettings) -> BucketMemory:
+    return BucketMemory(settings.shared_folder and settings.shared_folder / BUCKET_FILE)
+
+
+def _response_store(settings: GatewaySettings) -> ResponseStore:
+    folder = settings.shared_folder
+    max_bytes = settings.stored_responses_mib * 2**20
+    return ResponseStore(folder and folder / RESPONSES_FILE, max_bytes)
 
 
 def _bound_unread(listener: socket.socket, seconds: float) -> None:

@@ -16,8 +16,7 @@ from bench.serving.stub_cluster import without_pauses
 from core.address import parse_address
 from gateway.http.http_protocol import HttpProtocol
 from gateway.http.reply_sender import STREAM_HEADERS
-from gateway.replies.reply import SSE_DONE
-from gateway.replies.reply_form import sse_event
+from gateway.replies.reply_form import SSE_DONE, sse_event
 
 TOKEN = sse_event(b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}')
 

@@ -13,10 +13,8 @@ from gateway.base.openai_error import error_body
 from gateway.cluster.job import Job
 from gateway.cluster.run import Usage
 from gateway.output.choice_delta import ChoiceDelta
-from gateway.replies.reply_form import ReplyForm, encode_json, sse_event
+from gateway.replies.reply_form import SSE_DONE, ReplyForm, encode_json, sse_event
 from gateway.text.tokenizer import Tokenizer
-
-SSE_DONE = b"data: [DONE]\n\n"
 
 
 class Reply(ReplyForm):

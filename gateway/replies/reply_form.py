@@ -10,6 +10,8 @@ from core.errors import EpserveError
 from gateway.cluster.run import Usage
 from gateway.output.choice_delta import ChoiceDelta
 
+SSE_DONE = b"data: [DONE]\n\n"  # OpenAI's
+
 encode_json = msgspec.json.encode
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.errors import PreviousResponseNotFound
+from core.errors import PreviousNotFound
 from core.log import get_logger
 from gateway.responses_api.input_items import ITEMS, AnyItem
 
@@ -87,12 +87,12 @@ class ResponseStore:
         return row and StoredResponse(row[0], ITEMS.validate_json(row[1]))
 
     def before(self, id_: str | None, client: str) -> list[AnyItem]:
-        """The conversation that a request goes on from. Raises PreviousResponseNotFound."""
+        """The conversation that a request goes on from. Raises PreviousNotFound."""
         if id_ is None:
             return []
         stored = self.get(id_, client)
         if stored is None:
-            raise PreviousResponseNotFound(
+            raise PreviousNotFound(
                 f"Previous response with id {id_!r} not found.", param="previous_response_id"
             )
         return stored.items

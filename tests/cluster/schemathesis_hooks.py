@@ -13,7 +13,9 @@ MODEL = os.environ["EPSERVE_MODEL"]
 # As many as the demo model makes in a moment, behind a limit that is to be refused.
 MOST = {"max_tokens": 3, "max_completion_tokens": 3, "n": 2, "best_of": 2}
 LARGEST_ACCEPTED = {"max_tokens": 4096, "max_completion_tokens": 4096, "n": 128, "best_of": 128}
-REQUIRED = {"model", "messages", "prompt"}
+REQUIRED = {"model", "messages", "prompt", "input", "max_tokens"}
+# Here more than fits into the context is no error but an answer that goes on to its end.
+BOUNDED_BY_CONTEXT = {"/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens"}
 
 
 @schemathesis.hook
@@ -35,6 +37,9 @@ def before_call(
         if rng.random() < 0.9 and isinstance(body.get("messages"), list):
             _complete_messages(body["messages"])
         body.setdefault("max_tokens", 3)
+    if limit := BOUNDED_BY_CONTEXT.get(case.path):
+        value = body.setdefault(limit, 3)
+        body[limit] = min(value, 3) if type(value) is int else value
     for name, most in MOST.items():
         value = body.get(name)
         if type(value) is int and most < value <= LARGEST_ACCEPTED[name]:
