@@ -63,7 +63,7 @@ AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discr
 
 class UserMessage(ClosedModel):
     role: Literal["user"]
-    content: str | Items[UserBlock]
+    content: str | Annotated[Items[UserBlock], Field(min_length=1)]
 
 
 class AssistantMessage(ClosedModel):
@@ -73,7 +73,7 @@ class AssistantMessage(ClosedModel):
 
 class SystemMessage(ClosedModel):
     role: Literal["system"]
-    content: str | Items[TextBlock]
+    content: str | Annotated[Items[TextBlock], Field(min_length=1)]
 
 
 Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]

@@ -259,6 +259,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 BAD = [
     ({"max_tokens": None}, "max_tokens"),
     ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages\\[0\\].content"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "image"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages\\[0\\]"),
     ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking"),
