@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import jsonschema
+from tokenizers import Tokenizer
 
 from tests.cluster.event_stream import events, whole_reply
+from tests.cluster.harness import DEMO_MODEL
 from tests.cluster.reply_shape import canonical, same_but_for_rounding
 from tests.cluster.seeded_requests import ADD, WEATHER, Fields
 
@@ -43,6 +45,10 @@ def _numbers(count: int) -> Fields:
     }
 
 
+def _think_id() -> int:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).token_to_id("<think>")
+
+
 def _kinds(num_tokens: int) -> dict[str, Fields]:
     """Fields by kind; each kind's output is some `num_tokens` long."""
     filled = {"max_tokens": num_tokens, "ignore_eos": True}
@@ -50,16 +56,19 @@ def _kinds(num_tokens: int) -> dict[str, Fields]:
     sort = {"name": "sort", "parameters": _numbers(num_tokens // 6)}
     tools = [WEATHER, {"type": "function", "function": sort}, ADD]
     named = {"type": "function", "function": {"name": "sort"}}
+    no_thoughts = {"logit_bias": {str(_think_id()): -100}}  # which would take some of the tokens
     return {
         "greedy": {**filled, "temperature": 0},
         "seeded": {**filled, "temperature": 0.9, "top_p": 0.95, "seed": 11},
         "JSON schema": {
+            **no_thoughts,
             "max_tokens": 2 * num_tokens + 100,
             "temperature": 0.7,
             "seed": 5,
             "response_format": {"type": "json_schema", "json_schema": schema},
         },
         "tools": {
+            **no_thoughts,
             "max_tokens": 2 * num_tokens + 100,
             "temperature": 0.7,
             "seed": 6,
