@@ -20,8 +20,8 @@ class Connection:
         self.on_lost: Callable[[], None] | None = None
         self.is_cut = False
 
-    def watch(self, on_lost: Callable[[], None]) -> None:
-        self.on_lost = on_lost
+    def watch(self, on_lost: Callable[[], None], ping: Callable[[], None]) -> None:
+        self.on_lost, self.ping = on_lost, ping
 
     def unwatch(self, on_lost: Callable[[], None]) -> None:
         assert self.on_lost == on_lost
