@@ -36,7 +36,9 @@ def before_call(
     if case.path == "/v1/chat/completions":
         if rng.random() < 0.9 and isinstance(body.get("messages"), list):
             _complete_messages(body["messages"])
-        body.setdefault("max_tokens", 3)
+        # Without either the answer goes on to the end of the context.
+        if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+            body["max_tokens"] = 3
     if limit := BOUNDED_BY_CONTEXT.get(case.path):
         value = body.setdefault(limit, 3)
         body[limit] = min(value, 3) if type(value) is int else value
