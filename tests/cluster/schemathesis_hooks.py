@@ -40,7 +40,7 @@ def before_call(
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
             body["max_tokens"] = 3
     if limit := BOUNDED_BY_CONTEXT.get(case.path):
-        value = body.setdefault(limit, 3)
+        value = 3 if body.get(limit) is None else body[limit]
         body[limit] = min(value, 3) if type(value) is int else value
     for name, most in MOST.items():
         value = body.get(name)

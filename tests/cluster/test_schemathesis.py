@@ -42,7 +42,7 @@ def run_schemathesis(
     """The command line tool in a process of its own."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{cluster.url}/openapi.json"]
     command += ["--url", cluster.url, "--checks", ",".join(CHECKS)]
-    command += ["--phases", "examples,coverage,fuzzing", "--workers", "4"]
+    command += ["--phases", "examples,coverage,fuzzing", "--workers", "1"]
     command += ["--max-examples", str(num_examples), "--seed", "1", "--generation-deterministic"]
     command += ["--suppress-health-check", "all"]
     command += ["--request-timeout", "60", "--continue-on-failure", "--no-color"]
