@@ -33,8 +33,12 @@ ON_GPUS = [
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The token is in the environment, as pages say it to those who start workers by hand."""
     plan_here(monkeypatch)
+    token = tmp_path / "cluster-token"
+    token.write_text("of-this-test")
+    monkeypatch.setenv("EPSERVE_CLUSTER_TOKEN_FILE", str(token))
 
 
 def named(card: Card | None, where: object) -> Card:
