@@ -226,7 +226,7 @@ def _event(message: RequestMessage) -> Event:
 def _facts(context: RankContext) -> RankFacts:
     ready = context.ready
     return RankFacts(
-        num_layers=context.config.num_layers,
+        num_layers=context.config.num_kv_layers,
         page_tokens=ready.page_tokens,
         max_model_len=ready.max_model_len,
         max_running=ready.max_running,

@@ -192,6 +192,15 @@ class WorkerSettings(PeerSettings):
         "0: none",
     )
 
+    # ---- speculation
+    speculative_tokens: int = Field(
+        0,
+        ge=0,
+        le=5,
+        description="Decode: tokens that the model's MTP layer drafts for each to come; prefill: "
+        "other than 0 where decode drafts, whose KV it computes then",
+    )
+
     # ---- load
     overlap_schedule: bool | None = Field(
         None,

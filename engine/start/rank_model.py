@@ -72,12 +72,12 @@ class RankModel:
             model = load_model(
                 prepared.source,
                 settings,
+                config,
                 rank=group.rank,
                 device=device,
                 dtype=dtype,
                 experts=experts,
                 form=form,
-                num_layers=config.num_layers,
             )
         with clock.phase("compile"):
             libraries.wait()

@@ -1,5 +1,6 @@
 """The MTP layer against transformers' own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ from transformers.modeling_layers import MtpModel
 
 from core.errors import CheckpointError
 from model.batch import AttentionForm
-from model.mtp import MtpLayer
+from model.config import ModelConfig, MtpUse
+from model.deepseek import DeepseekV3
 from tests.model.driver import PagedRunner, load_all
 from tests.model.reference import assert_close, load_reference
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-LOAD = {"device": "cpu", "dtype": torch.float32}
+
+def load_with_mtp(folder: Path, mtp: MtpUse = "whole") -> DeepseekV3:
+    return load_all(folder, config=replace(ModelConfig.from_folder(folder), mtp=mtp))
 
 
 @torch.no_grad()
@@ -36,41 +40,42 @@ def test_against_transformers(tmp_path: Path, tied: bool) -> None:
     folder = make_tiny_checkpoint(tmp_path, num_nextn_predict_layers=1, tie_word_embeddings=tied)
     ids = [3 + (7 * i) % 250 for i in range(70)]
     want = reference_mtp(folder, ids)
-    model, mtp = load_all(folder), MtpLayer.load(folder, **LOAD)
+    model = load_with_mtp(folder)
+    assert model.mtp is not None
     for form in AttentionForm:
-        main, draft = PagedRunner(model, seed=1), PagedRunner(model, seed=2)
+        main, draft = PagedRunner(model), PagedRunner(model)
         logits = []
         for start in range(0, len(ids) - 1, 23):
             stop = min(start + 23, len(ids) - 1)
             batch = main.batch({0: ids[start:stop]}, form)
             hidden = model.hidden_states(batch, main.cache)
             ahead = draft.batch({0: ids[start + 1 : stop + 1]}, form, all_rows=True)
-            part, after = mtp.forward(ahead, hidden, draft.cache[0])
-            assert after.shape == hidden.shape
-            logits.append(part)
+            after = model.mtp.forward(ahead, hidden, main.cache[-1])
+            logits.append(model.mtp.logits(after))
         assert_close(torch.cat(logits), want, form.value)
 
 
-def test_embedding_and_head_default_to_the_main_ones(tmp_path: Path) -> None:
+def test_embedding_and_head_are_the_main_ones(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path, num_nextn_predict_layers=1)
-    own = MtpLayer.load(folder, **LOAD)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.3.embed_tokens.weight"]
     del tensors["model.layers.3.shared_head.head.weight"]
     save_file(tensors, folder / "model.safetensors")
-    shared = MtpLayer.load(folder, **LOAD)
-    assert torch.equal(own.embedding, shared.embedding)
-    assert torch.equal(own.head.weight, shared.head.weight)
+    model = load_with_mtp(folder)
+    assert model.mtp is not None
+    assert model.mtp.embedding is model.embedding
+    assert model.mtp.head is model.head
 
 
 def test_absent_or_incomplete(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="no MTP layer 0"):
-        MtpLayer.load(folder, **LOAD)
+    with pytest.raises(CheckpointError, match="no MTP layer, .* speculative-tokens must be 0"):
+        load_with_mtp(folder)
     folder = make_tiny_checkpoint(tmp_path / "part", num_nextn_predict_layers=1)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.3.eh_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
     load_all(folder)  # the main model is whole
-    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.3\.eh_proj\.weight"):
-        MtpLayer.load(folder, **LOAD)
+    for mtp in ("kv", "whole"):
+        with pytest.raises(CheckpointError, match=r"missing: model\.layers\.3\.eh_proj\.weight"):
+            load_with_mtp(folder, mtp)
