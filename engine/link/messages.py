@@ -67,10 +67,11 @@ class Submit(Frozen, frozen=True, kw_only=True):
     """Start a request on a decode rank. Token ids (`core.token_ids`) of the prompt come along where
     penalties look at them; those of the output are of tokens that earlier attempts elsewhere have
     produced. `sampling` is a serialized `SamplingParams`. Higher `priority` goes first, equal ones
-    in order of arrival."""
+    in order of arrival. `last_token_id` is that of the last of all tokens."""
 
     request_id: str
     num_prompt_tokens: int
+    last_token_id: int
     prompt_token_ids: bytes = b""
     output_token_ids: bytes = b""
     sampling: bytes
@@ -209,11 +210,13 @@ class Reserved(Frozen, frozen=True, kw_only=True):
 
 
 class Produced(Frozen, frozen=True, kw_only=True):
-    """New tokens of a request, in order; the request is over when `finish` is set."""
+    """New tokens of a request, in order; the request is over when `finish` is set. All but the last
+    are right ones of `num_proposed` drafts."""
 
     request_id: str
     tokens: tuple[TokenOut, ...]
     finish: Finish = Finish.NONE
+    num_proposed: int = 0
 
 
 class Ended(Frozen, frozen=True, kw_only=True):
@@ -293,6 +296,8 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
     kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
+    drafts_proposed_total: tuple[int, ...] = ()  # decode, by position after the token itself
+    drafts_accepted_total: tuple[int, ...] = ()  # ... those that were right, as all before them
     step_gap_seconds_total: float = 0.0  # decode: its device waited, though there was work
 
 

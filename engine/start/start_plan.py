@@ -117,14 +117,17 @@ def dispatch_needs(
 ) -> DispatchNeeds:
     sizes = recorded_sizes(settings, form)
     decodes = form is AttentionForm.ABSORBED
+    drafts = settings.speculative_tokens if decodes else 0
+    # Steps with drafts are of fixed sizes, recorded or not.
+    most = max((*sizes, settings.max_running if drafts else 0), default=0)
     needs = DispatchNeeds(
         hidden=config.hidden_size,
         itemsize=itemsize,
         slots_per_rank=slots_per_rank,
         num_choices=config.experts_per_token,
-        step_tokens=settings.max_running if decodes else settings.step_tokens,
-        masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
-        masked_only=bool(sizes),
+        step_tokens=settings.max_running * (1 + drafts) if decodes else settings.step_tokens,
+        masked_tokens=decode_cap(most, settings.group_size, drafts) if most else 0,
+        masked_only=bool(most),
     )
     is_on_host = settings.device == "cpu"  # whose dispatchers have no aligned form
     return needs if is_on_host or settings.group_size == 1 else bounded(needs, settings.group_size)
