@@ -21,6 +21,8 @@ class SequenceChunk:
     sample     how to sample the token after the last one; None: not wanted
     scores     where log-probabilities of the prompt that this is a piece of are gathered; None:
                not wanted
+    following  the token after the last one, for the KV of an MTP layer; 0 where there is none yet:
+               whoever drafts writes that position anew
     follows    the step under way that samples its only token; None: `token_ids` says them
     """
 
@@ -29,6 +31,7 @@ class SequenceChunk:
     pages: Sequence[int]
     sample: SampleRow | None = None
     scores: PromptScores | None = None
+    following: int = 0
     follows: PendingToken | None = None
 
     @property
