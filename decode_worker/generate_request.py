@@ -30,9 +30,9 @@ def submit_of(request: generate_pb2.GenerateRequest, key: str, ready: Ready) -> 
     return Submit(
         request_id=key,
         num_prompt_tokens=num_ids(prompt),
-        last_token_id=unpack_ids(output or prompt)[-1],
         prompt_token_ids=prompt if sees_prompt else b"",
         output_token_ids=output,
+        last_token_id=unpack_ids(output or prompt)[-1],
         sampling=sampling.SerializeToString(),
         priority=request.priority,
     )

@@ -103,6 +103,10 @@ class DeepseekV3:
             )
 
     @property
+    def num_kv_layers(self) -> int:
+        return len(self.layers) + (self.mtp is not None)
+
+    @property
     def moe_layers(self) -> tuple[Moe, ...]:
         """In order, as placements count them."""
         layers = self.layers if self.mtp is None else (*self.layers, self.mtp.layer)
@@ -197,7 +201,8 @@ class DeepseekV3:
 
     def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of the main model's layers, [pages, page_tokens, kv_dim] each."""
-        return kv_cache[: len(kv_cache) - (self.mtp is not None)].unbind(0)
+        assert len(kv_cache) == self.num_kv_layers, "a cache of another number of layers"
+        return kv_cache[: len(self.layers)].unbind(0)
 
     def run_layers(
         self,

@@ -40,10 +40,12 @@ class Layer:
         """`moe_layer` counts MoE layers only; None for a dense layer."""
         mlp_prefix = f"{prefix}.mlp"
         mlp: Mlp | Moe | None = None
-        if has_mlp and moe_layer is None:
-            mlp = Mlp.load(weights, mlp_prefix)
-        elif has_mlp:
-            mlp = Moe.load(weights, config, mlp_prefix, experts, moe_layer)
+        if has_mlp:
+            mlp = (
+                Mlp.load(weights, mlp_prefix)
+                if moe_layer is None
+                else Moe.load(weights, config, mlp_prefix, experts, moe_layer)
+            )
         return cls(
             eps=config.rms_norm_eps,
             input_norm=weights.get(f"{prefix}.input_layernorm.weight"),

@@ -257,6 +257,11 @@ class WorkerSettings(PeerSettings):
         return min(self.cuda_graph_max_batch or self.max_running, self.max_running)
 
     @property
+    def running_tokens(self) -> int:
+        """Of the largest step of a decode rank: a token and its drafts of each request."""
+        return self.max_running * (1 + self.speculative_tokens)
+
+    @property
     def step_tokens(self) -> int:
         """`chunk_tokens` with 0 resolved: enough to keep the device busy, little enough that a
         request does not wait long for the step before its own."""

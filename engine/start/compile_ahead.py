@@ -116,7 +116,7 @@ def asked_for(
     short = short_model(model)
     config, device = model.config, model.embedding.device
     num_pages = 1 + -(-max(passes.lengths) // page_tokens)
-    shape = (len(short.layers), num_pages, page_tokens, config.kv_dim)
+    shape = (short.num_kv_layers, num_pages, page_tokens, config.kv_dim)
     kv_cache = torch.zeros(shape, dtype=model.embedding.dtype, device=device)
     is_noted = best_path("fp8_gemm", device) == "deep_gemm"
     products: set[Product] = set()

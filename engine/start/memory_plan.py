@@ -120,7 +120,7 @@ def plan_memory(
     """`DoesNotFit`, with the largest terms and what to change, when it does not fit, or when what
     is left cannot hold one request.
 
-    graph_sizes  batch sizes of recorded decode steps; none where nothing is recorded
+    graph_sizes  rows of recorded decode steps; none where nothing is recorded
     pass_sizes   tokens of recorded prefill passes, likewise
     num_slots    experts of a layer on this rank
     itemsize     of an activation
@@ -161,7 +161,7 @@ def graph_bytes(settings: WorkerSettings, config: ModelConfig, sizes: Sequence[i
     longest = min(settings.max_model_len or config.max_position, config.max_position)
     inputs = largest * (3 * 8 + 4 + 4 * -(-longest // settings.page_tokens))
     logits = 4 * largest * config.vocab_size
-    return inputs + logits + len(sizes) * config.num_layers * GRAPH_BYTES_A_LAYER
+    return inputs + logits + len(sizes) * config.num_kv_layers * GRAPH_BYTES_A_LAYER
 
 
 def pass_bytes(config: ModelConfig, sizes: Sequence[int], itemsize: int) -> int:
@@ -195,12 +195,12 @@ def activation_bytes(
     `masked_rows` are those of all experts of this rank in a step of fixed size."""
     attention, dense, moe = elements_a_token(config)
     heads, width = config.num_heads, config.moe_intermediate_size
-    tokens = max(settings.step_tokens, settings.max_running)
+    tokens = max(settings.step_tokens, settings.running_tokens)
     expanded = EXPANDED_TOKENS * heads * (config.qk_head_dim + config.v_head_dim)
     # gate_up and what becomes of it.
     masked = masked_rows * 3 * width
     layer = max(tokens * attention + expanded, tokens * dense, tokens * moe, masked)
-    logits = min(tokens, settings.max_running) * config.vocab_size * (itemsize + 4)
+    logits = min(tokens, settings.running_tokens) * config.vocab_size * (itemsize + 4)
     return layer * itemsize + logits
 
 

@@ -231,15 +231,16 @@ def speculating(
     max_pages: int,
 ) -> SpeculativeSteps | None:
     """As `record`; None where nothing is drafted."""
-    if not settings.speculative_tokens or form is not AttentionForm.ABSORBED:
+    num_drafts = settings.speculative_tokens
+    if not num_drafts or form is not AttentionForm.ABSORBED:
         return None
     steps = SpeculativeSteps(
         model,
         kv_cache,
-        num_drafts=settings.speculative_tokens,
+        num_drafts=num_drafts,
         max_batch=settings.max_running,
         max_pages=max_pages,
-        sizes=sizes,
+        sizes=[size // (1 + num_drafts) for size in sizes],
         capture=CudaCapture(kv_cache.device) if sizes else None,
     )
     steps.capture_all()

@@ -23,6 +23,8 @@ class SequenceChunk:
                is right if it is what is sampled in its place, and so were all before it
     scores     where log-probabilities of the prompt that this is a piece of are gathered; None:
                not wanted
+    following  the token after the last one, for the KV of an MTP layer; 0 where there is none yet:
+               whoever drafts writes that position anew
     follows    the step under way that samples its only token; None: `token_ids` says them
     """
 
@@ -32,6 +34,7 @@ class SequenceChunk:
     sample: SampleRow | None = None
     checks: tuple[SampleRow, ...] = ()
     scores: PromptScores | None = None
+    following: int = 0
     follows: PendingToken | None = None
 
     @property
