@@ -73,7 +73,7 @@ class Submit(Frozen, frozen=True, kw_only=True):
     num_prompt_tokens: int
     prompt_token_ids: bytes = b""
     output_token_ids: bytes = b""
-    last_token_id: int = 0
+    last_token_id: int
     sampling: bytes
     priority: int = 0
 
@@ -210,11 +210,13 @@ class Reserved(Frozen, frozen=True, kw_only=True):
 
 
 class Produced(Frozen, frozen=True, kw_only=True):
-    """New tokens of a request, in order; the request is over when `finish` is set."""
+    """New tokens of a request, in order; the request is over when `finish` is set. All but the last
+    are right ones of `num_proposed` drafts."""
 
     request_id: str
     tokens: tuple[TokenOut, ...]
     finish: Finish = Finish.NONE
+    num_proposed: int = 0
 
 
 class Ended(Frozen, frozen=True, kw_only=True):
@@ -294,6 +296,8 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
     kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
+    drafts_proposed_total: tuple[int, ...] = ()  # decode, by position after the token itself
+    drafts_accepted_total: tuple[int, ...] = ()  # ... those that were right, as all before them
     step_gap_seconds_total: float = 0.0  # decode: its device waited, though there was work
 
 

@@ -174,6 +174,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         threads if on_cpu else None,
         graphs=built.graphs,
         passes=built.passes,
+        speculation=built.speculation,
         in_background=on_cpu and start.role == "decode" and bool(settings.overlap_schedule),
     )
     return RankContext(

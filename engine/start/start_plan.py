@@ -118,14 +118,17 @@ def dispatch_needs(
 ) -> DispatchNeeds:
     sizes = recorded_sizes(settings, form)
     decodes = form is AttentionForm.ABSORBED
+    # Steps with drafts are of fixed sizes, recorded or not.
+    drafts = decodes and settings.speculative_tokens > 0
+    fixed = sizes[-1] if sizes else settings.running_tokens * drafts
     needs = DispatchNeeds(
         hidden=config.hidden_size,
         itemsize=itemsize,
         slots_per_rank=slots_per_rank,
         num_choices=config.experts_per_token,
         step_tokens=settings.running_tokens if decodes else settings.step_tokens,
-        masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
-        masked_only=bool(sizes),
+        masked_tokens=decode_cap(fixed, settings.group_size) if fixed else 0,
+        masked_only=fixed > 0,
     )
     is_on_host = settings.device == "cpu"  # whose dispatchers have no aligned form
     return needs if is_on_host or settings.group_size == 1 else bounded(needs, settings.group_size)

@@ -208,6 +208,7 @@ class OneRank:
             Submit(
                 request_id=name,
                 num_prompt_tokens=len(prompt),
+                last_token_id=[*prompt, *output][-1],
                 prompt_token_ids=pack_ids(prompt) if sees_prompt else b"",
                 output_token_ids=pack_ids(output),
                 sampling=packed(answer.sampling),
