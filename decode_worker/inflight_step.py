@@ -28,10 +28,12 @@ class InflightStep:
         """One a row; waits."""
         tokens = iter(self.step.result())
         sampled = [[_known(next(tokens)) for _ in chunk.samples] for chunk in self.chunks]
-        drafts = self.step.drafts() or [()] * len(sampled)
+        drafts = self.step.drafts() or [[] for _ in sampled]
         return tuple(
-            Outcome() if name in self.late else _outcome(chunk.drafts, *of_chunk)
-            for name, chunk, *of_chunk in zip(self.rows, self.chunks, sampled, drafts, strict=True)
+            Outcome() if name in self.late else _outcome(chunk.drafts, its_tokens, its_drafts)
+            for name, chunk, its_tokens, its_drafts in zip(
+                self.rows, self.chunks, sampled, drafts, strict=True
+            )
         )
 
 
