@@ -10,8 +10,7 @@ from tests.decode_worker.one_rank import OneRank, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 PROMPTS = [
-    [(7 * n + 3 * j) % 250 + 5 for j in range(length)]
-    for n, length in enumerate((1, 8, 23))
+    [(7 * n + 3 * j) % 250 + 5 for j in range(length)] for n, length in enumerate((1, 8, 23))
 ]
 # A page has 8 tokens.
 WAYS: Mapping[str, Mapping[str, object]] = {
