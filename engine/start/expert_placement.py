@@ -25,9 +25,10 @@ def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGro
     for rank, (other,) in enumerate(group.exchange([own])):
         if other != own:
             raise ValueError(
-                f"rank {rank} of the group starts with another placement of experts or other drafts "
-                f"than rank {group.rank}: the file of expert-placement, or else num-redundant-experts, "
-                "speculative-tokens and the version of epserve must be the same on all nodes"
+                f"rank {rank} of the group starts with another placement of experts or other "
+                f"drafts than rank {group.rank}: the file of expert-placement, or else "
+                "num-redundant-experts, speculative-tokens and the version of epserve must be the "
+                "same on all nodes"
             )
     if placement.num_empty and group.rank == 0:
         log.info(
