@@ -178,13 +178,13 @@ CASES = [
     Case(
         alert="EpserveDraftsRejected",
         fires={
-            'epserve_draft_tokens_total{position="1",outcome="accepted"}': "0+30x60",
-            'epserve_draft_tokens_total{position="1",outcome="rejected"}': "0+90x60",
+            'epserve_draft_tokens_total{position="1",outcome="accepted"}': "0+300x60",
+            'epserve_draft_tokens_total{position="1",outcome="rejected"}': "0+900x60",
             'epserve_draft_tokens_total{position="2",outcome="accepted"}': "0+90x60",
         },
         quiet={
-            'epserve_draft_tokens_total{position="1",outcome="accepted"}': "0+90x60",
-            'epserve_draft_tokens_total{position="1",outcome="rejected"}': "0+30x60",
+            'epserve_draft_tokens_total{position="1",outcome="accepted"}': "0+3x60",
+            'epserve_draft_tokens_total{position="1",outcome="rejected"}': "0+9x60",
             'epserve_draft_tokens_total{position="2",outcome="rejected"}': "0+90x60",
         },
         at="40m", since="10m",
