@@ -218,6 +218,10 @@ class Produced(Frozen, frozen=True, kw_only=True):
     finish: Finish = Finish.NONE
     num_proposed: int = 0
 
+    @property
+    def num_accepted(self) -> int:
+        return len(self.tokens) - 1 if self.num_proposed else 0
+
 
 class Ended(Frozen, frozen=True, kw_only=True):
     """Answer to Abort on a decode rank: nothing more will be produced for this request."""

@@ -129,7 +129,7 @@ def asked_for(
 
 
 def decode_sizes(short: DeepseekV3, kv_cache: torch.Tensor, passes: Passes) -> None:
-    """As `engine.step.decode_graphs` does it."""
+    """As `engine.step` does it."""
     buffers = DecodeBuffers(
         max_rows=max(passes.sizes),
         max_pages=passes.max_pages,
@@ -140,4 +140,7 @@ def decode_sizes(short: DeepseekV3, kv_cache: torch.Tensor, passes: Passes) -> N
     logits = torch.zeros(shape, dtype=torch.float32, device=kv_cache.device)
     for size in passes.sizes:
         buffers.fill((), size)
-        short.decode(buffers.batch(size), kv_cache, logits[:size])
+        batch = buffers.batch(size)
+        short.decode(batch, kv_cache, logits[:size])
+        if short.mtp is not None:
+            short.mtp.decode(batch, short.embedding[batch.token_ids], kv_cache[-1])

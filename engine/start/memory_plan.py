@@ -128,7 +128,7 @@ def plan_memory(
     """
     terms = [*weights, *dispatch]
     if graph_sizes:
-        graphs = graph_bytes(settings, config, graph_sizes)
+        graphs = graph_bytes(settings, config, graph_sizes, itemsize)
         terms.append(MemoryTerm(name=GRAPHS, num_bytes=graphs))
     elif pass_sizes:
         passes = pass_bytes(config, pass_sizes, itemsize)
@@ -154,14 +154,20 @@ def plan_memory(
     return plan
 
 
-def graph_bytes(settings: WorkerSettings, config: ModelConfig, sizes: Sequence[int]) -> int:
-    """What recorded decode steps hold: their inputs and logits, and what each keeps of its
-    kernels; intermediate results are those of the largest, and among the activations."""
-    largest = max(sizes)
+def graph_bytes(
+    settings: WorkerSettings, config: ModelConfig, sizes: Sequence[int], itemsize: int
+) -> int:
+    """What recorded decode steps hold: their inputs and logits, with drafts states besides, and
+    what each keeps of its kernels; intermediate results are those of the largest, and among the
+    activations."""
+    drafts = settings.speculative_tokens
+    largest = settings.running_tokens if drafts else max(sizes)
+    states = largest * config.hidden_size * itemsize if drafts else 0
     longest = min(settings.max_model_len or config.max_position, config.max_position)
     inputs = largest * (3 * 8 + 4 + 4 * -(-longest // settings.page_tokens))
     logits = 4 * largest * config.vocab_size
-    return inputs + logits + len(sizes) * config.num_kv_layers * GRAPH_BYTES_A_LAYER
+    kernels = len(sizes) * (config.num_layers + drafts) * GRAPH_BYTES_A_LAYER
+    return inputs + logits + states + kernels
 
 
 def pass_bytes(config: ModelConfig, sizes: Sequence[int], itemsize: int) -> int:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -199,8 +199,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
 def _fingerprint_of(settings: WorkerSettings, config: ModelConfig) -> str:
     return kv_fingerprint(
         settings.model,
-        # Whoever drafts is paired with whoever computes the KV for it.
-        replace(config, mtp="kv") if config.mtp == "whole" else config,
+        config,
         dtype_name=settings.dtype_name,
         page_tokens=settings.page_tokens,
         revision=weights_revision(settings),

@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 RUNNER = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
 PROMPT = [20 + number % 200 for number in range(150)]  # two pages and a bit
-OPTIONS = ("--decode-workers", "2", "--decode-ranks", "1", "--set", "gateway.log-format=json")
+OPTIONS = (
+    *("--decode-workers", "2", "--decode-ranks", "1", "--speculative-tokens", "2"),
+    *("--set", "gateway.log-format=json"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +136,15 @@ def test_an_explanation_agrees_with_the_reply_the_log_and_the_metrics(cluster: C
     # The metric ends when the last page has landed, the answer's figure with the answer.
     assert sums(prefill, "transfer_seconds") == pytest.approx(took, abs=1.0)
     assert took > 0
-    assert sums(decode, "num_steps") == 48 - 2  # the first token of each is prefill's
+
+    # Drafts, each of which saves a step if it is right; the first token of each is prefill's.
+    accepted, rejected = (sums(decode, f"num_{how}_drafts") for how in ("accepted", "rejected"))
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
+    }
+    assert after.since(before, "decode", "epserve_draft_tokens_total") == accepted + rejected > 0
+    assert sums(decode, "num_steps") == 48 - 2 - accepted
 
 
 def test_a_request_that_moved_is_explained_leg_by_leg(cluster: Cluster) -> None:

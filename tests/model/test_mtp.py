@@ -12,6 +12,7 @@ from core.errors import CheckpointError
 from model.batch import AttentionForm
 from model.config import ModelConfig, MtpUse
 from model.deepseek import DeepseekV3
+from tests.model.decode_rows import decode_batch
 from tests.model.driver import PagedRunner, load_all
 from tests.model.reference import assert_close, load_reference
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -79,3 +80,46 @@ def test_absent_or_incomplete(tmp_path: Path) -> None:
     for mtp in ("kv", "whole"):
         with pytest.raises(CheckpointError, match=r"missing: model\.layers\.3\.eh_proj\.weight"):
             load_with_mtp(folder, mtp)
+
+
+def test_prefill_writes_what_the_layer_would(tmp_path: Path) -> None:
+    """In two chunks, of which the layer never computes more than latents."""
+    folder = make_tiny_checkpoint(tmp_path, num_nextn_predict_layers=1)
+    ids = [3 + (7 * i) % 250 for i in range(50)]
+    whole, short = (PagedRunner(load_with_mtp(folder, mtp)) for mtp in ("whole", "kv"))
+    assert whole.model.mtp is not None
+    batch = whole.batch({0: ids}, AttentionForm.PLAIN)
+    states = whole.model.hidden_states(batch, whole.cache)
+    ahead = replace(batch, token_ids=torch.tensor([*ids[1:], 0]))
+    whole.model.mtp.forward(ahead, states, whole.cache[-1])
+    for begin, end in ((0, 20), (20, 50)):
+        written: list[int] = []
+        batch = short.batch({0: ids[begin:end]}, AttentionForm.PLAIN)
+        batch = replace(batch, following=torch.tensor([*ids, 0][begin + 1 : end + 1]))
+        logits = short.model.forward(batch, short.cache, written.append)
+        assert written == [*range(short.model.config.num_kv_layers)]
+    torch.testing.assert_close(short.cache, whole.cache, rtol=1e-4, atol=1e-5)
+    assert_close(logits, whole.model.head.forward_wide(states[-1:]), "logits")
+    nothing = replace(short.batch({}, AttentionForm.PLAIN), following=torch.tensor([], dtype=int))
+    assert short.model.forward(nothing, short.cache).shape == (0, whole.model.config.vocab_size)
+
+
+def test_decode_equals_the_forward_pass(tmp_path: Path) -> None:
+    """Rows of two positions of a request among them, and padding."""
+    model = load_with_mtp(make_tiny_checkpoint(tmp_path, num_nextn_predict_layers=1))
+    assert model.mtp is not None
+    runner = PagedRunner(model)
+    prompts = {n: [3 + n + (7 * i) % 250 for i in range(9 + n)] for n in range(3)}
+    batch = runner.batch(prompts, AttentionForm.PLAIN)
+    runner.model.forward(replace(batch, following=batch.token_ids), runner.cache)
+    batch = runner.batch({n: [7 + n] for n in range(3)}, AttentionForm.ABSORBED)
+    rows, fixed = decode_batch(batch, 5), runner.cache.clone()
+    states = torch.empty(5, model.config.hidden_size)
+    model.decode(rows, fixed, states=states)
+    want = model.hidden_states(batch, runner.cache)
+    torch.testing.assert_close(states[:3], want, rtol=1e-4, atol=1e-5)
+    after = model.mtp.forward(batch, want, runner.cache[-1])
+    got = model.mtp.decode(rows, states, fixed[-1])[:3]
+    torch.testing.assert_close(got, after, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fixed, runner.cache, rtol=1e-4, atol=1e-5)
+    assert_close(model.mtp.logits(got), model.mtp.logits(after), "logits")
