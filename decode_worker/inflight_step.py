@@ -30,7 +30,7 @@ class InflightStep:
         sampled = [[_known(next(tokens)) for _ in chunk.samples] for chunk in self.chunks]
         drafts = self.step.drafts() or [[] for _ in sampled]
         return tuple(
-            Outcome() if name in self.late else _outcome(chunk.drafts, its_tokens, its_drafts)
+            Outcome() if name in self.late else outcome_of(chunk.drafts, its_tokens, its_drafts)
             for name, chunk, its_tokens, its_drafts in zip(
                 self.rows, self.chunks, sampled, drafts, strict=True
             )
@@ -42,7 +42,7 @@ def _known(token: TokenOut | None) -> TokenOut:
     return token
 
 
-def _outcome(proposed: Sequence[int], sampled: list[TokenOut], drafts: Sequence[int]) -> Outcome:
+def outcome_of(proposed: Sequence[int], sampled: list[TokenOut], drafts: Sequence[int]) -> Outcome:
     """NOTE: the rule of speculation. A draft is accepted if it is the token that (seed, position)
     draws in its place, and all drafts before it were: so tokens are those of single steps."""
     num_accepted = 0
