@@ -60,7 +60,7 @@ def _pack(
 
 
 def launch(
-    blocks: torch.Tensor, nibbles: torch.Tensor, scales: torch.Tensor, *, num_warps: int = 8
+    blocks: torch.Tensor, nibbles: torch.Tensor, scales: torch.Tensor, *, num_warps: int = 16
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `pack_values_reference`; all contiguous."""
     experts, tall, wide, _ = blocks.shape
