@@ -12,7 +12,7 @@ from tests.cluster.harness import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NUM_IN_SHORT, NUM_REQUESTS = 150, 500
+NUM_IN_SHORT, NUM_REQUESTS = 80, 300
 
 
 async def start_and_leave(client: httpx.AsyncClient, cluster: Cluster, rng: random.Random) -> int:

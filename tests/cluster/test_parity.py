@@ -22,7 +22,7 @@ from tests.cluster.seeded_requests import SeededRequest, seeded_requests
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NUM_REQUESTS = 200
-NUM_IN_SHORT = 80
+NUM_IN_SHORT = 40
 NUM_AT_ONCE = 6
 
 Answer = tuple[int, bytes]  # status and body
