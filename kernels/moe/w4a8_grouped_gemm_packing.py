@@ -140,10 +140,11 @@ def pack_blocks(
     shape = (len(weights), tall, wide, BLOCK_BYTES)
     blocks = torch.empty(shape, dtype=torch.uint8, device=device)
     if path_of("w4a8_packing", device) == "triton":
-        from kernels.moe.w4a8_grouped_gemm_packing_triton import launch as pack_values
+        from kernels.moe.w4a8_grouped_gemm_packing_triton import launch
+
+        is_signed, is_unfit = launch(blocks, nibbles, scales)
     else:
-        pack_values = pack_values_reference
-    is_signed, is_unfit = pack_values(blocks, nibbles, scales)
+        is_signed, is_unfit = pack_values_reference(blocks, nibbles, scales)
     _pack_scales(blocks, scales, is_signed)
     return blocks, is_unfit
 

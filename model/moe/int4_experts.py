@@ -64,7 +64,8 @@ class Int4Experts:
             return values, scales.float()
 
         def made(stored: Sequence[Parts]) -> Iterable[Parts]:
-            blocks, is_unfit = pack_blocks(*zip(*stored, strict=True), weights.device)
+            values, scales = zip(*stored, strict=True)
+            blocks, is_unfit = pack_blocks(values, scales, weights.device)
             unfit.append(is_unfit.any())
             return ((block,) for block in blocks)
 

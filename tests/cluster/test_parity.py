@@ -15,7 +15,7 @@ import pytest
 
 from proto import worker_pb2
 from tests.cluster.event_stream import events, whole_reply
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import SMALL_CHUNKS, Cluster
 from tests.cluster.reply_shape import canonical, same_but_for_rounding, without_run
 from tests.cluster.seeded_requests import SeededRequest, seeded_requests
 
@@ -36,6 +36,7 @@ def clusters(
 ) -> Iterator[tuple[Cluster, Cluster]]:
     """One pair of workers, and two and two."""
     options = ["--prefill-workers", "2", "--decode-workers", "2", "--decode-ranks", "1"]
+    options += SMALL_CHUNKS
     with Cluster(Path(tmp_path_factory.mktemp("parity")), *options) as four:
         yield served, four
 
