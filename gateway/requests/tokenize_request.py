@@ -6,9 +6,8 @@ from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
 from gateway.requests.chat_request import MAX_MESSAGES, ChatMessage, MessagesFields
-from gateway.requests.completion_request import TokenId
 from gateway.requests.request_body import Items, RequestModel
-from gateway.requests.sampling_fields import is_text
+from gateway.requests.sampling_fields import TokenId, is_text
 from gateway.requests.thinking_fields import ThinkingFields
 from gateway.requests.tool_fields import MAX_TOOLS, Tool
 
