@@ -61,8 +61,8 @@ MEANINGS = {
     "min_p": "tokens less likely than this share of the likeliest do not come",
     "min_tokens": "the output is at least so long",
     "priority": "higher ones go first",
-    "prompt_logprobs": "so many alternatives for each token of the prompt, and the token itself, as "
-    "`prompt_logprobs` in the choice, or beside the choices of a chat",
+    "prompt_logprobs": "so many alternatives for each token of the prompt, and the token itself, "
+    "as `prompt_logprobs` in the choice, or beside the choices of a chat",
     "regex": "the output matches this expression",
     "repetition_penalty": "logits of tokens in prompt or output are divided by it",
     "response_format": "OpenAI's, and `structural_tag` of xgrammar in both of its forms",

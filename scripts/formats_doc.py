@@ -51,7 +51,7 @@ RULES = """
 | `tools` | text, calls, or text and calls |
 | `tools`, some `strict` | the same; arguments of those keep to their schemas |
 | `tool_choice`: `required`, a name | calls that keep to their schemas, whatever the format |
-| `tools` and a format (`response_format`, `structured_outputs`, ...) | an answer in the format, or calls |
+| `tools` and a format (`response_format`, `regex`, ...) | an answer in the format, or calls |
 | a format | an answer in the format |
 
 Thoughts, if there are any, come before all of these and are free: whether the prompt opens them or
