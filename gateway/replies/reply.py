@@ -87,10 +87,10 @@ class Reply(ReplyForm):
 
     def _prompt_fields(self, choice: int, delta: ChoiceDelta | None) -> dict[str, Any]:
         """What is told of a choice's prompt, as far as it is asked for."""
-        token_ids = unpack_ids(self._job.prompts[choice // self._job.num_returned].token_ids)
         fields: dict[str, Any] = {}
         if self._job.tells_token_ids:
-            fields["prompt_token_ids"] = list(token_ids)
+            prompt = self._job.prompts[choice // self._job.num_returned]
+            fields["prompt_token_ids"] = list(unpack_ids(prompt.token_ids))
         if self._job.tells_prompt_logprobs and delta is not None:
             fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, delta.prompt_logprobs)
         return fields

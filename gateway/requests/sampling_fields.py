@@ -8,7 +8,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 from core.errors import InvalidRequest
 from gateway.base.sampling_defaults import SamplingDefaults
 from gateway.requests.constraint_fields import ConstraintFields
-from gateway.requests.request_body import ClosedModel, Items
+from gateway.requests.request_body import WHOLE_BODY, ClosedModel, Items
 from proto.generate_pb2 import SamplingParams, TokenBias
 
 MAX_STOPS = 16
@@ -41,6 +41,8 @@ class StreamOptions(ClosedModel):
 class SamplingFields(ConstraintFields):
     """Names, ranges and defaults are OpenAI's, of what its API has; the others are those that
     vLLM and SGLang have."""
+
+    model_config = WHOLE_BODY
 
     model: str = Field(min_length=1, max_length=256)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
