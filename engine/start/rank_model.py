@@ -242,6 +242,7 @@ def speculating(
         max_pages=max_pages,
         sizes=[size // (1 + num_drafts) for size in sizes],
         capture=CudaCapture(kv_cache.device) if sizes else None,
+        synthetic=settings.load_format == "dummy",
     )
     steps.capture_all()
     return steps

@@ -27,6 +27,7 @@ from engine.sampling.sampler import draw
 from engine.step.decode_buffers import DecodeBuffers
 from engine.step.graph_capture import Capture, Step, capture_sizes
 from engine.step.sequence_chunk import SequenceChunk
+from engine.step.synthetic_acceptance import accept_by_rate
 from kernels.build.upload import upload_all
 from model.batch import DecodeBatch
 from model.deepseek import DeepseekV3
@@ -35,7 +36,7 @@ from model.deepseek import DeepseekV3
 class SpeculativeSteps:
     """`kv_cache` [L + 1, pages, page_tokens, kv_dim], the MTP layer's last; `sizes` of requests,
     rising, are recorded by `capture`, all up to `max_batch` can be computed; `max_pages` as in
-    `DecodeBuffers`."""
+    `DecodeBuffers`. `synthetic`: which drafts are right is made up."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class SpeculativeSteps:
         max_pages: int,
         sizes: Sequence[int] = (),
         capture: Capture | None = None,
+        synthetic: bool = False,
     ) -> None:
         assert model.mtp is not None, "without an MTP layer"
         assert num_drafts > 0, num_drafts
@@ -56,6 +58,7 @@ class SpeculativeSteps:
         self._width = num_drafts + 1
         self._sizes = tuple(sizes)
         self._capture = capture
+        self._synthetic = synthetic
         device, num_rows = kv_cache.device, max_batch * self._width
         self._buffers = DecodeBuffers(
             max_rows=num_rows,
@@ -118,10 +121,20 @@ class SpeculativeSteps:
     @torch.inference_mode()
     def choose(self, logits: torch.Tensor, *, chunks: Sequence[SequenceChunk]) -> SampledBatch:
         """Of what `verify` gave last. On a GPU all of it is enqueued only."""
-        sampled = draw(logits, [row for chunk in chunks for row in chunk.samples])
+        change = None
+        if self._synthetic:
+            vocab_size = self._model.config.vocab_size
+            change = partial(accept_by_rate, chunks=chunks, vocab_size=vocab_size)
+        sampled = draw(logits, [row for chunk in chunks for row in chunk.samples], change)
         self._sampled.index_copy_(0, self._rows, sampled.token_ids)
         self._steps(self._size)[1]()
         return sampled.with_drafts(self._drafts[: len(chunks)])
+
+    @torch.inference_mode()
+    def replay(self, size: int) -> None:
+        """What the device does of a step that `verify` and `choose` were for, once more."""
+        for step in self._steps(size):
+            step()
 
     def _padded_size(self, most: int) -> int:
         """The same on all ranks; what is too large to be recorded is computed as it is."""
