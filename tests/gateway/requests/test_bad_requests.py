@@ -208,7 +208,7 @@ CHAT: list[tuple[dict[str, Any], str | None]] = [
     ({"thinking_budget": -1}, "thinking_budget"),
     ({"max_thinking_tokens": "few"}, "max_thinking_tokens"),
     ({"thinking_budget": 5, "max_thinking_tokens": 5}, "max_thinking_tokens"),
-    ({"thinking_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
+    ({"thinking_budget": 5, "thinking": {"type": "disabled", "budget_tokens": 6}},
      "thinking_budget"),
     ({"tools": TOOLS, "tool_choice": "required", "allowed_token_ids": [5]}, "allowed_token_ids"),
     ({"stream_reasoning": False}, "stream_reasoning"),
