@@ -6,7 +6,8 @@ A demo cluster on this machine's CPU. Plain streams run all the time; beside the
 rate, requests that are all unlike each other (`bench.serving.nasty_traffic`) and, at every port,
 bytes that are none (`bench.serving.attacks`). Once a minute a line tells what each process holds;
 `bench.soak_picture` draws them. The records compare the last quarter of the time with the second,
-which begins when caches have filled up.
+which begins when caches have filled up: the KV pools, whose memory is only taken when it is first
+written to, are small for that.
 """
 
 import argparse
@@ -233,13 +234,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=2, help="plain ones at a time")
     parser.add_argument("--pause-seconds", type=float, default=3.0, help="between two plain ones")
     parser.add_argument("--every-seconds", type=float, default=60.0, help="a line")
+    parser.add_argument("--kv-pages", type=int, default=1024, help="of each rank")
     parser.add_argument("--seed", type=int, default=26)
     parser.add_argument("--details", type=Path, help="lines; default: beside the records")
     arguments = parser.parse_args(argv)
     path = arguments.details or arguments.results / "details" / f"{BENCH}.jsonl"
     path.unlink(missing_ok=True)
     run = BenchRun.begin(BENCH, on_cpu=True)
-    with local_cluster() as url:
+    with local_cluster(["--kv-pages", str(arguments.kv_pages)]) as url:
         minutes = asyncio.run(soak(url, arguments, path))
     case = f"{arguments.minutes:g} minutes, {arguments.rate:g} nasty requests/s"
     report(records(run, minutes, case), path_of(BENCH, arguments))
