@@ -38,7 +38,11 @@ BENCH = "soak"
 ANSWER_SECONDS = 60.0
 MAX_AT_ONCE = 64
 ATTACK_SECONDS = 0.2
-_MODULE = re.compile(r"^(gateway|router|prefill_worker|decode_worker)\b")
+# Of what is recorded. CPU time is in the lines alone.
+UNITS = {
+    "rss_bytes": "MB", "anonymous_bytes": "MB", "fds": "descriptors", "threads": "threads",
+    "tasks": "tasks",
+}  # fmt: skip
 _TASKS = re.compile(r"^epserve_gateway_tasks\S* (\S+)", re.MULTILINE)
 _STATUS = re.compile(rb"^HTTP/1\.1 (\d+)", re.MULTILINE)
 _RESPONSE_ID = re.compile(rb'"id":"(resp_\w+)"')
@@ -60,12 +64,14 @@ def held(url: str) -> Held:
 
 
 def _name(process: psutil.Process) -> str:
-    command = process.cmdline()
-    module = command[command.index("-m") + 1] if "-m" in command else command[0]
-    parts = module.split(".")
-    if parts[-1] == "rank":
-        return f"{parts[0].removesuffix('_worker')} ranks"
-    return " ".join(parts[-1].split("_"))
+    """Of its module: "decode ranks" for `decode_worker.rank`."""
+    command: list[str] = process.cmdline()
+    if "-m" not in command:
+        return Path(command[0]).name
+    package, _, module = command[command.index("-m") + 1].rpartition(".")
+    if module == "rank":
+        return f"{package.removesuffix('_worker')} ranks"
+    return module.replace("_", " ")
 
 
 def _of(process: psutil.Process) -> dict[str, float]:
@@ -82,9 +88,8 @@ def _of(process: psutil.Process) -> dict[str, float]:
 
 
 def _num_tasks(url: str) -> float:
-    with suppress(OSError):
-        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
-            return sum(map(float, _TASKS.findall(reply.read().decode())))
+    with suppress(OSError), urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
+        return sum(map(float, _TASKS.findall(reply.read().decode())))
     return 0.0
 
 
@@ -194,14 +199,12 @@ async def soak(url: str, arguments: argparse.Namespace, path: Path) -> list[dict
     minutes: list[dict[str, Any]] = []
     while (seconds := time.monotonic() - began) < 60 * arguments.minutes and not running.done():
         answers, traffic.answers = dict(traffic.answers), Counter()
-        line = {
-            "seconds": round(seconds), "answers": answers,
-            "held": await asyncio.to_thread(held, url),
-        }  # fmt: skip
+        now_held = await asyncio.to_thread(held, url)
+        line = {"seconds": round(seconds), "answers": answers, "held": now_held}
         minutes.append(line)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        sizes = {name: f"{of['rss_bytes'] / 2**20:.0f}" for name, of in line["held"].items()}
+        sizes = {name: f"{of['rss_bytes'] / 2**20:.0f}" for name, of in now_held.items()}
         say(f"{seconds / 60:.1f} min, {answers}, MB: {sizes}")
         await asyncio.wait([running], timeout=arguments.every_seconds)
     running.cancel()
@@ -210,20 +213,18 @@ async def soak(url: str, arguments: argparse.Namespace, path: Path) -> list[dict
 
 
 def records(run: BenchRun, minutes: Sequence[dict[str, Any]], case: str) -> Iterator[Record]:
-    """The most that each process held in the last quarter, beside the most in the second."""
+    """What each process held in the last quarter, beside what it held in the second: medians."""
     quarter = len(minutes) // 4
-    early, late = minutes[quarter : 2 * quarter], minutes[-quarter:]
-    for name, held_last in minutes[-1]["held"].items():
-        for quantity in held_last.keys() - {"cpu_seconds"}:
-            most = [
+    for name, last in minutes[-1]["held"].items():
+        for quantity in UNITS.keys() & last.keys():
+            before, after = (
                 percentile([line["held"].get(name, {}).get(quantity, 0.0) for line in part], 50)
-                for part in (late, early)
-            ]
-            metric, unit = f"{name}: {quantity.removesuffix('_bytes')}", "of them"
-            if quantity.endswith("_bytes"):
-                most, unit = [value / 2**20 for value in most], "MB"
+                / (2**20 if UNITS[quantity] == "MB" else 1)
+                for part in (minutes[quarter : 2 * quarter], minutes[-quarter:])
+            )
+            metric = f"{name}: {quantity.removesuffix('_bytes')}"
             yield run.record(
-                case, metric, unit, most[0], peer="second quarter", peer_value=most[1]
+                case, metric, UNITS[quantity], after, peer="second quarter", peer_value=before
             )
 
 

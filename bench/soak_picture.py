@@ -68,7 +68,8 @@ def _draw_panel(axis: "Axes", panel: Panel, lines: Sequence[dict[str, Any]]) -> 
     axis.set_xlabel("minutes")
     axis.set_ylim(bottom=0)
     axis.grid(visible=True, alpha=0.3)
-    axis.legend(frameon=False, fontsize=8, ncols=2)
+    if axis.lines:
+        axis.legend(frameon=False, fontsize=8, ncols=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -106,7 +106,7 @@ class NastyTraffic:
         )
 
     def _constraint(self, path: str) -> Fields:
-        choices = [
+        choices: list[Fields] = [
             {"guided_json": self._schema(3)},
             {"guided_regex": self._regex(3)},
             {"guided_grammar": self._grammar()},
@@ -120,7 +120,10 @@ class NastyTraffic:
     def _tool(self) -> Fields:
         properties = {self._name(): self._schema(1) for _ in range(3)}
         parameters = {"type": "object", "properties": properties}
-        return {"type": "function", "function": {"name": self._name()[:60], "parameters": parameters}}
+        return {
+            "type": "function",
+            "function": {"name": self._name()[:60], "parameters": parameters},
+        }
 
     def _schema(self, depth: int) -> Fields:
         rng = self._rng
@@ -153,7 +156,9 @@ class NastyTraffic:
         lines = ["root ::= " + " | ".join(rules)]
         for rule in rules:
             follows = rng.choice(("", *rules)) if rng.random() < 0.5 else ""
-            lines.append(f'{rule} ::= "{self._name()}" | [a-z ]{{1,{rng.randrange(1, 90)}}} {follows}')
+            lines.append(
+                f'{rule} ::= "{self._name()}" | [a-z ]{{1,{rng.randrange(1, 90)}}} {follows}'
+            )
         return "\n".join(lines)
 
 
