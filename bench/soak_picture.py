@@ -32,7 +32,7 @@ PANELS = (
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """ValueError for a file that is none of `bench.soak`."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if not lines or any(line.keys() < {"seconds", "held"} for line in lines):
+    if not lines or not all({"seconds", "held"} <= line.keys() for line in lines):
         raise ValueError(f"{path} has no lines of bench.soak")
     return lines
 
