@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import json
 import re
+import signal
 import sys
 import time
 import urllib.request
@@ -65,7 +66,7 @@ def held(url: str) -> Held:
 
 def _name(process: psutil.Process) -> str:
     """Of its module: "decode ranks" for `decode_worker.rank`."""
-    command: list[str] = process.cmdline()
+    command: list[str] = process.cmdline() or [process.name()]  # one that has ended has none
     if "-m" not in command:
         return Path(command[0]).name
     package, _, module = command[command.index("-m") + 1].rpartition(".")
@@ -192,9 +193,11 @@ def _ports() -> list[int]:
 
 
 async def soak(url: str, arguments: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
-    """Minute by minute: what is held, what was answered; each is appended to `path` at once."""
+    """Minute by minute: what is held, what was answered; each is appended to `path` at once. SIGTERM
+    ends it early."""
     traffic = Traffic(url, arguments)
     running = asyncio.create_task(traffic.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     began = time.monotonic()
     minutes: list[dict[str, Any]] = []
     while (seconds := time.monotonic() - began) < 60 * arguments.minutes and not running.done():
