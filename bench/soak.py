@@ -193,8 +193,8 @@ def _ports() -> list[int]:
 
 
 async def soak(url: str, arguments: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
-    """Minute by minute: what is held, what was answered; each is appended to `path` at once. SIGTERM
-    ends it early."""
+    """Minute by minute: what is held, what was answered; each is appended to `path` at once.
+    SIGTERM ends it early."""
     traffic = Traffic(url, arguments)
     running = asyncio.create_task(traffic.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
