@@ -41,7 +41,7 @@ FORMATS = {
         rf"(?:{_CLOCK})?)"
     ),
     "email": rf"{_NAME}(?:\.{_NAME})?@{_HOST}",
-    "hostname": _HOST,
+    "hostname": rf"(?:{_SHORT}\.)+[A-Za-z]{{2,20}}",
     "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
     "ipv6": _WORDS,
     "uri": (
@@ -66,9 +66,11 @@ def common_language(patterns: Sequence[str], name: str) -> Node:
     Raises ValueError."""
     found = plain(both(*map(read_pattern, patterns)))
     wanted = format_language(name)
-    if wanted is None or is_within(found, wanted):
+    if wanted is None:
         return found
     if is_within(wanted, found):
         return wanted
+    if is_within(found, wanted):
+        return found
     common = plain(both(found, wanted))
     return found if common == NOTHING else common
