@@ -120,17 +120,16 @@ class Compiler:
         return self._grammar.from_ebnf(text)
 
     def _schema(self, text: str) -> Any:  # noqa: ANN401 - as `_plain`
-        schema = json.loads(text)
-        rewriter = Rewriter(schema)
-        rewritten = rewriter.rewritten()
+        rewriter = Rewriter(json.loads(text))
+        rewritten = json.dumps(rewriter.rewritten())
         grammar = self._grammar.from_json_schema(
-            json.dumps(rewritten), any_whitespace=False, separators=(",", ":")
+            rewritten if rewriter.is_changed else text, any_whitespace=False, separators=(",", ":")
         )
         plain = str(grammar)
         mended = plain.replace(BOUNDED_CHARACTER, JSON_CHARACTER)
         for name, pattern in rewriter.numbers.items():
             mended = mended.replace(f'"\\"{name}\\""', f"Regex({ebnf_literal(pattern)})")
-        if mended == plain and rewritten == schema:
+        if mended == plain and not rewriter.is_changed:
             return grammar
         self._is_new = True
         return self._grammar.from_ebnf(mended)

@@ -28,13 +28,15 @@ _OTHERS = ("$ref", "allOf", *CHOICES)
 
 
 class Rewriter:
-    """`numbers` are expressions by the text that stands for them in the schema."""
+    """`numbers` are expressions by the text that stands for them in the schema; where it says
+    nothing else than before, nothing `is_changed`."""
 
     def __init__(self, root: Any) -> None:  # noqa: ANN401 - any JSON, as below
         self._root = root
         self._names: dict[str, str] = {}
         self._definitions: Schema = {}
         self.numbers: dict[str, str] = {}
+        self.is_changed = False
 
     def rewritten(self) -> Any:  # noqa: ANN401
         """Raises ValueError saying what cannot be kept to, and where."""
@@ -46,6 +48,8 @@ class Rewriter:
             return schema
         try:
             ways = self._alternatives(schema)
+            if not ways:
+                raise NoValue("no value is allowed")
         except _Told:
             raise
         except ValueError as error:
@@ -63,16 +67,19 @@ class Rewriter:
         others = [name for name in _OTHERS if name in schema]
         if "pattern" in base:
             base[PATTERNS] = [base.pop("pattern")]
+        ways = [base]
+        if "multipleOf" in base and isinstance(base.get("type"), list):
+            ways = [base | {"type": name} for name in base["type"]]
+        if not others:
+            return ways
         if others == ["$ref"] and not base and not depth:
             return [{"$ref": self._definition(schema["$ref"])}]
         if len(others) == 1 and others[0] in CHOICES and not base and not depth:
             return [branch for one in schema[others[0]] for branch in self._branch(one)]
+        self.is_changed = True
         needed = [[self._target(schema["$ref"])]] if "$ref" in schema else []
         needed += [[one] for one in schema.get("allOf", ())]
         needed += [schema[name] for name in CHOICES if name in schema]
-        ways = [base]
-        if "multipleOf" in base and isinstance(base.get("type"), list):
-            ways = [base | {"type": name} for name in base["type"]]
         for choice in needed:
             ways = self._products(ways, choice, depth)
         return ways
@@ -119,9 +126,12 @@ class Rewriter:
                 raise ValueError(fault)
             if "const" in schema or "enum" in schema:
                 return _of_values(schema)
-            schema = self._string(self._number(schema))
-            schema = self._object(schema, path)
-            return self._array(self._inner(schema, path))
+            new = self._object(self._string(self._number(schema)), path)
+            self.is_changed |= new != schema
+            inner = self._inner(new, path)
+            new = self._array(inner)
+            self.is_changed |= new != inner
+            return new
         except _Told:
             raise
         except ValueError as error:
