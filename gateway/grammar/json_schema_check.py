@@ -92,11 +92,7 @@ def _parts(place: _Place, schema: Mapping[str, Any]) -> Iterator[_Place]:
 
 def _fault(schema: dict[str, Any], root: object, followed: set[str]) -> str | None:
     """What is wrong with this schema, its parts apart."""
-    return (
-        wrong_form(schema)
-        or _unsupported(schema)
-        or _bad_reference(schema, root, followed)
-    )
+    return wrong_form(schema) or _unsupported(schema) or _bad_reference(schema, root, followed)
 
 
 def _unsupported(schema: dict[str, Any]) -> str | None:

@@ -1,5 +1,5 @@
-"""Multiples of a number between two others, as they are written in JSON: with all the decimal places
-that the number has, without an exponent, and of at most 15 digits."""
+"""Multiples of a number between two others, as they are written in JSON: with all the decimal
+places that the number has, without an exponent, and of at most 15 digits."""
 
 import math
 from collections.abc import Collection
@@ -21,18 +21,20 @@ from gateway.grammar.regular import (
 )
 
 MOST_DIGITS = 15
+MOST_ENDINGS = 1000
 
 
 def multiples(
     step: float, low: float, high: float, *, excluded: Collection[float | None] = ()
 ) -> Node:
-    """`low` and `high` may be infinite, and are no values if they are `excluded`. Raises ValueError where the last digits do not say whether
-    a number is a multiple, as of 3 or 7."""
+    """`low` and `high` may be infinite, and are no values if they are `excluded`.
+
+    Raises ValueError where a few last digits do not say whether a number is a multiple, as of 3."""
     exact = Fraction(str(step))
     places = next((n for n in range(MOST_DIGITS) if (exact * 10**n).denominator == 1), MOST_DIGITS)
     unit = int(exact * 10**places)
-    tail = next((n for n in range(MOST_DIGITS - places) if 10**n % max(unit, 1) == 0), None)
-    if not unit or tail is None:
+    tail = next((n for n in range(MOST_DIGITS) if 10**n % max(unit, 1) == 0), None)
+    if not unit or tail is None or 10**tail // unit > MOST_ENDINGS:
         raise ValueError(f"multipleOf {step} is supported for integers in narrow bounds only")
     least, most = (
         bound if math.isinf(bound)

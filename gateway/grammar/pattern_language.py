@@ -100,8 +100,11 @@ def _item(name: str, value: Any, behind: Node, *, at_start: bool) -> Node:  # no
 
 
 def _looks_around(items: Any) -> bool:  # noqa: ANN401 - of the parser, as below
-    return any(str(name) in ("AT", "ASSERT", "ASSERT_NOT") or any(
-        _looks_around(part) for part in _inner(str(name), value)) for name, value in items)  # fmt: skip
+    return any(
+        str(name) in ("AT", "ASSERT", "ASSERT_NOT")
+        or any(map(_looks_around, _inner(str(name), value)))
+        for name, value in items
+    )
 
 
 def _inner(name: str, value: Any) -> list[Any]:  # noqa: ANN401

@@ -95,7 +95,7 @@ def alt(*parts: Node) -> Node:
     """Single characters become one class, so that equal languages are equal nodes more often."""
     flat = [one for part in parts for one in (part.parts if isinstance(part, Alt) else (part,))]
     ranges = [pair for one in flat if isinstance(one, Chars) for pair in one.ranges]
-    kept = {one for one in flat if not isinstance(one, Chars)}
+    kept: set[Node] = {one for one in flat if not isinstance(one, Chars)}
     if ranges:
         kept.add(chars(ranges))
     if ALL in kept:
@@ -234,7 +234,7 @@ def _automaton(root: Node) -> tuple[Edges, set[int]]:
     """Its edges from state 0 on, as few states as there can be, and the states that end."""
     classes = _classes(root)
     numbers: dict[Node, int] = {root: 0}
-    nodes, targets = [root], []
+    nodes, targets = [root], list[list[int]]()
     while len(targets) < len(nodes):
         node = nodes[len(targets)]
         following = [derivative(node, one.ranges[0][0]) for one in classes]

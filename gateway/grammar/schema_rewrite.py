@@ -2,8 +2,8 @@
 
 What is written beside `$ref`, `anyOf`, `oneOf` or `allOf` is merged with them. Strings with several
 of pattern, format and lengths get one pattern; sets of known values become those that there are;
-multiples become an expression of their digits. Values may be fewer than the schema allows, and never
-others.
+multiples become an expression of their digits. Values may be fewer than the schema allows, and
+never others.
 """
 
 import itertools
@@ -13,9 +13,15 @@ from typing import Any
 
 from gateway.grammar.json_schema_check import NEUTRAL, without_type
 from gateway.grammar.number_language import multiples
-from gateway.grammar.pattern_language import fitted, length_ahead, read_pattern, spelled, write_pattern
+from gateway.grammar.pattern_language import (
+    fitted,
+    length_ahead,
+    read_pattern,
+    spelled,
+    write_pattern,
+)
 from gateway.grammar.regular import NOTHING, plain
-from gateway.grammar.schema_merge import PATTERNS, NoValue, Schema, merged, same
+from gateway.grammar.schema_merge import PATTERNS, NoValue, Schema, merged
 from gateway.grammar.string_formats import FORMATS, LONGEST, common_language
 
 MAX_ALTERNATIVES = 64
@@ -92,7 +98,9 @@ class Rewriter:
     def _products(self, ways: list[Schema], choice: list[Any], depth: int) -> list[Schema]:
         products, reason = [], NoValue("no value is allowed")
         for one in choice:
-            parts = [] if one is False else [{}] if one is True else self._alternatives(one, depth + 1)
+            parts = (
+                [] if one is False else [{}] if one is True else self._alternatives(one, depth + 1)
+            )
             for way, part in itertools.product(ways, parts):
                 try:
                     products.append(merged(_comparable(way, part), _comparable(part, way)))
@@ -145,7 +153,8 @@ class Rewriter:
                 new[name] = self._part(new[name], f"{path}/{name}")
         if "prefixItems" in new:
             new["prefixItems"] = [
-                self._part(one, f"{path}/prefixItems/{i}") for i, one in enumerate(new["prefixItems"])
+                self._part(one, f"{path}/prefixItems/{i}")
+                for i, one in enumerate(new["prefixItems"])
             ]
         for name in ("properties", "patternProperties"):
             if name in new:
@@ -197,7 +206,11 @@ class Rewriter:
         new = dict(schema)
         rest = new.get("additionalProperties", "patternProperties" not in new)
         named = new.get("propertyNames")
-        if isinstance(named, dict) and "type" not in named and not named.keys() & {*_OTHERS, "enum"}:
+        if (
+            isinstance(named, dict)
+            and "type" not in named
+            and not named.keys() & {*_OTHERS, "enum"}
+        ):
             named = new["propertyNames"] = named | {"type": "string"}
         names = self._finite(self._part(named, f"{path}/propertyNames"))
         members = dict(new.get("properties", {}))
@@ -250,7 +263,9 @@ class Rewriter:
             lists = [self._finite(one) for one in schema["anyOf"]]
             known = [one for one in lists if one is not None]
             return list(itertools.chain(*known)) if len(known) == len(lists) else None
-        return {"boolean": [True, False], "null": [None]}.get(str(schema.get("type")))
+        listed: dict[Any, list[Any]] = {"boolean": [True, False], "null": [None]}
+        types = schema.get("type")
+        return listed.get(types) if isinstance(types, str) else None
 
 
 class _Told(ValueError):
@@ -275,8 +290,10 @@ def _of_values(schema: Schema) -> Schema:
     if others:
         raise ValueError(f"{min(others)} beside const or enum is not supported")
     types = schema.get("type")
-    named = types if isinstance(types, list) else [types]
-    values = [one for one in _listed(schema) if types is None or any(_is(one, name) for name in named)]
+    named = types if isinstance(types, list) else [str(types)]
+    values = [
+        one for one in _listed(schema) if types is None or any(_is(one, name) for name in named)
+    ]
     if not values:
         raise ValueError("no value of enum has the type")
     return {"const": values[0]} if "const" in schema else {"enum": values}
@@ -292,7 +309,7 @@ def _is(value: Any, name: str) -> bool:  # noqa: ANN401
         return name == "boolean"
     if isinstance(value, int | float):
         return name == "number" or (name == "integer" and float(value).is_integer())
-    kinds = {"string": str, "array": list, "object": dict, "null": type(None)}
+    kinds: dict[str, Any] = {"string": str, "array": list, "object": dict, "null": type(None)}
     return isinstance(value, kinds.get(name, ()))
 
 

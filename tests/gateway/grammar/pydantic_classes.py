@@ -93,12 +93,6 @@ class Link(BaseModel):
     title: str | None = Field(None, max_length=80)
 
 
-class Websocket(BaseModel):
-    socket: pydantic.WebsocketUrl
-    file: pydantic.FileUrl
-    ftp: pydantic.FtpUrl
-
-
 class Databases(BaseModel):
     postgres: pydantic.PostgresDsn
     redis: pydantic.RedisDsn = pydantic.RedisDsn("redis://localhost:6379/0")
@@ -349,12 +343,6 @@ class Shapes(BaseModel):
     shapes: list[Shape]
 
 
-class Computed(BaseModel):
-    width: float
-    json_text: pydantic.Json[Any]
-    hidden: str = Field(default="", exclude=True)
-
-
 class Ids(RootModel[list[int]]):
     pass
 
@@ -365,22 +353,6 @@ class Mapping(RootModel[dict[str, Address]]):
 
 class Choice(RootModel[Cat | Dog]):
     pass
-
-
-class Step(BaseModel):
-    explanation: str
-    output: str
-
-
-class Reasoning(BaseModel):
-    steps: list[Step]
-    final_answer: str
-
-
-class Event(BaseModel):
-    name: str
-    date: str
-    participants: list[str]
 
 
 class Entity(BaseModel):
@@ -418,10 +390,10 @@ class Sizes(BaseModel):
 
 
 CLASSES: list[Any] = [
-    Sum, Person, Address, Customer, Money, Price, Steps, Floats, Integers, Link, Websocket, Databases,
-    Meeting, Zoned, Identified, Addresses, Networks, Files, Secret, Enums, Literals, Optionals, Unions,
-    Pet, Tree, Linked, Expression, Husband, Maps, MapsOfKnown, MapsOfPatterns, MapsWithin, Tuples,
-    NamedTuples, SetsOfKnown, Tags, Lists, Strings, Patterns, Described, Closed, Open, OpenOfIntegers,
-    Empty, Anything, Response[int], Response[Address], Page[Sum], Movies, Shapes, Computed, Ids,
-    Mapping, Choice, Reasoning, Event, Extraction, Ticket, Invoice, Sizes,
+    Sum, Person, Address, Customer, Money, Price, Steps, Floats, Integers, Link,
+    Databases, Meeting, Zoned, Identified, Addresses, Networks, Files, Secret, Enums, Literals,
+    Optionals, Unions, Pet, Tree, Linked, Expression, Husband, Maps, MapsOfKnown, MapsOfPatterns,
+    MapsWithin, Tuples, NamedTuples, SetsOfKnown, Tags, Lists, Strings, Patterns, Described, Closed,
+    Open, OpenOfIntegers, Empty, Anything, Response[int], Response[Address], Page[Sum], Movies,
+    Shapes, Ids, Mapping, Choice, Extraction, Ticket, Invoice, Sizes,
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Schemas that pydantic and zod make of ordinary classes: outputs keep to them, or the reason is said.
+"""Schemas that pydantic and zod make of ordinary classes: outputs keep to them, or the reason is
+told.
 
 The judge is a validator that knows formats. zod's are made by `node zod/schemas.mjs`.
 """

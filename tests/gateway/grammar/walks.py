@@ -18,6 +18,7 @@ TOKENIZER = make_tokenizer()
 TOKENIZER.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
 VOCAB_SIZE = TOKENIZER.get_vocab_size()
 
+
 def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
     wanted = sampling_params._grammar(grammar)
     return worker(folder).match(wanted, compiled_by_worker(folder, wanted), ())
