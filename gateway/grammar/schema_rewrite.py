@@ -224,10 +224,11 @@ class Rewriter:
             del new["propertyNames"]
             rest = False
         for name in new.get("required", ()):
-            if name not in members and rest is False and "patternProperties" not in new:
+            if name in members:
+                continue
+            if rest is False or "patternProperties" in new:
                 raise ValueError(f"required names {name[:64]!r}, which is not among properties")
-            if name not in members and rest is not False:
-                new["properties"] = members = members | {name: rest}
+            new["properties"] = members = members | {name: rest}
         if new.get("propertyNames") in ({"type": "string"}, {}, True):
             del new["propertyNames"]
         return new
