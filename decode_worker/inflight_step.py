@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decode_worker.events import Outcome, RankFacts
 from decode_worker.request import Request
 from engine.link.messages import TokenOut
+from engine.sampling.history import History
 from engine.sampling.sampler import SampleRow
 from engine.sampling.sequence_end import most_tokens, suppressed_token_ids
 from engine.step.pending_step import PendingStep, PendingToken
@@ -30,7 +31,7 @@ class InflightStep:
         sampled = [[_known(next(tokens)) for _ in chunk.samples] for chunk in self.chunks]
         drafts = self.step.drafts() or [[] for _ in sampled]
         return tuple(
-            Outcome() if name in self.late else _outcome(chunk.drafts, its_tokens, its_drafts)
+            Outcome() if name in self.late else outcome_of(chunk.drafts, its_tokens, its_drafts)
             for name, chunk, its_tokens, its_drafts in zip(
                 self.rows, self.chunks, sampled, drafts, strict=True
             )
@@ -42,7 +43,7 @@ def _known(token: TokenOut | None) -> TokenOut:
     return token
 
 
-def _outcome(proposed: Sequence[int], sampled: list[TokenOut], drafts: Sequence[int]) -> Outcome:
+def outcome_of(proposed: Sequence[int], sampled: list[TokenOut], drafts: Sequence[int]) -> Outcome:
     """NOTE: the rule of speculation. A draft is accepted if it is the token that (seed, position)
     draws in its place, and all drafts before it were: so tokens are those of single steps."""
     num_accepted = 0
@@ -70,23 +71,25 @@ def next_chunk(request: Request, before: InflightStep | None, facts: RankFacts) 
     start = num_tokens - 1
     if request.is_fresh and facts.speculative_tokens:
         known, start = (request.token_id_before, *known), start - 1
-    *checks, sample = (
-        _sample_row(request, num_tokens + index, facts) for index in range(1 + len(drafts))
-    )
+    history, rows = request.history, []
+    for index in range(1 + len(drafts)):
+        if index and history is not None:
+            history = history.ahead(drafts[index - 1])
+        rows.append(_sample_row(request, num_tokens + index, history, facts))
     return SequenceChunk(
         token_ids=known,
         start=start,
         pages=request.pages,
-        sample=sample,
-        checks=tuple(checks),
+        sample=rows[-1],
+        checks=tuple(rows[:-1]),
         follows=follows,
     )
 
 
 def _most_drafts(request: Request, facts: RankFacts) -> int:
-    """There must be pages for them, and room for a token after them. What follows depends on
-    the tokens before it where there are penalties or a grammar: none there."""
-    if request.history is not None and request.history.follows_tokens:
+    """There must be pages for them, and room for a token after them. A grammar would need a mask
+    after each of them: none there."""
+    if request.sampling.grammar is not None:
         return 0
     last = most_tokens(
         num_prompt_tokens=request.num_prompt_tokens,
@@ -97,7 +100,9 @@ def _most_drafts(request: Request, facts: RankFacts) -> int:
     return max(0, min(room, last - 1) - request.num_known_soon)
 
 
-def _sample_row(request: Request, position: int, facts: RankFacts) -> SampleRow:
+def _sample_row(
+    request: Request, position: int, history: History | None, facts: RankFacts
+) -> SampleRow:
     suppressed = suppressed_token_ids(
         num_tokens=position,
         num_prompt_tokens=request.num_prompt_tokens,
@@ -108,5 +113,5 @@ def _sample_row(request: Request, position: int, facts: RankFacts) -> SampleRow:
         sampling=request.sampling,
         position=position,
         suppressed=suppressed,
-        history=request.history,
+        history=history,
     )

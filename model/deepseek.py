@@ -1,7 +1,7 @@
 """DeepSeek-V3: the whole model of one rank, over a paged KV cache."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -82,25 +82,22 @@ class DeepseekV3:
                 layers.append(Layer.load(weights, config, prefix, experts, moe_layer))
                 if on_layer is not None:
                     on_layer(layer)
-            final_norm = weights.get(FINAL_NORM)
-            head = (
-                Projection(weight=favoured_layout(embedding), dtype=dtype)
-                if config.tie_word_embeddings
-                else weights.projection(HEAD)
-            )
-            mtp = None
-            if config.mtp != "none":
-                mtp = MtpLayer.load(weights, config, experts, embedding, head, table.to(device))
-            return cls(
+            model = cls(
                 config=config,
                 experts=experts,
                 embedding=embedding,
                 layers=tuple(layers),
-                final_norm=final_norm,
-                head=head,
+                final_norm=weights.get(FINAL_NORM),
+                head=Projection(weight=favoured_layout(embedding), dtype=dtype)
+                if config.tie_word_embeddings
+                else weights.projection(HEAD),
                 rotation_table=table.to(device),
-                mtp=mtp,
             )
+            return model if config.mtp == "none" else replace(model, mtp=model.load_mtp(weights))
+
+    def load_mtp(self, weights: Weights) -> MtpLayer:
+        shared = self.embedding, self.head, self.rotation_table
+        return MtpLayer.load(weights, self.config, self.experts, *shared)
 
     @property
     def num_kv_layers(self) -> int:

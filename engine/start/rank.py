@@ -146,19 +146,10 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     with clock.phase("group"):
         device = _take_device(settings, start)
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
-        config = model_config(settings, FORMS[start.role])
+        form = FORMS[start.role]
+        config = model_config(settings, form)
         threads = CpuThreads(config, settings.threads or _threads_of(settings))
-        group = EpGroup.create(
-            rank=start.rank,
-            size=start.size,
-            rendezvous=start.rendezvous,
-            device=device,
-            timeout_seconds=settings.start_seconds,
-            silence_seconds=settings.step_timeout_seconds,
-            backend=settings.ep_backend,
-            secret=start.group_secret.encode(),
-        )
-    form = FORMS[start.role]
+        group = _join_group(start, settings, device)
     built = RankModel.build(
         settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
@@ -193,6 +184,19 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         runner=runner,
         link=link,
         start_seconds=clock.seconds(),
+    )
+
+
+def _join_group(start: RankStart, settings: WorkerSettings, device: torch.device) -> EpGroup:
+    return EpGroup.create(
+        rank=start.rank,
+        size=start.size,
+        rendezvous=start.rendezvous,
+        device=device,
+        timeout_seconds=settings.start_seconds,
+        silence_seconds=settings.step_timeout_seconds,
+        backend=settings.ep_backend,
+        secret=start.group_secret.encode(),
     )
 
 

@@ -86,13 +86,11 @@ class RankModel:
             compile_kernels(model, form, settings, group, prepared.passes(settings.page_tokens))
         with clock.phase("memory"):
             kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
-        used = {term.name: term.num_bytes for term in held_weights(model)}
-        used[KV] = kv_cache.nbytes
+        used = {KV: kv_cache.nbytes} | {each.name: each.num_bytes for each in held_weights(model)}
         with clock.phase("warm_up"):
             used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         with clock.phase("graphs"):
-            max_pages = prepared.max_pages(settings.page_tokens)
-            sizes = prepared.plan.sizes
+            sizes, max_pages = prepared.plan.sizes, prepared.max_pages(settings.page_tokens)
             speculation = speculating(settings, model, kv_cache, form, sizes, max_pages)
             graphs = None if speculation else record(model, kv_cache, sizes, max_pages)
             passes = record_passes(model, kv_cache, prepared.plan.pass_sizes)

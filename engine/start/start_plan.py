@@ -118,8 +118,10 @@ def dispatch_needs(
 ) -> DispatchNeeds:
     sizes = recorded_sizes(settings, form)
     decodes = form is AttentionForm.ABSORBED
-    # Steps with drafts are of fixed sizes, recorded or not.
-    drafts = decodes and settings.speculative_tokens > 0
+    # Steps with drafts are of fixed sizes on all ranks, recorded or not; alone on a CPU, no experts
+    # compute their padding.
+    is_alone = settings.device == "cpu" and settings.group_size == 1
+    drafts = decodes and settings.speculative_tokens > 0 and not is_alone
     fixed = sizes[-1] if sizes else settings.running_tokens * drafts
     needs = DispatchNeeds(
         hidden=config.hidden_size,

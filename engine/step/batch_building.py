@@ -36,8 +36,7 @@ def build_batch(
     )
     buffer = np.zeros(_num_longs(sizes), dtype=np.int64)
     host = _views(buffer, sizes, np.int32)
-    token_ids, positions, slots, logit_rows, following, *rows = host
-    query_start, kv_lengths, block_table = rows
+    token_ids, positions, slots, logit_rows, following, query_start, kv_lengths, block_table = host
     blocks = block_table.reshape(num_rows, width)
     np.cumsum(counts, out=query_start[1:])
     kv_lengths[:] = starts + counts

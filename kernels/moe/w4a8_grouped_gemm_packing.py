@@ -142,7 +142,8 @@ def pack_blocks(
     if path_of("w4a8_packing", device) == "triton":
         from kernels.moe.w4a8_grouped_gemm_packing_triton import launch
 
-        is_signed, is_unfit = launch(blocks, nibbles, scales)
+        sizes = {"rows": BLOCK_ROWS, "group": GROUP, "data_bytes": DATA_BYTES}
+        is_signed, is_unfit = launch(blocks, nibbles, scales, **sizes)
     else:
         is_signed, is_unfit = pack_values_reference(blocks, nibbles, scales)
     _pack_scales(blocks, scales, is_signed)

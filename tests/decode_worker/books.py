@@ -1,5 +1,7 @@
 """Events and a state for tests of a decode rank's books."""
 
+from dataclasses import replace
+
 from decode_worker.events import Event, Landed, Launched, Outcome, RankFacts
 from decode_worker.state import RankState
 from engine.kv.pages import PagePool
@@ -26,8 +28,8 @@ FACTS = RankFacts(
 EOS, OTHER = 2, 7
 
 
-def make_state(num_pages: int = 20) -> RankState:
-    return RankState(FACTS, PagePool(num_pages))
+def make_state(num_pages: int = 20, num_drafts: int = 0) -> RankState:
+    return RankState(replace(FACTS, speculative_tokens=num_drafts), PagePool(num_pages))
 
 
 def submit(request_id: str, num_tokens: int = 6, max_tokens: int = 10) -> Submit:

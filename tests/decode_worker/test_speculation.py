@@ -9,9 +9,7 @@ from tests.cluster.harness import DEMO_MODEL
 from tests.decode_worker.one_rank import OneRank, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-PROMPTS = [
-    [(7 * n + 3 * j) % 250 + 5 for j in range(length)] for n, length in enumerate((1, 8, 23))
-]
+PROMPTS = [[(7 * n + 3 * j) % 250 + 5 for j in range(length)] for n, length in enumerate((1, 23))]
 # A page has 8 tokens.
 WAYS: Mapping[str, Mapping[str, object]] = {
     "greedy": {},
@@ -52,7 +50,7 @@ def answers(rank: OneRank) -> dict[str, list[object]]:
     }
 
 
-@pytest.mark.parametrize(("num_drafts", "num_pages"), [(1, 64), (2, 9), (3, 64), (5, 10)])
+@pytest.mark.parametrize(("num_drafts", "num_pages"), [(1, 64), (3, 8)])
 def test_drafts_change_no_answer(
     folder: Path,
     tmp_path: Path,
@@ -66,7 +64,8 @@ def test_drafts_change_no_answer(
         assert answers(rank) == expected
         rank.until_free(num_pages)
         stats = rank.stats
-        if num_pages == 64:
-            assert len(stats.drafts_proposed_total) == num_drafts
-            rate = sum(stats.drafts_accepted_total) / sum(stats.drafts_proposed_total)
-            assert rate > 0.3 if folder == DEMO_MODEL else rate < 0.2
+        assert len(stats.drafts_proposed_total) == num_drafts
+        assert stats.drafts_proposed_total > (0,) * num_drafts
+        # Prompts that make no sense: an MTP layer that was trained is right now and then.
+        share = stats.drafts_accepted_total[0] / stats.drafts_proposed_total[0]
+        assert share > 0.3 if folder == DEMO_MODEL else share < 0.2
