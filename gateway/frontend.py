@@ -235,8 +235,6 @@ class Frontend:
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
-        if tools is not None and tools.offered:
-            grammar.special_token_ids.extend(self.model.tool_mark_ids)
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:

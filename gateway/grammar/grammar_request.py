@@ -65,9 +65,7 @@ async def request_grammar(
             is_free=request is None, instead=request,
         )  # fmt: skip
     assert request is not None
-    ebnf = await compiler.compile(request, param=param, client=client)
-    written: dict[str, Any] = {"ebnf": ebnf} if ebnf else {request["kind"]: request["text"]}
-    return Grammar(**written, compact=True)
+    return Grammar(lark=await compiler.compile(request, param=param, client=client))
 
 
 def calls_request(

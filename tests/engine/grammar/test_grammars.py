@@ -16,6 +16,7 @@ from engine.grammar.grammars import COMPILE_SECONDS, MAX_REMEMBERED, NUM_THREADS
 from engine.grammar.token_bytes import token_bytes
 from engine.sampling.history import Match
 from engine.sampling.sampling_params import Grammar, Sampling
+from tests.larks import regex
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 VOCAB, EOS = 260, 1
@@ -34,7 +35,7 @@ def grammars(folder: Path) -> Iterator[Grammars]:
 
 
 def regex(text: str, **values: Any) -> Sampling:  # noqa: ANN401 - fields of Grammar
-    return Sampling(grammar=Grammar(regex=text, **values))
+    return Sampling(grammar=Grammar(lark=regex(text), **values))
 
 
 def wait(grammars: Grammars, num: int) -> dict[str, Match | EpserveError]:
@@ -87,13 +88,13 @@ def test_equal_grammars_are_compiled_once(
     wait(grammars, 6)
     grammars.begin("again", regex("a{3}"))
     assert is_match(wait(grammars, 1)["again"])
-    assert compiled == [Grammar(regex="a{3}")]
+    assert compiled == [Grammar(lark=regex("a{3}"))]
     for number in range(MAX_REMEMBERED + 1):
         grammars.begin(str(number), regex(f"b{number}"))
     wait(grammars, MAX_REMEMBERED + 1)
     grammars.begin("again", regex("a{3}"))
     wait(grammars, 1)
-    assert compiled.count(Grammar(regex="a{3}")) == 2
+    assert compiled.count(Grammar(lark=regex("a{3}"))) == 2
 
 
 def test_what_is_no_grammar_is_the_callers_fault(grammars: Grammars) -> None:

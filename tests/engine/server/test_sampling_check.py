@@ -13,6 +13,7 @@ from engine.sampling.sampling_params import Grammar, Sampling, sampling_of
 from engine.server.grammar_check import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
 from engine.server.sampling_check import MAX_LOGIT_BIAS, check_sampling, check_token_ids
 from proto.generate_pb2 import SamplingParams
+from tests.larks import ebnf, json_schema, regex
 from tests.packed_sampling import packed, params_of
 
 VOCAB_SIZE = 2000
@@ -42,11 +43,11 @@ FULL = Sampling(
     "grammar",
     [
         None,
-        Grammar(json_schema="", compact=False),
-        Grammar(json_schema='{"type":"object"}', after_token_id=0),
-        Grammar(regex="", after_token_id=6),
-        Grammar(ebnf="", thoughts=(3, 0), special_token_ids=(4, 5)),
-        Grammar(ebnf='root ::= "a"'),
+        Grammar(lark=json_schema("")),
+        Grammar(lark=json_schema('{"type":"object"}'), after_token_id=0),
+        Grammar(lark=regex(""), after_token_id=6),
+        Grammar(lark=ebnf(""), thoughts=(3, 0), special_token_ids=(4, 5)),
+        Grammar(lark=ebnf('root ::= "a"')),
     ],
 )
 def test_parameters_come_through(grammar: Grammar | None) -> None:
@@ -97,10 +98,10 @@ def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
     [
         Sampling(stop_token_ids=(10,)),
         Sampling(logit_bias=((3, 1.0), (10, 1.0))),
-        Sampling(grammar=Grammar(regex="a", after_token_id=10)),
-        Sampling(grammar=Grammar(regex="a", thoughts=(10, 0))),
-        Sampling(grammar=Grammar(regex="a", thoughts=(0, 10))),
-        Sampling(grammar=Grammar(regex="a", special_token_ids=(3, 10))),
+        Sampling(grammar=Grammar(lark=regex("a"), after_token_id=10)),
+        Sampling(grammar=Grammar(lark=regex("a"), thoughts=(10, 0))),
+        Sampling(grammar=Grammar(lark=regex("a"), thoughts=(0, 10))),
+        Sampling(grammar=Grammar(lark=regex("a"), special_token_ids=(3, 10))),
     ],
 )
 def test_tokens_that_the_model_does_not_know_are_refused(sampling: Sampling) -> None:
