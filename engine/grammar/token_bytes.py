@@ -21,8 +21,8 @@ class TokenBytes(NamedTuple):
 
 
 def token_bytes(folder: Path, vocab_size: int | None) -> TokenBytes:
-    """`vocab_size` entries; None: as many as there are. Raises CheckpointError when tokenizer.json is missing, broken, or
-    not byte-level BPE."""
+    """`vocab_size` entries; None: as many as there are. Raises CheckpointError when tokenizer.json
+    is missing, broken, or not byte-level BPE."""
     path = folder / "tokenizer.json"
     try:
         fields = json.loads(path.read_bytes())

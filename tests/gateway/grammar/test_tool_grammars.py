@@ -74,14 +74,11 @@ async def compiled(
     tools: ToolUse,
     constraint: Constraint | None = None,
 ) -> Grammar:
-    grammar = await request_grammar(constraint, tools, form, compiler, client="c")
-    grammar.special_token_ids.extend(TOKENIZER.token_to_id(mark) for mark in form.marks)
-    return grammar
+    return await request_grammar(constraint, tools, form, compiler, client="c")
 
 
 def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
-    wanted = sampling_params._grammar(grammar)
-    return worker(folder).match(wanted, compiled_by_worker(folder, wanted), ())
+    return worker(folder).match(sampling_params._grammar(grammar))
 
 
 @cache
@@ -89,13 +86,8 @@ def worker(folder: Path) -> grammar_match.GrammarCompiler:
     return grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
 
 
-@cache
-def compiled_by_worker(folder: Path, grammar: sampling_params.Grammar) -> Any:
-    return worker(folder).compile(grammar)
-
-
 def allowed(match: grammar_match.GrammarMatch) -> list[int]:
-    words = match.mask().numpy().view("uint32")
+    words = match.mask()
     return [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
 
 
