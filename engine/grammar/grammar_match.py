@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.grammar.paced_match import TOO_LONG
 from engine.grammar.token_bytes import token_bytes
 from engine.sampling.sampling_params import Grammar
 
@@ -20,6 +19,7 @@ LIMITS = LLParserLimits(
     max_lexer_states=50_000,
     verbose_errors=False,
 )
+TOO_LONG = "it takes too long to match: ambiguous or nested repeats do"
 NUM_THREADS = 4
 
 # Where in a grammar something is, and what the library was at.

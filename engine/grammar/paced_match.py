@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # What a step waits for the masks of all its rows. Whose mask took longer last time is not run
 # ahead: its next token is sampled once the one before it is known and its mask is there.
 PATIENCE_SECONDS = 0.005
-TOO_LONG = "it takes too long to match: ambiguous or nested repeats do"
 # CPU time of one request: an allowance, and what each token adds to it.
 ALLOWANCE_SECONDS, SECONDS_PER_TOKEN = 2.0, 0.02
 LONGEST_SECONDS = 4.0  # for one token, by the clock
@@ -114,7 +113,7 @@ class PacedMatch:
         else:
             over = self._clock.now() - self._since > LONGEST_SECONDS
         if over:
-            return f"this constraint cannot be kept to: {TOO_LONG}"
+            return "this constraint takes too long to match: ambiguous or nested repeats do"
         return self._fault
 
     @property

@@ -9,7 +9,8 @@ whose masks take too long is refused. It runs without torch.
 One JSON object a line, from standard input and to standard output:
 
                                                                     -> {"ready": true}
-    {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"lark": ...}
+    {"kind": "json_schema" | "regex" | "ebnf" | "choice", "text": ...}
+                                                                    -> {"lark": ...}
     {"kind": "tool_calls", "tools": [[HEAD, SCHEMA], ...], "number": ...,
      "begins": [[TRIGGER, REST], ...], "tail": ..., "between": ..., "end": ...,
      "at_most_one": ..., "is_free": ..., "not_in_text": [...],
@@ -31,8 +32,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from core.process import die_with_parent
-from engine.grammar.grammar_match import LIMITS, GrammarCompiler, reason_of
-from engine.grammar.paced_match import TOO_LONG
+from engine.grammar.grammar_match import LIMITS, TOO_LONG, GrammarCompiler, reason_of
 from engine.sampling.sampling_params import Grammar
 from gateway.grammar.lark import lark_of
 

@@ -9,7 +9,7 @@ from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.json_schema_check import check_schema
 from gateway.grammar.pattern_check import pattern_fault
 from gateway.requests.constraint_fields import Constraint
-from gateway.requests.request_body import parse_json
+from gateway.requests.request_body import aside, parse_json
 from gateway.requests.tool_fields import Tool, ToolUse
 from proto.generate_pb2 import Grammar
 
@@ -46,7 +46,7 @@ async def request_grammar(
     request: dict[str, Any] | None = None
     param = "tools"
     if constraint is not None:
-        _check(constraint)
+        await aside(len(constraint.text), _check, constraint)
         request, param = {"kind": constraint.kind, "text": constraint.text}, constraint.param
     if tools is not None and tools.forced:
         if constraint is not None and not constraint.param.startswith("response_format"):
@@ -131,5 +131,5 @@ def _check(constraint: Constraint) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
-    if kind != "json_schema" and (fault := pattern_fault(text, is_ebnf=kind == "ebnf")):
+    if kind in ("regex", "ebnf") and (fault := pattern_fault(text, is_ebnf=kind == "ebnf")):
         raise InvalidRequest(f"{param}: {fault}", param=param)

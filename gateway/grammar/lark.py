@@ -11,6 +11,8 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from gateway.grammar.ebnf_rules import cut_at_marks, literal, rules_of_ebnf
+from gateway.grammar.json_schema_check import SINGLE_SCHEMAS
+from gateway.grammar.schema_form import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS
 
 HEADER = '%llguidance {"no_forcing": true}'
 # Whether only one of several schemas fits is not looked at.
@@ -18,6 +20,10 @@ SCHEMA_OPTIONS = {"whitespace_flexible": False, "coerce_one_of": True}
 # A weak model that must call, and may again, would do so until its context is full.
 MAX_CALLS = 16
 ASCII_CLASSES = "dws"  # \d, \w and \s know ASCII only
+# They say what other properties there may be, or leave it to others.
+OPENING = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "$ref"}
+)
 Marks = Mapping[str, int]
 
 
@@ -37,6 +43,11 @@ def plain_rules(kind: str, text: str, start: str, marks: Marks) -> str:
         return f"{start}: {_json(text)}"
     if kind == "regex":
         return f"{start}: {_regex(text)}"
+    if kind == "choice":  # one lexeme: of several the longest would be taken
+        name = start.upper()
+        return (
+            f"{name}: {' | '.join(literal(one, {}) for one in json.loads(text))}\n{start}: {name}"
+        )
     return rules_of_ebnf(text, start, marks)
 
 
@@ -55,8 +66,28 @@ def _json(text: str) -> str:
     schema = json.loads(text) if text else {"type": "object"}
     if schema is False:
         raise ValueError("no output can match it")
-    options = {"x-guidance": SCHEMA_OPTIONS}
-    return f"%json {json.dumps(options if schema is True else schema | options)}"
+    closed = {} if schema is True else _closed(schema)
+    return f"%json {json.dumps({**closed, 'x-guidance': SCHEMA_OPTIONS})}"
+
+
+def _closed(schema: Any) -> Any:  # noqa: ANN401 - a schema, or a boolean
+    """Objects have no other properties than those named, where a schema leaves that open: a model
+    would go on with them. What `allOf` joins stays as it is."""
+    if not isinstance(schema, dict):
+        return schema
+    closed = {}
+    for name, value in schema.items():
+        if name in SINGLE_SCHEMAS:
+            closed[name] = _closed(value)
+        elif name in MAPS_OF_SCHEMAS:
+            closed[name] = {key: _closed(part) for key, part in value.items()}
+        elif name in LISTS_OF_SCHEMAS and not (name == "allOf" and len(value) > 1):
+            closed[name] = [_closed(part) for part in value]
+        else:
+            closed[name] = value
+    if "properties" in schema and OPENING.isdisjoint(schema):
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _calls(request: Mapping[str, Any], shown: Marks, marks: Marks) -> str:

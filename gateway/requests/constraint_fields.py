@@ -7,7 +7,6 @@ from pydantic import ConfigDict, Field
 
 from core.errors import InvalidRequest
 from gateway.requests.request_body import Items, RequestModel
-from gateway.text.ebnf import ebnf_literal
 
 MAX_CHOICES = 1024
 
@@ -30,9 +29,9 @@ class ResponseFormat(RequestModel):
 
 class Constraint(NamedTuple):
     """What the output must match; `param` is the field that asks for it. The text of a
-    `json_schema` may be empty: any JSON object."""
+    `json_schema` may be empty: any JSON object; that of a `choice` is a JSON list of texts."""
 
-    kind: Literal["json_schema", "regex", "ebnf"]
+    kind: Literal["json_schema", "regex", "ebnf", "choice"]
     text: str
     param: str
 
@@ -83,8 +82,8 @@ class ConstraintFields(RequestModel):
         if self.guided_choice is not None:
             if not all(self.guided_choice):
                 raise InvalidRequest("guided_choice: choices are not empty", param="guided_choice")
-            choices = " | ".join(ebnf_literal(choice) for choice in self.guided_choice)
-            constraints.append(Constraint("ebnf", f"root ::= {choices}", "guided_choice"))
+            text = _json_text(self.guided_choice)
+            constraints.append(Constraint("choice", text, "guided_choice"))
         return constraints
 
 
@@ -92,6 +91,6 @@ class ConstraintFields(RequestModel):
 CONSTRAINTS = frozenset(ConstraintFields.model_fields)
 
 
-def _json_text(schema: dict[str, Any]) -> str:
+def _json_text(value: dict[str, Any] | list[str]) -> str:
     # Order and spelling are kept: properties come in the order of the schema.
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -146,7 +146,7 @@ def test_what_cannot_follow_a_grammar_is_refused(rank: OneRank) -> None:
     rank.run()
     for name in ("no grammar", "no such output"):
         assert failure(rank, name).code == "INVALID_ARGUMENT"
-    assert "parenthesis" in failure(rank, "no grammar").message
+    assert "unclosed group" in failure(rank, "no grammar").message
     rank.release()
     rank.until_free(256)
 

@@ -161,7 +161,7 @@ def test_grammars_are_kept_to_from_where_the_output_is(model: Model, folder: Pat
     assert "free" in found
     failed = {m.attempt_id: m for m in messages if isinstance(m, Failed)}
     assert {failed["wrong"].code, failed["bad"].code} == {"INVALID_ARGUMENT"}
-    assert "parenthesis" in failed["bad"].message
+    assert "unclosed group" in failed["bad"].message
     rank.check_nothing_held()
 
 

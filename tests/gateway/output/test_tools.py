@@ -209,7 +209,7 @@ async def test_a_constraint_leaves_calls_possible(gateway: Gateway, model_folder
     """The answer keeps to it; a model that may call tools still can."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     wrapped = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    calls = CALLS_BEGIN + v3_call("weather", '{"city":"Bern", "days":[1]}') + CALLS_END
+    calls = CALLS_BEGIN + v3_call("weather", '{"city":"Bern","days":[1]}') + CALLS_END
     for fields, answer, wrong in (
         ({"response_format": wrapped}, '{"n":5}', '{"n":"5"}'),
         ({"response_format": {"type": "json_object"}}, '{"a":[{}]}', "[1]"),
