@@ -38,8 +38,8 @@ class ChatPrompt(NamedTuple):
 async def make_chat_prompt(
     body: MessagesFields, model: ServedModel, *, num_bytes: int
 ) -> ChatPrompt:
-    """`num_bytes` are those of the request. Raises InvalidRequest when there is no template, or it refuses the messages or cannot do
-    what they ask for."""
+    """`num_bytes` are those of the request. Raises InvalidRequest when there is no template, or it
+    refuses the messages or cannot do what they ask for."""
     size = max(num_bytes, len(body.messages) * MESSAGE_BYTES)
     text, is_thinking, may_think = await aside(size, _rendered, body, model)
     if model.sanitizes_control_tokens:
