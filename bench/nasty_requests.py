@@ -112,7 +112,8 @@ class Rounds:
 
     async def gap(self, fields: Body | None, address: str = "") -> tuple[float, str]:
         """Seconds, the worst between two tokens of a plain stream beside requests with `fields`
-        from `address`, and the status of the last of these. Raises RuntimeError for a stream that broke off."""
+        from `address`, and the status of the last of these. Raises RuntimeError for a stream that
+        broke off."""
         host, _, port = self._url.removeprefix("http://").partition(":")
         connections = KeptConnections((host, int(port)))
         plain = body({"model": self._model, "stream": True, "temperature": 0}, self._num_tokens)
