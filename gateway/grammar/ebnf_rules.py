@@ -7,9 +7,10 @@ each character is a lexeme of its own; but a grammar that does not call itself i
 is much quicker.
 """
 
-import json
 import re
 from collections.abc import Collection, Mapping
+
+from gateway.grammar.lark_terms import literal
 
 MAX_RULES = 1000  # the library's stack has room for no chain of more than some
 _PIECE = re.compile(
@@ -39,27 +40,6 @@ def rules_of_ebnf(ebnf: str, start: str, marks: Mapping[str, int]) -> str:
         for name, pieces in rules.items()
     ]
     return "\n".join([*lines, f"{start}: {names['root']}"])
-
-
-def literal(text: str, marks: Mapping[str, int], *, by_character: bool = False) -> str:
-    """`text` as Lark spells it; "" for no text."""
-    spelled: list[str] = []
-    for piece in cut_at_marks(text, marks):
-        if piece in marks:
-            spelled.append(f"<[{marks[piece]}]>")
-        else:
-            spelled += map(_quoted, piece if by_character else [piece])
-    return " ".join(spelled)
-
-
-def cut_at_marks(text: str, marks: Mapping[str, int]) -> list[str]:
-    longest_first = sorted(marks, key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if marks else [text]
-    return [piece for piece in pieces if piece]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text).replace("\x7f", r"\u007f")
 
 
 def _rules(ebnf: str) -> dict[str, list[re.Match[str]]]:

@@ -10,7 +10,7 @@ One JSON object a line, from standard input and to standard output:
 
                                                                     -> {"ready": true}
     {"kind": "json_schema" | "regex" | "ebnf" | "choice", "text": ...}
-                                                                    -> {"lark": ...}
+    {"kind": "structural_tag", "text": ..., "marks": [...]}         -> {"lark": ...}
     {"kind": "tool_calls", "tools": [[HEAD, SCHEMA], ...], "number": ...,
      "begins": [[TRIGGER, REST], ...], "tail": ..., "between": ..., "end": ...,
      "at_most_one": ..., "is_free": ..., "not_in_text": [...],

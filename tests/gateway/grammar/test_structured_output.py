@@ -18,10 +18,11 @@ from gateway.grammar import fair_turns, grammar_compiler
 from gateway.grammar.fair_turns import FairTurns
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.grammar_request import calls_request
-from gateway.grammar.lark import HEADER, SCHEMA_OPTIONS
+from gateway.grammar.lark import HEADER, lark_of
+from gateway.grammar.lark_terms import SCHEMA_OPTIONS
 from tests.eventually import eventually
-from tests.gateway.conftest import MODEL, Gateway, v3_call
-from tests.gateway.model_folder import EOS_ID, make_model_folder
+from tests.gateway.conftest import MODEL, TOKENIZER, Gateway, v3_call
+from tests.gateway.model_folder import EOS_ID, THINK, make_model_folder
 from tests.larks import accepts, ebnf, regex
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,6 +45,16 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": '{"type": "integer"}'}, f'%json {{"type": "integer", {COMPACT}'),
     ({"guided_regex": "^[0-9]{3}$"}, "/[0-9]{3}/"),
     ({"guided_grammar": 'root ::= "a" | "b"'}, 'START_0\nSTART_0: ("a") | ("b")'),
+    ({"structured_outputs": {"choice": ["a"]}}, 'START\nSTART: "a"'),
+    ({"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": True}},
+     f'%json {{"type": "integer", {COMPACT}'),
+    ({"structured_outputs": {"json_object": True, "regex": None}},
+     f'%json {{"type": "object", {COMPACT}'),
+    ({"structured_outputs": {"regex": "[0-9]{3}"}}, "/[0-9]{3}/"),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, 'START_0\nSTART_0: ("a")'),
+    ({"json_schema": '{"type": "integer"}'}, f'%json {{"type": "integer", {COMPACT}'),
+    ({"regex": "[0-9]{3}"}, "/[0-9]{3}/"),
+    ({"ebnf": 'root ::= "a" | "b"'}, 'START_0\nSTART_0: ("a") | ("b")'),
     ({"guided_choice": ["yes", 'n"ö']}, 'START\nSTART: "yes" | "n\\"\\u00f6"'),
 ]  # fmt: skip
 
@@ -71,6 +82,69 @@ async def test_bounded_strings_are_json(gateway: Gateway, model_folder: Path, ki
     for text, expected in (("ab", True), ("日本🙂é", True), ("a", False), ("abcde", False),
                            ("a\tb", False), ("a\x01", False), ('a"', False)):  # fmt: skip
         assert accepts(model_folder, lark, f'{{"a":"{text}"}}') == expected
+
+
+TAGGED = {"begin": "<f>", "end": "</f>"}
+INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TAGS = [TAGGED | {"content": {"type": "json_schema", "json_schema": INTEGER}}]
+TAG = {
+    "type": "structural_tag",
+    "format": {"type": "triggered_tags", "triggers": ["<f>"], "tags": TAGS},
+}
+OLD_TAG = {
+    "type": "structural_tag",
+    "structures": [TAGGED | {"schema": INTEGER}],
+    "triggers": ["<f>"],
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": TAG},
+        {"response_format": OLD_TAG},
+        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+    ],
+)
+async def test_structural_tags(
+    gateway: Gateway, model_folder: Path, fields: dict[str, Any]
+) -> None:
+    reply = await gateway.chat("plain", **fields)
+    assert reply.status_code == 200, reply.text
+    lark = gateway.cluster.first.requests[0].sampling.grammar.lark
+    for text, expected in (("", True), ("free", True), ('so <f>{"n":-5}</f> or so', True),
+                           ('<f>{"n":1}</f><f>{"n":2}</f>', True), ("<f>", False),
+                           ('<f>{"n": 5}</f>', False), ('<f>{"n":"5"}</f>', False)):  # fmt: skip
+        assert accepts(model_folder, lark, text) == expected, text
+
+
+TEXT = {"type": "any_text"}
+WORD = {"type": "regex", "pattern": "[a-z]+"}
+FORMATS: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+    ({"type": "sequence", "elements": [{"type": "const_string", "value": "<think>"},
+      {"type": "tag", "begin": "", "content": TEXT, "end": "</think>"}, WORD]},
+     ("<think>a 1</think>bc", "<think></think>b"), ("bc", "<think>a", "<think>a</think>1")),
+    ({"type": "or", "elements": [{"type": "grammar", "grammar": 'root ::= "1" root | "2"'}, WORD]},
+     ("112", "ab"), ("11", "1a", "")),
+    ({"type": "tags_with_separator", "separator": ", ", "tags": [
+        {"type": "tag", "begin": "a=", "content": WORD, "end": ["!", "?"]}], "at_least_one": True},
+     ("a=b!", "a=b!, a=c?"), ("", "a=b", "a=b!,a=c!")),
+    (TAG["format"] | {"stop_after_first": True},  # type: ignore[operator]
+     ("text", 'text<f>{"n":1}</f>'), ('<f>{"n":1}</f>more',)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "good", "bad"), FORMATS)
+async def test_formats_of_structural_tags(
+    model_folder: Path, form: dict[str, Any], good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    marks = {mark: TOKENIZER.token_to_id(mark) for mark in THINK}
+    text = json.dumps({"type": "structural_tag", "format": form})
+    lark = lark_of({"kind": "structural_tag", "text": text, "marks": ()}, marks, marks)
+    for output in good:
+        assert accepts(model_folder, lark, output), output
+    for output in bad:
+        assert not accepts(model_folder, lark, output), output
 
 
 async def test_text_is_no_constraint(gateway: Gateway) -> None:
