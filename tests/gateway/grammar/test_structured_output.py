@@ -36,12 +36,13 @@ SCHEMA = {
     "required": ["steps"],
 }  # fmt: skip
 COMPACT = json.dumps({"x-guidance": SCHEMA_OPTIONS})[1:]
+CLOSED = json.dumps(SCHEMA)[:-1] + ', "additionalProperties": false, ' + COMPACT
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, f'%json {{"type": "object", {COMPACT}'),
     ({"response_format": {"type": "json_schema",
                           "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
-     f"%json {json.dumps(SCHEMA)[:-1]}, {COMPACT}"),
-    ({"guided_json": SCHEMA}, f"%json {json.dumps(SCHEMA)[:-1]}, {COMPACT}"),
+     f"%json {CLOSED}"),
+    ({"guided_json": SCHEMA}, f"%json {CLOSED}"),
     ({"guided_json": '{"type": "integer"}'}, f'%json {{"type": "integer", {COMPACT}'),
     ({"guided_regex": "^[0-9]{3}$"}, "/[0-9]{3}/"),
     ({"guided_grammar": 'root ::= "a" | "b"'}, 'START_0\nSTART_0: ("a") | ("b")'),
