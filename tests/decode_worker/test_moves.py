@@ -59,7 +59,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
         **RANDOM,
     },
     "after thoughts": {
-        "grammar": Grammar(regex="[xyz]*", after_token_id=61),
+        "grammar": Grammar(lark=regex("[xyz]*"), after_token_id=61),
         "thought_budget": ThoughtBudget(
             max_tokens=5, open_token_id=60, close_token_ids=(61,), is_open=True
         ),
