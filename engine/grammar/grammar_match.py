@@ -46,7 +46,7 @@ class _Vocabulary:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos
 
     def __call__(self, text: object) -> list[int]:
-        raise NotImplementedError("grammars force no tokens")
+        raise AssertionError("grammars force no tokens")
 
 
 class GrammarCompiler:

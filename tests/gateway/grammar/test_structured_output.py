@@ -18,12 +18,12 @@ from gateway.grammar import fair_turns, grammar_compiler
 from gateway.grammar.fair_turns import FairTurns
 from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.grammar_request import calls_request
-from gateway.grammar.lark import HEADER, lark_of
+from gateway.grammar.lark import HEADER
 from gateway.grammar.lark_terms import SCHEMA_OPTIONS
 from tests.eventually import eventually
-from tests.gateway.conftest import MODEL, TOKENIZER, Gateway, v3_call
-from tests.gateway.model_folder import EOS_ID, THINK, make_model_folder
-from tests.larks import accepts, ebnf, regex
+from tests.gateway.conftest import MODEL, Gateway, v3_call
+from tests.gateway.model_folder import EOS_ID, make_model_folder
+from tests.larks import accepts, regex
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -85,127 +85,9 @@ async def test_bounded_strings_are_json(gateway: Gateway, model_folder: Path, ki
         assert accepts(model_folder, lark, f'{{"a":"{text}"}}') == expected
 
 
-TAGGED = {"begin": "<f>", "end": "</f>"}
-INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-TAGS = [TAGGED | {"content": {"type": "json_schema", "json_schema": INTEGER}}]
-TAG = {
-    "type": "structural_tag",
-    "format": {"type": "triggered_tags", "triggers": ["<f>"], "tags": TAGS},
-}
-OLD_TAG = {
-    "type": "structural_tag",
-    "structures": [TAGGED | {"schema": INTEGER}],
-    "triggers": ["<f>"],
-}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": TAG},
-        {"response_format": OLD_TAG},
-        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
-    ],
-)
-async def test_structural_tags(
-    gateway: Gateway, model_folder: Path, fields: dict[str, Any]
-) -> None:
-    reply = await gateway.chat("plain", **fields)
-    assert reply.status_code == 200, reply.text
-    lark = gateway.cluster.first.requests[0].sampling.grammar.lark
-    for text, expected in (("", True), ("free", True), ('so <f>{"n":-5}</f> or so', True),
-                           ('<f>{"n":1}</f><f>{"n":2}</f>', True), ("<f>", False),
-                           ('<f>{"n": 5}</f>', False), ('<f>{"n":"5"}</f>', False)):  # fmt: skip
-        assert accepts(model_folder, lark, text) == expected, text
-
-
-TEXT = {"type": "any_text"}
-WORD = {"type": "regex", "pattern": "[a-z]+"}
-FORMATS: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
-    ({"type": "sequence", "elements": [{"type": "const_string", "value": "<think>"},
-      {"type": "tag", "begin": "", "content": TEXT, "end": "</think>"}, WORD]},
-     ("<think>a 1</think>bc", "<think></think>b"), ("bc", "<think>a", "<think>a</think>1")),
-    ({"type": "or", "elements": [{"type": "grammar", "grammar": 'root ::= "1" root | "2"'}, WORD]},
-     ("112", "ab"), ("11", "1a", "")),
-    ({"type": "tags_with_separator", "separator": ", ", "tags": [
-        {"type": "tag", "begin": "a=", "content": WORD, "end": ["!", "?"]}], "at_least_one": True},
-     ("a=b!", "a=b!, a=c?"), ("", "a=b", "a=b!,a=c!")),
-    (TAG["format"] | {"stop_after_first": True},  # type: ignore[operator]
-     ("text", 'text<f>{"n":1}</f>'), ('<f>{"n":1}</f>more',)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("form", "good", "bad"), FORMATS)
-async def test_formats_of_structural_tags(
-    model_folder: Path, form: dict[str, Any], good: tuple[str, ...], bad: tuple[str, ...]
-) -> None:
-    marks = {mark: TOKENIZER.token_to_id(mark) for mark in THINK}
-    text = json.dumps({"type": "structural_tag", "format": form})
-    lark = lark_of({"kind": "structural_tag", "text": text, "marks": ()}, marks, marks)
-    for output in good:
-        assert accepts(model_folder, lark, output), output
-    for output in bad:
-        assert not accepts(model_folder, lark, output), output
-
-
 async def test_text_is_no_constraint(gateway: Gateway) -> None:
     await gateway.chat("plain", response_format={"type": "text"})
     assert not gateway.cluster.first.requests[0].sampling.HasField("grammar")
-
-
-LITERALS = ('a"b\\c', "日本🙂\n\t\x7f", "<｜tool▁sep｜>", "[a]{2}|(b)", "a/b'c")
-
-
-@pytest.mark.parametrize("rest", ["", ' | "x" root'])
-async def test_literals_are_what_they_spell(model_folder: Path, rest: str) -> None:
-    for text in LITERALS:
-        escaped = "".join(f"\\U{ord(one):08x}" for one in text)
-        lark = ebnf(f'root ::= "{escaped}"{rest}')
-        assert accepts(model_folder, lark, text)
-        assert not accepts(model_folder, lark, text + "x")
-        assert accepts(model_folder, lark, "x" + text) == bool(rest)
-
-
-EBNF: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ('root ::= [a-z]+ "b"', ("ab", "bb"), ("b", "a", "aba")),
-    ('root ::= e\ne ::= [a-z]+ "b" | "(" e ")"', ("ab", "(bb)"), ("b", "(ab")),
-    ('root ::= ("a" | "ab") "bc" x\nx ::= "" | x "!"', ("abc", "abbc!!"), ("ab", "abb")),
-    ('root ::=\n  "a"\n  | "b"   # or\n  | c-d\nc-d ::= ("x" . )*', ("a", "b", "x\n", ""), ("x",)),
-    (r"root ::= [^\]\x41-\u0043\\-]{2}", ("ab", "é["), ("a]", "aB", "a-", "a\\", "a")),
-    ('root ::= "a"{2,} "b"? | n\nn ::= [0-9]{1,2} ("." n)?', ("aaab", "1.22.3"), ("a", "1.")),
-]
-
-
-@pytest.mark.parametrize(("text", "good", "bad"), EBNF)
-async def test_grammars_of_users(
-    model_folder: Path, text: str, good: tuple[str, ...], bad: tuple[str, ...]
-) -> None:
-    """Also where the longest lexeme is not the right one."""
-    lark = ebnf(text)
-    for output in good:
-        assert accepts(model_folder, lark, output), output
-    for output in bad:
-        assert not accepts(model_folder, lark, output), output
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("root ::= nowhere", "no rule named nowhere"),
-        ('start ::= "a"', "no rule named root"),
-        ('root ::= "a"\nroot ::= "b"', "there twice"),
-        ('root ::= ("a"', "not closed"),
-        ('root ::= "a")', r"'\)' was not expected"),
-        ("root ::= *", r"'\*' was not expected"),
-        ('root ::= "a"\nb ::= "', "line 2"),
-        ('"a"', "line 1"),
-        ("root ::= []", "no character"),
-        ("\n".join(f"{'root' if n == 0 else f'r{n}'} ::= r{n + 1}" for n in range(5000)), "rules"),
-    ],
-)
-async def test_what_is_no_grammar(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        ebnf(text)
 
 
 @pytest.fixture
