@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.grammar.lark import lark_of
-from tests.gateway.conftest import TOKENIZER, Gateway
+from tests.gateway.conftest import TOKENIZER
 from tests.gateway.model_folder import THINK
 from tests.larks import accepts, ebnf
 
@@ -75,33 +75,6 @@ TAG = {
     "type": "structural_tag",
     "format": {"type": "triggered_tags", "triggers": ["<f>"], "tags": TAGS},
 }
-OLD_TAG = {
-    "type": "structural_tag",
-    "structures": [TAGGED | {"schema": INTEGER}],
-    "triggers": ["<f>"],
-}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": TAG},
-        {"response_format": OLD_TAG},
-        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
-    ],
-)
-async def test_structural_tags(
-    gateway: Gateway, model_folder: Path, fields: dict[str, Any]
-) -> None:
-    reply = await gateway.chat("plain", **fields)
-    assert reply.status_code == 200, reply.text
-    lark = gateway.cluster.first.requests[0].sampling.grammar.lark
-    for text, expected in (("", True), ("free", True), ('so <f>{"n":-5}</f> or so', True),
-                           ('<f>{"n":1}</f><f>{"n":2}</f>', True), ("<f>", False),
-                           ('<f>{"n": 5}</f>', False), ('<f>{"n":"5"}</f>', False)):  # fmt: skip
-        assert accepts(model_folder, lark, text) == expected, text
-
-
 TEXT = {"type": "any_text"}
 WORD = {"type": "regex", "pattern": "[a-z]+"}
 FORMATS: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [

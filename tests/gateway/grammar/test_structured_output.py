@@ -46,16 +46,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": '{"type": "integer"}'}, f'%json {{"type": "integer", {COMPACT}'),
     ({"guided_regex": "^[0-9]{3}$"}, "/[0-9]{3}/"),
     ({"guided_grammar": 'root ::= "a" | "b"'}, 'START_0\nSTART_0: ("a") | ("b")'),
-    ({"structured_outputs": {"choice": ["a"]}}, 'START\nSTART: "a"'),
-    ({"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": True}},
-     f'%json {{"type": "integer", {COMPACT}'),
-    ({"structured_outputs": {"json_object": True, "regex": None}},
-     f'%json {{"type": "object", {COMPACT}'),
-    ({"structured_outputs": {"regex": "[0-9]{3}"}}, "/[0-9]{3}/"),
-    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, 'START_0\nSTART_0: ("a")'),
-    ({"json_schema": '{"type": "integer"}'}, f'%json {{"type": "integer", {COMPACT}'),
-    ({"regex": "[0-9]{3}"}, "/[0-9]{3}/"),
-    ({"ebnf": 'root ::= "a" | "b"'}, 'START_0\nSTART_0: ("a") | ("b")'),
     ({"guided_choice": ["yes", 'n"ö']}, 'START\nSTART: "yes" | "n\\"\\u00f6"'),
 ]  # fmt: skip
 
