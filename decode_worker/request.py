@@ -19,6 +19,7 @@ from decode_worker.arrival import Arrival
 from engine.link.messages import Prefilled
 from engine.sampling.history import History, Match
 from engine.sampling.sampling_params import Sampling
+from engine.sampling.sequence_end import most_tokens
 
 
 class RequestPhase(Enum):
@@ -90,6 +91,15 @@ class Request:
         return match is not None and (
             not match.is_ready or (match.is_slow and self.num_in_flight > 0)
         )
+
+    def num_to_come(self, max_model_len: int) -> int:
+        """Tokens after those known soon at most."""
+        most = most_tokens(
+            num_prompt_tokens=self.num_prompt_tokens,
+            sampling=self.sampling,
+            max_model_len=max_model_len,
+        )
+        return most - self.num_known_soon
 
     @property
     def num_known_soon(self) -> int:
