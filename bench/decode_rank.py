@@ -98,8 +98,7 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
             case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
             peer=PEER, peer_value=peer,
         )  # fmt: skip
-        launch = partial(graphs.run, chunks, batch)
-        launched = 1000 * steps_seconds(lambda launch=launch: launch().argmax(-1), arguments.steps)
+        launched = 1000 * steps_seconds(partial(greedy_step, graphs, chunks), arguments.steps)
         yield run.record(case, "step with its launch", "ms", launched)
         least = memory_bytes(rank, batch, arguments.context) / rate
         yield run.record(case, "step if memory were all", "ms", 1000 * least)
@@ -146,6 +145,10 @@ def measure_drafting(
             kernels = profile_step(partial(steps.replay, batch), device)
             name = f"{BENCH}_{rank.weights}_{batch}_drafts{num_drafts}.json"
             yield from broken_down(run, case, kernels, arguments.results / "details" / name)
+
+
+def greedy_step(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
+    return graphs.run(chunks, len(chunks)).argmax(-1)
 
 
 def whole_step(steps: SpeculativeSteps, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
