@@ -23,6 +23,7 @@ One JSON object a line, from standard input and to standard output:
 """
 
 import importlib.util
+import json
 import os
 import random
 import re
@@ -37,6 +38,7 @@ import msgspec
 import numpy as np
 
 from core.process import die_with_parent
+from gateway.grammar.schema_rewrite import Rewriter
 from gateway.text.ebnf import ebnf_literal
 from gateway.text.tokenizer import Tokenizer
 
@@ -69,6 +71,7 @@ class Compiler:
         self._grammar: Any = importlib.import_module("xgrammar.grammar").Grammar
         self._eos_token_ids = eos_token_ids
         self._compiler: Any = None
+        self._is_new = False  # whether the text of the last request does not do
         if folder is None:
             return
         tokenizer = Tokenizer.load(folder)
@@ -84,17 +87,12 @@ class Compiler:
         """Compiles one request; tells the grammar only where the request's own text will not do.
         Raises RuntimeError for what is no grammar, ValueError for one that takes too long."""
         kind = request["kind"]
+        self._is_new = kind in ("tool_calls", "structural_tag")
         is_calls = kind == "tool_calls"
-        must_write = kind in ("tool_calls", "structural_tag")
         grammar = self._tool_calls(request) if is_calls else self._plain(kind, request["text"])
-        text = str(grammar)
-        mended = text.replace(BOUNDED_CHARACTER, JSON_CHARACTER)
-        is_new = must_write or (kind == "json_schema" and mended != text)
-        if is_new:
-            grammar = self._grammar.from_ebnf(mended)
         if self._compiler is not None:
             self._try(self._compiler.compile_grammar_ebnf(grammar._handle))
-        return {"ebnf": mended if is_new else ""}
+        return {"ebnf": str(grammar) if self._is_new else ""}
 
     def _try(self, compiled: Any) -> None:  # noqa: ANN401 - of xgrammar
         """Matches an output of random tokens."""
@@ -118,16 +116,30 @@ class Compiler:
 
     def _plain(self, kind: str, text: str) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         if kind == "json_schema":
-            if not text:
-                return self._grammar.builtin_json_grammar()
-            return self._grammar.from_json_schema(text, any_whitespace=False, separators=(",", ":"))
+            return self._schema(text) if text else self._grammar.builtin_json_grammar()
         if kind == "structural_tag":
             tag = msgspec.json.encode(self._compact(_tag_of_today(msgspec.json.decode(text))))
             handle = self._core.Grammar.from_structural_tag(tag.decode())
-            return self._grammar._create_from_handle(handle)
+            written = str(self._grammar._create_from_handle(handle))
+            return self._grammar.from_ebnf(written.replace(BOUNDED_CHARACTER, JSON_CHARACTER))
         if kind == "regex":
             return self._grammar.from_regex(text)
         return self._grammar.from_ebnf(text)
+
+    def _schema(self, text: str) -> Any:  # noqa: ANN401 - as `_plain`
+        rewriter = Rewriter(json.loads(text))
+        rewritten = json.dumps(rewriter.rewritten())
+        grammar = self._grammar.from_json_schema(
+            rewritten if rewriter.is_changed else text, any_whitespace=False, separators=(",", ":")
+        )
+        plain = str(grammar)
+        mended = plain.replace(BOUNDED_CHARACTER, JSON_CHARACTER)
+        for name, pattern in rewriter.numbers.items():
+            mended = mended.replace(f'"\\"{name}\\""', f"Regex({ebnf_literal(pattern)})")
+        if mended == plain and not rewriter.is_changed:
+            return grammar
+        self._is_new = True
+        return self._grammar.from_ebnf(mended)
 
     def _compact(self, value: Any) -> Any:  # noqa: ANN401 - any JSON
         """A structural tag whose schemas are grammars without free whitespace."""

@@ -5,8 +5,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, BLOCK_ROWS, DATA_BYTES, GROUP
-
 
 @triton.jit(do_not_specialize=["wide"])
 def _look(nibbles, scales, is_signed, is_unfit, wide, rows: tl.constexpr, group: tl.constexpr):
@@ -60,17 +58,25 @@ def _pack(
 
 
 def launch(
-    blocks: torch.Tensor, nibbles: torch.Tensor, scales: torch.Tensor, *, num_warps: int = 16
+    blocks: torch.Tensor,
+    nibbles: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    rows: int,
+    group: int,
+    data_bytes: int,
+    num_warps: int = 16,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `pack_values_reference`; all contiguous."""
-    experts, tall, wide, _ = blocks.shape
+    """As `pack_values_reference`; all contiguous. `rows` and columns (`group`) of a block, and how
+    many of its bytes are values."""
+    experts, tall, wide, block_bytes = blocks.shape
     is_signed, is_unfit = torch.empty(
         (2, experts, tall), dtype=torch.bool, device=blocks.device
     ).unbind()
-    sizes = {"rows": BLOCK_ROWS, "group": GROUP, "num_warps": num_warps}
+    sizes = {"rows": rows, "group": group, "num_warps": num_warps}
     _look[(experts * tall,)](nibbles, scales, is_signed, is_unfit, wide, **sizes)
     _pack[experts * tall, wide](
-        nibbles, scales, is_signed, blocks, wide, data_bytes=DATA_BYTES, block_bytes=BLOCK_BYTES,
+        nibbles, scales, is_signed, blocks, wide, data_bytes=data_bytes, block_bytes=block_bytes,
         **sizes,
     )  # fmt: skip
     return is_signed, is_unfit
