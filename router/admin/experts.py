@@ -1,8 +1,7 @@
 """The part of the Admin service that is about experts: passed on to node 0 of the group meant."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -15,9 +14,6 @@ from proto.router_pb2_grpc import AdminServicer
 from router.admin.processes import Processes, dial
 from router.workers.worker import Worker, WorkerState
 from rpc.admin_token import AdminToken, passed_on
-
-if TYPE_CHECKING:  # only the stubs of the type checker have it
-    from proto.experts_pb2_grpc import ExpertsAsyncStub
 
 log = get_logger("router.admin")
 
@@ -37,44 +33,44 @@ class ExpertsAdmin(AdminServicer):
     async def GetExpertLoad(
         self, request: router_pb2.GroupExpertLoadRequest, context: Context
     ) -> ExpertLoad:
-        async with self._experts(request.group, context) as experts:
-            return await experts.GetLoad(
+        self._token.check(context)
+        async with dial(self._speaker(request.group)) as peer:
+            return await ExpertsStub(peer).GetLoad(
                 request.load, timeout=ANSWER_SECONDS, metadata=passed_on(context)
             )
 
     async def PlanRebalance(
         self, request: router_pb2.GroupPlanRequest, context: Context
     ) -> RebalancePlan:
-        async with self._experts(request.group, context) as experts:
-            return await experts.Plan(
+        self._token.check(context)
+        async with dial(self._speaker(request.group)) as peer:
+            return await ExpertsStub(peer).Plan(
                 request.plan, timeout=ANSWER_SECONDS, metadata=passed_on(context)
             )
 
     async def ApplyRebalance(
         self, request: router_pb2.GroupApplyRequest, context: Context
     ) -> AsyncIterator[RebalanceProgress]:
-        async with self._experts(request.group, context, "rebalances") as experts:
-            async for progress in experts.Apply(request.apply, metadata=passed_on(context)):
+        self._token.check(context)
+        worker = self._speaker(request.group)
+        log.info("operator rebalances experts", group=group_name(worker))
+        async with dial(worker) as peer:
+            async for progress in ExpertsStub(peer).Apply(
+                request.apply, metadata=passed_on(context)
+            ):
                 yield progress
 
     async def RollBackRebalance(
         self, request: router_pb2.GroupRollBackRequest, context: Context
     ) -> AsyncIterator[RebalanceProgress]:
-        async with self._experts(request.group, context, "rolls back") as experts:
-            async for progress in experts.RollBack(RollBackRequest(), metadata=passed_on(context)):
-                yield progress
-
-    @asynccontextmanager
-    async def _experts(
-        self, group: str, context: Context, verb: str = ""
-    ) -> AsyncGenerator["ExpertsAsyncStub"]:
-        """To call who speaks for a group; a `verb` says what changes there, for the log."""
         self._token.check(context)
-        worker = self._speaker(group)
-        if verb:
-            log.info(f"operator {verb} experts", group=group_name(worker))
+        worker = self._speaker(request.group)
+        log.info("operator rolls back experts", group=group_name(worker))
         async with dial(worker) as peer:
-            yield ExpertsStub(peer)
+            async for progress in ExpertsStub(peer).RollBack(
+                RollBackRequest(), metadata=passed_on(context)
+            ):
+                yield progress
 
     def _speaker(self, name: str) -> Worker:
         """Node 0 of a group. NotFound for one that is not there, InvalidRequest where it is not
