@@ -97,7 +97,7 @@ def _fused_moe(tokens: int, dtype: torch.dtype) -> Call:
     )  # fmt: skip
     topk_idx = integers(tokens, CHOICES, dtype=torch.int64)
     return partial(
-        fused_moe_triton.launch, empty(tokens, HIDDEN), topk_idx, f32(tokens, CHOICES), experts, 2.5
+        fused_moe_triton.launch, empty(tokens, HIDDEN), topk_idx, f32(tokens, CHOICES), experts
     )
 
 
@@ -254,7 +254,7 @@ def _between_ranks() -> dict[str, Call]:
             rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
         ),
         "combine": partial(
-            combine_triton.launch, x, integers(CHOICES, 128), choices, 2.5, x
+            combine_triton.launch, x, integers(CHOICES, 128), choices, x
         ),
     }  # fmt: skip
 
