@@ -53,6 +53,7 @@ docs: $(VENV)/.installed-dev ## write the pages of docs/ that are made from the 
 	$(BIN)/python scripts/checkpoint_formats_doc.py
 	$(BIN)/python scripts/metrics_doc.py
 	$(BIN)/python scripts/formats_doc.py
+	$(BIN)/python scripts/fields_doc.py
 	$(BIN)/python scripts/dashboards_json.py
 	$(BIN)/python scripts/render_chart.py
 	$(BIN)/python scripts/plan_examples.py

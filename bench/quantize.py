@@ -128,7 +128,7 @@ def quantize(model: Path, output: Path, device: str, processes: int) -> float:
                 num_bytes -= event["num_bytes"]
     seconds = time.monotonic() - began
     if child.returncode:
-        raise SystemExit(event["message"])
+        raise SystemExit(event.get("message", f"ended by {child.returncode} after {event}"))
     shutil.rmtree(output)
     return 60e-9 * num_bytes / seconds
 

@@ -106,11 +106,12 @@ class Frontend:
         )
         marks = self.model.think_marks
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(request, sampling, body, tools, deadline)
+        await self._add_rules(request, sampling, body, tools, deadline)
         if marks is not None and sampling.HasField("grammar"):
             rendered.let_think_first(sampling.grammar, marks)
+        rendered.bound_thoughts(sampling, body, marks)
         form = ChatForm(
-            marks=marks,
+            marks=marks if body.separate_reasoning is not False else None,
             is_thinking=rendered.is_thinking,
             tells_thoughts=body.include_reasoning is not False,
             tool_format=self.model.tool_format if tools.offered else None,
@@ -147,7 +148,7 @@ class Frontend:
             sampling.prompt_logprobs = True
             sampling.top_prompt_logprobs = body.logprobs or 0
         deadline = arrived_at + self._timeout_seconds(request)
-        await self._add_grammar(request, sampling, body, None, deadline)
+        await self._add_rules(request, sampling, body, None, deadline)
         job = self._job(
             body, prompts, sampling, arrived_at, deadline,
             endpoint="completions", tells_logprobs=tells_logprobs,
@@ -210,6 +211,27 @@ class Frontend:
         if name is not None and name != self.model.name:
             raise ModelNotFound(f"The model {name!r} does not exist.")
 
+    async def _add_rules(
+        self,
+        request: Request,
+        sampling: SamplingParams,
+        body: SamplingFields,
+        tools: ToolUse | None,
+        deadline: float,
+    ) -> None:
+        """What the output may be. Raises as `_add_grammar`."""
+        for word in body.bad_words or ():
+            # At the begin of a text, and within.
+            for text in dict.fromkeys((word, " " + word.lstrip())):
+                ids = await self.model.tokenizer.encode(text, add_special_tokens=False)
+                sampling.bad_words.add(token_ids=ids)
+        await self._add_grammar(request, sampling, body, tools, deadline)
+        if body.allowed_token_ids and sampling.HasField("grammar"):
+            raise InvalidRequest(
+                "allowed_token_ids cannot be kept to beside a form of the output",
+                param="allowed_token_ids",
+            )
+
     async def _add_grammar(
         self,
         request: Request,
@@ -235,12 +257,14 @@ class Frontend:
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
-        if tools is not None and tools.offered:
+        names_marks = constraint is not None and constraint.kind == "structural_tag"
+        if names_marks or (tools is not None and tools.offered):
             grammar.special_token_ids.extend(self.model.tool_mark_ids)
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:
-        token_ids = await self._token_ids(text_or_ids)
+        adds_special = body.add_special_tokens is not False
+        token_ids = await self._token_ids(text_or_ids, adds_special=adds_special)
         prompt = make_prompt(
             token_ids,
             max_tokens=body.max_tokens,
@@ -256,9 +280,9 @@ class Frontend:
             prompt, echo=PromptEcho(self.model.tokenizer, token_ids, text)
         )
 
-    async def _token_ids(self, text_or_ids: str | list[int]) -> list[int]:
+    async def _token_ids(self, text_or_ids: str | list[int], *, adds_special: bool) -> list[int]:
         if isinstance(text_or_ids, str):
-            return await self.model.tokenizer.encode(text_or_ids, add_special_tokens=True)
+            return await self.model.tokenizer.encode(text_or_ids, add_special_tokens=adds_special)
         if max(text_or_ids) >= self.model.vocab_size:
             raise InvalidRequest(
                 f"prompt: token ids must be below the vocabulary's size, {self.model.vocab_size}",
@@ -299,6 +323,11 @@ class Frontend:
             deadline=deadline,
             end_token_ids=self._end_token_ids(sampling),
             tells_logprobs=tells_logprobs,
+            tells_token_ids=bool(body.return_token_ids),
+            tells_prompt_logprobs=body.prompt_logprobs is not None,
+            continuous_usage=body.continuous_usage,
+            includes_stop=bool(body.include_stop_str_in_output),
+            shows_special=body.skip_special_tokens is False,
             chat=chat,
             priority=body.priority or 0,
         )

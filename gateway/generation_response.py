@@ -140,6 +140,8 @@ class GenerationResponse(Response):
 
     def _events(self, deltas: list[tuple[int, ChoiceDelta]], opened: set[int]) -> bytes:
         """All that is new in one write."""
+        if self._job.continuous_usage:
+            self._reply.note_usage(self._run.usage())
         events = []
         for index, delta in deltas:
             if index not in opened:

@@ -65,6 +65,9 @@ class SamplingParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    THOUGHT_BUDGET_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy"""
     top_p: _builtins.float
@@ -101,6 +104,14 @@ class SamplingParams(_message.Message):
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBias]: ...
     @_builtins.property
     def grammar(self) -> Global___Grammar: ...
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """no others come out; empty: all may"""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadWord]: ...
+    @_builtins.property
+    def thought_budget(self) -> Global___ThoughtBudget: ...
     def __init__(
         self,
         *,
@@ -122,16 +133,83 @@ class SamplingParams(_message.Message):
         grammar: Global___Grammar | None = ...,
         prompt_logprobs: _builtins.bool = ...,
         top_prompt_logprobs: _builtins.int = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[Global___BadWord] | None = ...,
+        thought_budget: Global___ThoughtBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "grammar", b"grammar"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_thought_budget", b"_thought_budget", "grammar", b"grammar", "thought_budget", b"thought_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "top_prompt_logprobs", b"top_prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_thought_budget", b"_thought_budget", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "thought_budget", b"thought_budget", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "top_prompt_logprobs", b"top_prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
     _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
+    _WhichOneofReturnType__thought_budget: _TypeAlias = _typing.Literal["thought_budget"]  # noqa: Y015
+    _WhichOneofArgType__thought_budget: _TypeAlias = _typing.Literal["_thought_budget", b"_thought_budget"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thought_budget) -> _WhichOneofReturnType__thought_budget | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class BadWord(_message.Message):
+    """The output never has all of these tokens, one behind the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadWord: _TypeAlias = BadWord  # noqa: Y015
+
+@_typing.final
+class ThoughtBudget(_message.Message):
+    """Thoughts of so many tokens, marks apart, are followed by `close_token_id`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    OPEN_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    CLOSE_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    ALSO_ENDS_AT_FIELD_NUMBER: _builtins.int
+    IS_OPEN_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    open_token_id: _builtins.int
+    close_token_id: _builtins.int
+    also_ends_at: _builtins.int
+    """ends thoughts as well"""
+    is_open: _builtins.bool
+    """the prompt has opened them"""
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        open_token_id: _builtins.int = ...,
+        close_token_id: _builtins.int = ...,
+        also_ends_at: _builtins.int | None = ...,
+        is_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_also_ends_at", b"_also_ends_at", "also_ends_at", b"also_ends_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_also_ends_at", b"_also_ends_at", "also_ends_at", b"also_ends_at", "close_token_id", b"close_token_id", "is_open", b"is_open", "max_tokens", b"max_tokens", "open_token_id", b"open_token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__also_ends_at: _TypeAlias = _typing.Literal["also_ends_at"]  # noqa: Y015
+    _WhichOneofArgType__also_ends_at: _TypeAlias = _typing.Literal["_also_ends_at", b"_also_ends_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__also_ends_at) -> _WhichOneofReturnType__also_ends_at | None: ...
+
+Global___ThoughtBudget: _TypeAlias = ThoughtBudget  # noqa: Y015
 
 @_typing.final
 class TokenBias(_message.Message):

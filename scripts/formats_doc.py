@@ -51,11 +51,11 @@ RULES = """
 | `tools` | text, calls, or text and calls |
 | `tools`, some `strict` | the same; arguments of those keep to their schemas |
 | `tool_choice`: `required`, a name | calls that keep to their schemas, whatever the format |
-| `tools` and a format (`response_format`, `guided_...`) | an answer in the format, or calls |
+| `tools` and a format (`response_format`, `regex`, ...) | an answer in the format, or calls |
 | a format | an answer in the format |
 
 Thoughts, if there are any, come before all of these and are free: whether the prompt opens them or
-the model does.
+the model does. A `thinking_budget` bounds their tokens; at its end they are closed.
 
 `thinking`, and {switches} in `chat_template_kwargs`, and `reasoning_effort` say the same to a chat
 template, by the names it knows. {none} of `reasoning_effort` mean no thoughts. What the template

@@ -47,8 +47,10 @@ from kernels.moe import (
     pack_tokens_triton,
     permute_masked_triton,
     permute_triton,
+    w4a8_grouped_gemm_packing_triton,
 )
 from kernels.moe.fused_experts import FusedExperts
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES
 from kernels.sampling import sample_triton
 
 
@@ -136,6 +138,12 @@ def _mla_prefill(tokens: int, keys: int) -> Call:
         empty(keys, LATENT + ROPE)[:, LATENT:], group, empty(tokens, HEADS, NOPE),
         f32(tokens, HEADS), scale=0.07,
     )  # fmt: skip
+
+
+def _w4a8_packing(n: int, k: int) -> Call:
+    blocks = integers(8, n // 128, k // 128, BLOCK_BYTES, dtype=torch.uint8)
+    nibbles = integers(8, n, k // 2, dtype=torch.int8)
+    return partial(w4a8_grouped_gemm_packing_triton.launch, blocks, nibbles, f32(8, n, k // 128))
 
 
 def _rope_write(tokens: int) -> Call:
@@ -250,6 +258,7 @@ def _between_ranks() -> dict[str, Call]:
         ),
         "permute bf16": _permute(torch.bfloat16),
         "permute fp8": _permute(torch.float8_e4m3fn),
+        "w4a8 packing": _w4a8_packing(WIDTH, HIDDEN),
         "rescale": partial(
             rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
         ),

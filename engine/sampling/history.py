@@ -4,12 +4,14 @@ It follows from the sampling parameters and the tokens so far alone, so that a r
 begins anew on another worker, with the tokens it has, continues as if nothing had happened.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from engine.sampling.sampling_params import Sampling
+from engine.sampling.thought_count import ThoughtCount
 from engine.sampling.token_counts import TokenCounts
 
 
@@ -60,16 +62,41 @@ class History:
         self.bias = _bias(sampling)
         self.counts = TokenCounts() if has_penalties(sampling) else None
         self.match: Match | None = None
-        if self.counts is not None:
-            if sampling.repetition_penalty != 1:
-                self.counts.see(prompt)
+        budget = sampling.thought_budget
+        self._thoughts = ThoughtCount(budget) if budget is not None else None
+        longest = max(map(len, sampling.bad_words), default=1)
+        self._recent: deque[int] = deque(maxlen=longest - 1)  # that bad words may begin with
+        if self.counts is not None and sampling.repetition_penalty != 1:
+            self.counts.see(prompt)
+        if self.counts is not None or self._thoughts is not None or self._recent.maxlen:
             for token_id in output:
-                self.counts.add(token_id)
+                self._note(token_id)
 
     @property
     def follows_tokens(self) -> bool:
         """Whether the next token depends on which tokens are before it: a bias does not."""
-        return self.counts is not None or self.sampling.grammar is not None
+        return bool(
+            self.counts is not None
+            or self.sampling.grammar is not None
+            or self._thoughts is not None
+            or self._recent.maxlen
+        )
+
+    @property
+    def allowed(self) -> tuple[int, ...]:
+        """The only tokens that may come next; none: all may."""
+        forced = self._thoughts.forced if self._thoughts is not None else ()
+        return forced or self.sampling.allowed_token_ids
+
+    @property
+    def banned(self) -> list[int]:
+        """Tokens that would complete a bad word."""
+        recent = tuple(self._recent)
+        return [
+            last
+            for *begin, last in self.sampling.bad_words
+            if len(begin) <= len(recent) and recent[len(recent) - len(begin) :] == tuple(begin)
+        ]
 
     @property
     def is_complete(self) -> bool:
@@ -82,17 +109,25 @@ class History:
 
     def append(self, token_id: int) -> bool:
         """The next output token; False when the grammar does not allow it."""
+        self._note(token_id)
+        return self.match is None or self.match.accept(token_id)
+
+    def _note(self, token_id: int) -> None:
         if self.counts is not None:
             self.counts.add(token_id)
-        return self.match is None or self.match.accept(token_id)
+        if self._thoughts is not None:
+            self._thoughts.add(token_id)
+        self._recent.append(token_id)
 
 
 def history_of(sampling: Sampling, prompt: Sequence[int], output: Sequence[int]) -> History | None:
     """None when the next token depends on logits and position only. `prompt` is looked at for a
     repetition penalty only."""
-    if sampling.grammar is None and not sampling.logit_bias and not has_penalties(sampling):
-        return None
-    return History(sampling, prompt, output)
+    rules = (
+        sampling.grammar, sampling.logit_bias, sampling.allowed_token_ids, sampling.bad_words,
+        sampling.thought_budget,
+    )  # fmt: skip
+    return History(sampling, prompt, output) if any(rules) or has_penalties(sampling) else None
 
 
 def has_penalties(sampling: Sampling) -> bool:

@@ -4,6 +4,7 @@
     repetition_penalty   x = x / r where x > 0, else x * r, of tokens in prompt or output
     frequency_penalty    x -= f * count in the output
     presence_penalty     x -= p, of tokens in the output
+    allowed tokens       x = -inf of all others, where some are named or forced
     grammar              x = -inf of tokens that cannot come next
 
 Bias and penalties touch only the tokens that have one: what the host sends is as long as the
@@ -37,6 +38,7 @@ def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> 
     logits = logits.clone()
     _add_bias(logits, present)
     _penalise(logits, present)
+    _restrict(logits, present)
     if matches:
         _mask(logits, [row for row, _ in matches], bits)
     return logits
@@ -72,6 +74,20 @@ def _penalise(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= count * frequency
     values -= (count > 0) * presence
+    logits[rows, tokens] = values
+
+
+def _restrict(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
+    allowed = [(row, one.allowed) for row, one in present if one.allowed]
+    if not allowed:
+        return
+    device = logits.device
+    sizes = [len(token_ids) for _, token_ids in allowed]
+    restricted = upload(np.array([row for row, _ in allowed]), device)
+    rows = upload(np.repeat([row for row, _ in allowed], sizes), device)
+    tokens = upload(np.concatenate([token_ids for _, token_ids in allowed]), device)
+    values = logits[rows, tokens]
+    logits[restricted] = -torch.inf
     logits[rows, tokens] = values
 
 

@@ -1,6 +1,6 @@
 """From logits to tokens.
 
-For each row: its history's rules (`logit_rules`), suppressed tokens out, then logits /
+For each row: its history's rules (`logit_rules`), suppressed and banned tokens out, then logits /
 temperature, then the `top_k` largest, then the smallest set of largest ones with probability >=
 `top_p`, then those at least `min_p` times as likely as the best. What is left, in descending
 order, is inverted at u(seed, position) (`uniform`). Ties keep the order of token ids.
@@ -35,8 +35,8 @@ NUM_CANDIDATES = 128
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """How one row of logits is sampled. `position` is that of the token to be sampled (the
-    number of tokens before it); `suppressed` are token ids that must not come out, unless the
-    grammar allows no other; `history` is None when logits and position decide alone."""
+    number of tokens before it); `suppressed` are token ids that must not come out, unless its
+    history allows no other; `history` is None when logits and position decide alone."""
 
     sampling: Sampling
     position: int
@@ -111,15 +111,15 @@ def _suppress(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     pairs = [
         (index, token)
         for index, row in enumerate(rows)
-        for token in row.suppressed
+        for token in (*row.suppressed, *(row.history.banned if row.history is not None else ()))
         if token < logits.shape[1]  # a stop token may be one that the model never says
     ]
     if not pairs:
         return logits
     at_row, at_token = upload(np.array(pairs), logits.device).t()
     allowed = logits.index_put((at_row, at_token), logits.new_full((), -torch.inf))
-    if any(row.history is not None and row.history.match is not None for row in rows):
-        # A grammar may leave nothing else.
+    if any(row.history is not None for row in rows):
+        # A grammar, or the tokens that are allowed, may leave nothing else.
         empty = torch.isneginf(allowed.amax(dim=1, keepdim=True))
         allowed = torch.where(empty, logits, allowed)
     return allowed

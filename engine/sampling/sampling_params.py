@@ -18,6 +18,15 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     special_token_ids: tuple[int, ...] = ()
 
 
+class ThoughtBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Field meanings as in `generate.proto` `ThoughtBudget`."""
+
+    max_tokens: int
+    open_token_id: int
+    close_token_ids: tuple[int, ...]  # of which the first is made to come
+    is_open: bool
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Field meanings as in `generate.proto` `SamplingParams`."""
 
@@ -39,6 +48,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     prompt_logprobs: bool = False
     top_prompt_logprobs: int = 0
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    thought_budget: ThoughtBudget | None = None
 
 
 def sampling_of(packed: bytes) -> Sampling:
@@ -63,6 +75,21 @@ def sampling_of(packed: bytes) -> Sampling:
         grammar=_grammar(params.grammar) if params.HasField("grammar") else None,
         prompt_logprobs=params.prompt_logprobs,
         top_prompt_logprobs=params.top_prompt_logprobs,
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in params.bad_words),
+        thought_budget=_thought_budget(params.thought_budget)
+        if params.HasField("thought_budget")
+        else None,
+    )
+
+
+def _thought_budget(message: generate_pb2.ThoughtBudget) -> ThoughtBudget:
+    also = (message.also_ends_at,) if message.HasField("also_ends_at") else ()
+    return ThoughtBudget(
+        max_tokens=message.max_tokens,
+        open_token_id=message.open_token_id,
+        close_token_ids=(message.close_token_id, *also),
+        is_open=message.is_open,
     )
 
 

@@ -12,6 +12,7 @@ from engine.server.grammar_check import check_grammar
 from proto import generate_pb2
 
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED, MAX_BAD_WORDS = 4096, 512
 # What is divided by less may become infinite, and nothing can be drawn from infinities.
 LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 1e-3, 100
 
@@ -34,6 +35,11 @@ def check_sampling(params: generate_pb2.SamplingParams, vocab_size: int) -> None
     _check_range("top_prompt_logprobs", params.top_prompt_logprobs, 0, MAX_TOP_PROMPT_LOGPROBS)
     _check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
     _check_bias(params.logit_bias, vocab_size)
+    _check_words(params, vocab_size)
+    if params.HasField("thought_budget"):
+        budget = params.thought_budget
+        marks = (budget.open_token_id, budget.close_token_id, budget.also_ends_at)
+        _check_ids(marks, vocab_size, "thought_budget")
     if params.HasField("grammar"):
         check_grammar(params.grammar)
         grammar, thoughts = params.grammar, params.grammar.thoughts
@@ -62,6 +68,19 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
 def _check_range(name: str, value: float, least: float, most: float) -> None:
     if not (math.isfinite(value) and least <= value <= most):
         raise InvalidRequest(f"{name} is {value:g}, not from {least:g} to {most:g}", param=name)
+
+
+def _check_words(params: generate_pb2.SamplingParams, vocab_size: int) -> None:
+    if len(params.allowed_token_ids) > MAX_ALLOWED or len(params.bad_words) > MAX_BAD_WORDS:
+        raise InvalidRequest(
+            f"at most {MAX_ALLOWED} allowed tokens and {MAX_BAD_WORDS} bad words are possible",
+            param="allowed_token_ids" if params.allowed_token_ids else "bad_words",
+        )
+    _check_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")
+    for word in params.bad_words:
+        if not word.token_ids:
+            raise InvalidRequest("a bad word is empty", param="bad_words")
+        _check_ids(word.token_ids, vocab_size, "bad_words")
 
 
 def _check_bias(biases: Sequence[generate_pb2.TokenBias], vocab_size: int) -> None:

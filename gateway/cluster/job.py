@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `created` is in unix seconds; `arrived_at` and `deadline` are on the gateway's clock. Of the
     `num_per_prompt` choices of a prompt the likeliest `num_returned` are told. `end_token_ids`
-    end a choice without being shown. `chat` is None for completions.
+    end a choice without being shown, unless it `includes_stop`. `chat` is None for completions.
     """
 
     id: str
@@ -64,6 +64,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     end_token_ids: frozenset[int]
     tells_logprobs: bool
+    tells_token_ids: bool = False
+    tells_prompt_logprobs: bool = False
+    continuous_usage: bool = False
+    includes_stop: bool = False
+    shows_special: bool = False
     chat: ChatForm | None = None
     priority: int = 0
 

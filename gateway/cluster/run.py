@@ -27,7 +27,7 @@ from gateway.output.tool_call_parser import ToolCallParser
 from gateway.prompt.prompt_echo import PromptEcho
 from gateway.requests.sampling_fields import choice_seed
 from gateway.text.tokenizer import Tokenizer
-from proto.generate_pb2 import SamplingParams
+from proto.generate_pb2 import FINISH_REASON_STOP, SamplingParams
 
 # Pieces that wait for a slow client; past it nothing more is read from the workers.
 MAX_DELTAS = 256
@@ -222,14 +222,27 @@ class RequestRun:
             async for batch in batches:
                 if batch.tokens:
                     last_at = self._observe(choice, batch, last_at)
-                delta = choice.text.feed(batch.tokens, batch.finish)
+                delta = self._feed(choice, batch)
                 if is_first and choice.echo is not None:
                     delta = choice.echo.before(delta, choice.call.prompt_logprobs)
+                if is_first and self._job.tells_prompt_logprobs:
+                    delta.prompt_logprobs = choice.call.prompt_logprobs
                 is_first = False
                 if delta:
                     yield choice.index, delta
                 if choice.text.finish_reason is not None:
                     return
+
+    def _feed(self, choice: _Choice, batch: TokenBatch) -> ChoiceDelta:
+        num_before = choice.text.num_tokens
+        delta = choice.text.feed(batch.tokens, batch.finish)
+        if self._job.tells_token_ids:
+            counted = batch.tokens[: choice.text.num_tokens - num_before]
+            delta.token_ids = [token.token_id for token in counted]
+        if batch.finish == FINISH_REASON_STOP and batch.tokens and delta.stop_reason is None:
+            last = batch.tokens[-1].token_id
+            delta.stop_reason = last if last in self._job.sampling.stop_token_ids else None
+        return delta
 
     def _observe(self, choice: _Choice, batch: TokenBatch, last_at: float | None) -> float:
         now = self._clock.now()
@@ -269,6 +282,7 @@ def _make_output(
     job: Job, tokenizer: Tokenizer, echo: PromptEcho | None
 ) -> OutputText | ChatOutput:
     chat = job.chat
+    shown = range(2**32) if job.shows_special else ()
     if chat is None:
         return OutputText(
             tokenizer,
@@ -277,6 +291,8 @@ def _make_output(
             logprobs=job.tells_logprobs,
             end_token_ids=job.end_token_ids,
             offset=echo.num_characters if echo else 0,
+            shown=shown,
+            includes_stop=job.includes_stop,
         )
     form = chat.tool_format
     parser = ToolCallParser(form, at_most_one=chat.at_most_one_call) if form else None
@@ -289,4 +305,6 @@ def _make_output(
         min_tokens=job.sampling.min_tokens,
         logprobs=job.tells_logprobs,
         end_token_ids=job.end_token_ids,
+        shown=shown,
+        includes_stop=job.includes_stop,
     )

@@ -11,7 +11,8 @@ the modules that make grammars are loaded.
 One JSON object a line, from standard input and to standard output:
 
                                                                     -> {"ready": true}
-    {"kind": "json_schema" | "regex" | "ebnf", "text": ...}         -> {"ebnf": ...}, "" where
+    {"kind": "json_schema" | "regex" | "ebnf" | "structural_tag", "text": ...}
+                                                                    -> {"ebnf": ...}, "" where
                                                                        the text itself will do
     {"kind": "tool_calls", "tools": [[HEAD, SCHEMA], ...], "number": ...,
      "begins": [[TRIGGER, REST], ...], "tail": ..., "between": ..., "end": ...,
@@ -46,7 +47,7 @@ MASK_SECONDS, TRIAL_SECONDS, TRIAL_TOKENS = 0.1, 2.0, 128
 # Of what the library says, what is meant for who wrote the grammar; the rest is about its own code.
 TELLING = re.compile(
     r"(Regex parsing|EBNF (lexer|parser)) error at|(Un)?[sS]upported|[a-zA-Z]+ must |Schema |"
-    r"Invalid range|m(in|ax)[A-Z]|enum |Value must|The regex|\$ref|Cannot find"
+    r"Invalid range|m(in|ax)[A-Z]|enum |Value must|The regex|\$ref|Cannot find|Invalid structural"
 )
 # Streams in progress go before grammars, and before this process's own start.
 NICENESS = 10
@@ -84,10 +85,11 @@ class Compiler:
         Raises RuntimeError for what is no grammar, ValueError for one that takes too long."""
         kind = request["kind"]
         is_calls = kind == "tool_calls"
+        must_write = kind in ("tool_calls", "structural_tag")
         grammar = self._tool_calls(request) if is_calls else self._plain(kind, request["text"])
         text = str(grammar)
         mended = text.replace(BOUNDED_CHARACTER, JSON_CHARACTER)
-        is_new = is_calls or (kind == "json_schema" and mended != text)
+        is_new = must_write or (kind == "json_schema" and mended != text)
         if is_new:
             grammar = self._grammar.from_ebnf(mended)
         if self._compiler is not None:
@@ -119,9 +121,25 @@ class Compiler:
             if not text:
                 return self._grammar.builtin_json_grammar()
             return self._grammar.from_json_schema(text, any_whitespace=False, separators=(",", ":"))
+        if kind == "structural_tag":
+            tag = msgspec.json.encode(self._compact(_tag_of_today(msgspec.json.decode(text))))
+            handle = self._core.Grammar.from_structural_tag(tag.decode())
+            return self._grammar._create_from_handle(handle)
         if kind == "regex":
             return self._grammar.from_regex(text)
         return self._grammar.from_ebnf(text)
+
+    def _compact(self, value: Any) -> Any:  # noqa: ANN401 - any JSON
+        """A structural tag whose schemas are grammars without free whitespace."""
+        match value:
+            case {"type": "json_schema", "json_schema": schema, **others} if not others:
+                grammar = self._plain("json_schema", msgspec.json.encode(schema).decode())
+                return {"type": "grammar", "grammar": str(grammar)}
+            case dict():
+                return {name: self._compact(one) for name, one in value.items()}
+            case list():
+                return [self._compact(one) for one in value]
+        return value
 
     def _tool_calls(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - a Grammar of xgrammar
         """One call, or up to MAX_CALLS, of any of the tools, marks and all; or none of them,
@@ -157,6 +175,24 @@ class Compiler:
         if instead is None:
             return grammar
         return self._grammar.union(self._plain(instead["kind"], instead["text"]), grammar)
+
+
+def _tag_of_today(tag: Any) -> Any:  # noqa: ANN401 - any JSON
+    """The older form (`structures` and `triggers`), as other engines took it first, in that of
+    today."""
+    match tag:
+        case {"structures": [*structures], "triggers": triggers}:
+            tags = [
+                {
+                    "begin": one["begin"],
+                    "content": {"type": "json_schema", "json_schema": one["schema"]},
+                    "end": one["end"],
+                }
+                for one in structures
+            ]
+            content = {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+            return {"type": "structural_tag", "format": content}
+    return tag
 
 
 class _Warnings:
@@ -229,7 +265,7 @@ def main(arguments: list[str]) -> None:
             answer: dict[str, Any] = compiler.answer(request)
             if warning := warnings.take():
                 answer = {"error": warning}
-        except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+        except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             warnings.take()
             answer = {"error": _shown(error, request["kind"])}
         _say(answer)

@@ -1,6 +1,7 @@
 """From what a request asks of its output's form to the grammar that workers keep to."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from core.errors import InvalidRequest
@@ -123,15 +124,36 @@ def _arguments_schema(tool: Tool, param: str) -> str:
 
 def _check(constraint: Constraint) -> None:
     kind, text, param = constraint
-    if kind == "json_schema" and text:
+    if kind in ("json_schema", "structural_tag") and text:
         try:
-            schema: Any = parse_json(text.encode("utf-8", "surrogatepass"))
+            value: Any = parse_json(text.encode("utf-8", "surrogatepass"))
         except InvalidRequest as error:
             raise InvalidRequest(f"{param} is not valid JSON", param=param) from error
-        check_schema(schema, param)
+        if kind == "structural_tag":
+            for one in _within_tag(value, param):
+                _check(one)
+        else:
+            check_schema(value, param)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{param} is not valid Unicode", param=param) from error
-    if kind != "json_schema" and (fault := pattern_fault(text, is_ebnf=kind == "ebnf")):
+    fault = pattern_fault(text, is_ebnf=kind == "ebnf") if kind in ("regex", "ebnf") else None
+    if fault:
         raise InvalidRequest(f"{param}: {fault}", param=param)
+
+
+def _within_tag(value: object, param: str) -> Iterator[Constraint]:
+    """What a structural tag's parts ask for."""
+    if isinstance(value, dict):
+        schema = value.get("json_schema", value.get("schema"))
+        if schema is not None:
+            yield Constraint("json_schema", json.dumps(schema), param)
+        if isinstance(pattern := value.get("pattern"), str):
+            yield Constraint("regex", pattern, param)
+        if isinstance(grammar := value.get("grammar"), str):
+            yield Constraint("ebnf", grammar, param)
+        value = [one for name, one in value.items() if name not in ("json_schema", "schema")]
+    if isinstance(value, list):
+        for one in value:
+            yield from _within_tag(one, param)

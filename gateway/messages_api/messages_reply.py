@@ -99,7 +99,7 @@ class MessagesReply(PartedReply):
             "usage": _usage_object(usage),
         }
 
-    def _stop(self, end: ChoiceDelta | None) -> dict[str, str | None]:
+    def _stop(self, end: ChoiceDelta | None) -> dict[str, str | int | None]:
         reason: str | None = None
         match end.finish_reason if end else None:
             case "length":
@@ -108,8 +108,8 @@ class MessagesReply(PartedReply):
             case "tool_calls":
                 reason = "tool_use"
             case "stop":
-                reason = "stop_sequence" if end and end.stop_string else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": end.stop_string if end else None}
+                reason = "stop_sequence" if end and end.stop_reason else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": end.stop_reason if end else None}
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class ChatOutput:
         min_tokens: int,
         logprobs: bool,
         end_token_ids: Collection[int],
+        shown: Collection[int | None] = (),
+        includes_stop: bool = False,
     ) -> None:
         """`marks` None: the model does not think, or its thoughts are to stay in the text.
         `is_thinking`: the prompt has opened the thoughts."""
@@ -47,14 +49,16 @@ class ChatOutput:
         self._num_marks = 0  # and the space before the first
         self._sum_of_marks = 0.0
         marks_of_tools = tools.form.marks if tools is not None else ()
-        self._shown = {tokenizer.token_id(mark) for mark in marks_of_tools}
+        self._shown = shown or {tokenizer.token_id(mark) for mark in marks_of_tools}
+        self._all_shown = shown
+        self._includes_stop = includes_stop
         self._leading: list[Token] = []  # space that may come before <think>
         self._thoughts: OutputText | None = None
         self._answer: OutputText | None = None
         if marks is None:
             self._answer = self._part(stops, self._shown)
         elif is_thinking:
-            self._thoughts = self._part(())
+            self._thoughts = self._part((), self._all_shown)
 
     @property
     def num_tokens(self) -> int:
@@ -120,7 +124,7 @@ class ChatOutput:
                 for skipped in (*self._leading, token):
                     self._skip(skipped)
                 self._leading.clear()
-                self._thoughts = self._part(())
+                self._thoughts = self._part((), self._all_shown)
                 return tokens[position + 1 :]
             shown = self._tokenizer.shown_bytes(token.token_id)
             if shown.strip() or not shown:
@@ -142,7 +146,7 @@ class ChatOutput:
         assert self._answer is not None
         part = self._answer.feed(tokens, finish)
         delta.text, delta.entries, delta.finish_reason = part.text, part.entries, part.finish_reason
-        delta.stop_string = part.stop_string
+        delta.stop_reason = part.stop_reason
         if self._tools is not None:
             delta.text, delta.calls = self._tools.feed(part.text)
             if part.finish_reason is not None:
@@ -158,7 +162,7 @@ class ChatOutput:
         self._num_marks += 1
         self._sum_of_marks += token.logprob
 
-    def _part(self, stops: Sequence[str], shown: Collection[int | None] = ()) -> OutputText:
+    def _part(self, stops: Sequence[str], shown: Collection[int | None]) -> OutputText:
         return OutputText(
             self._tokenizer,
             stops=stops,
@@ -167,4 +171,5 @@ class ChatOutput:
             end_token_ids=self._end_token_ids,
             stops_until=self._tools.form.opening if self._tools is not None else None,
             shown=shown,
+            includes_stop=self._includes_stop,
         )

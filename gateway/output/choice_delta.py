@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from proto.generate_pb2 import Token
+
 FinishText = Literal["stop", "length", "tool_calls"]
 
 
@@ -29,7 +31,8 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class ChoiceDelta(msgspec.Struct):
-    """What is new: text, and the entries of the tokens whose text is out entirely."""
+    """What is new: text, and the entries of the tokens whose text is out entirely. `token_ids`,
+    where they are told, are those that came, out or not."""
 
     text: str
     entries: list[TokenEntry]
@@ -37,7 +40,9 @@ class ChoiceDelta(msgspec.Struct):
     reasoning: str = ""
     reasoning_entries: list[TokenEntry] = []
     calls: list[CallDelta] = []
-    stop_string: str | None = None  # that ended it
+    stop_reason: str | int | None = None  # the stop string or token id that ended it
+    token_ids: Sequence[int] = ()
+    prompt_logprobs: Sequence[Token] = ()  # of the first piece, where they are told
 
     def __bool__(self) -> bool:
         return bool(
@@ -47,6 +52,7 @@ class ChoiceDelta(msgspec.Struct):
             or self.reasoning
             or self.reasoning_entries
             or self.calls
+            or self.token_ids
         )
 
 
@@ -59,7 +65,9 @@ def join_deltas(pieces: Sequence[ChoiceDelta]) -> ChoiceDelta:
         "".join(piece.reasoning for piece in pieces),
         [entry for piece in pieces for entry in piece.reasoning_entries],
         _join_calls(delta for piece in pieces for delta in piece.calls),
-        pieces[-1].stop_string if pieces else None,
+        pieces[-1].stop_reason if pieces else None,
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        pieces[0].prompt_logprobs if pieces else (),
     )
 
 

@@ -28,10 +28,12 @@ class OutputText:
         offset: int = 0,
         stops_until: str | None = None,
         shown: Collection[int | None] = (),
+        includes_stop: bool = False,
     ) -> None:
         """`end_token_ids` are those that end a request and are not shown (None: whichever
         token is the last); `offset` is where the text begins, for log-probabilities;
-        after `stops_until` no stop string counts; special tokens are left out but for `shown`."""
+        after `stops_until` no stop string counts; special tokens are left out but for `shown`;
+        `includes_stop`: the text has the stop string, or token, that ended it."""
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.sum_logprob = 0.0
@@ -39,6 +41,7 @@ class OutputText:
         self.stop_string: str | None = None
         self._tokenizer = tokenizer
         self._shown = shown
+        self._includes_stop = includes_stop
         self._stops = StopStrings(stops)
         self._stops_until = stops_until or ""
         self._end_of_stops = StopStrings([stops_until] if stops and stops_until else ())
@@ -53,11 +56,12 @@ class OutputText:
     def feed(self, tokens: Sequence[Token], finish: "FinishReason.ValueType") -> ChoiceDelta:
         """Takes the next tokens; those after the end of a stop string are not counted.
 
-        The token that ended the request (STOP) is counted but neither shown nor listed; a
-        grammar that is complete ends one without such a token.
+        The token that ended the request (STOP) is counted but neither shown nor listed, unless
+        it is to be; a grammar that is complete ends one without such a token.
         """
         assert self.finish_reason is None, "nothing comes after the end"
-        num_shown = len(tokens) - (finish == FINISH_REASON_STOP and self._ends_with_mark(tokens))
+        hides_last = finish == FINISH_REASON_STOP and not self._includes_stop
+        num_shown = len(tokens) - (hides_last and self._ends_with_mark(tokens))
         for position, token in enumerate(tokens):
             self.num_tokens += 1
             self.sum_logprob += token.logprob
@@ -98,6 +102,8 @@ class OutputText:
         found = self._find_stop(text)
         if found is None:
             return False
+        if self._includes_stop and self.stop_string is not None:
+            found += len(self.stop_string)
         self._held = self._held[: begin + found]
         self.finish_reason = "stop"
         return True
@@ -119,7 +125,7 @@ class OutputText:
         ended = self.finish_reason is not None
         while self._entries and (ended or self._entries[0].end <= self._num_out):
             entries.append(self._entries.popleft())
-        return ChoiceDelta(text, entries, self.finish_reason, stop_string=self.stop_string)
+        return ChoiceDelta(text, entries, self.finish_reason, stop_reason=self.stop_string)
 
 
 def alternatives(token: Token) -> tuple[tuple[int, float], ...]:

@@ -12,7 +12,7 @@ from gateway.prompt.tool_prompt import with_tools
 from gateway.requests.chat_request import MessagesFields
 from gateway.text.think_marks import CLOSE, OPEN, ThinkMarks, leaves_open
 from gateway.text.typed_tokens import TypedTokens
-from proto.generate_pb2 import Grammar
+from proto.generate_pb2 import Grammar, SamplingParams, ThoughtBudget
 
 
 class ChatPrompt(NamedTuple):
@@ -30,6 +30,25 @@ class ChatPrompt(NamedTuple):
         elif self.may_think:
             grammar.thoughts.open_token_id = marks.open
             grammar.thoughts.close_token_id = marks.close
+
+    def bound_thoughts(
+        self, sampling: SamplingParams, body: MessagesFields, marks: ThinkMarks | None
+    ) -> None:
+        """By the client's budget, if it has one. Raises InvalidRequest where none can be bound."""
+        param, max_tokens = body.budget
+        if max_tokens is None:
+            return
+        if marks is None:
+            raise InvalidRequest(f"{param}: this model's thoughts are not told apart", param=param)
+        if self.is_thinking or self.may_think:
+            budget = ThoughtBudget(
+                max_tokens=max_tokens,
+                open_token_id=marks.open,
+                close_token_id=marks.close,
+                also_ends_at=marks.also_ends_at,
+                is_open=self.is_thinking,
+            )
+            sampling.thought_budget.CopyFrom(budget)
 
 
 async def make_chat_prompt(body: MessagesFields, model: ServedModel) -> ChatPrompt:

@@ -34,7 +34,7 @@ class PromptEcho:
         return len(self.text)
 
     def before(self, delta: ChoiceDelta, logprobs: Sequence[Token]) -> ChoiceDelta:
-        """`piece`, the choice's first one, with the prompt before it: its text, and an
+        """`delta`, the choice's first one, with the prompt before it: its text, and an
         entry for each of `logprobs`."""
         entries = [
             TokenEntry(
@@ -48,4 +48,5 @@ class PromptEcho:
                 self._token_ids, logprobs, self._bounds, self._bounds[1:], strict=False
             )
         ]
-        return ChoiceDelta(self.text + delta.text, entries + delta.entries, delta.finish_reason)
+        delta.text, delta.entries = self.text + delta.text, entries + delta.entries
+        return delta

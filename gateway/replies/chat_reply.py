@@ -1,6 +1,6 @@
 """Replies of POST /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gateway.cluster.job import Job
@@ -16,32 +16,32 @@ class ChatReply(Reply):
     """`chat.completion` and its chunks: role first, then contents, then the finish reason."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
-    content_field = b',"delta":'
+    content_field, no_content = b',"delta":', b"{}"
 
     def __init__(self, job: Job, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(job, model, tokenizer)
         self._tells_thoughts = job.chat is None or job.chat.tells_thoughts
 
     def opening(self, choice: int, usage: Usage) -> bytes:
-        return self._chunk(choice, b'{"role":"assistant","content":""}', b"null", b"null")
+        beside = b""
+        if fields := self._prompt_fields(choice, None):
+            beside = b"," + encode_json(fields)[1:-1]
+        content = b'{"role":"assistant","content":""}'
+        return self._chunk(choice, content, b"null", self._no_ids, beside=beside)
 
-    def events(self, choice: int, delta: ChoiceDelta) -> bytes:
-        events = []
+    def _contents(self, delta: ChoiceDelta) -> Iterator[tuple[bytes, bytes]]:
         if self._tells_thoughts and (delta.reasoning or delta.reasoning_entries):
             content = b'{"reasoning_content":' + encode_json(delta.reasoning) + b"}"
             logprobs = self._logprobs([], delta.reasoning_entries)
-            events.append(self._chunk(choice, content, encode_json(logprobs), b"null"))
+            yield content, encode_json(logprobs)
         if delta.text or delta.entries:
             content = b'{"content":' + encode_json(delta.text) + b"}"
-            logprobs = self._logprobs(delta.entries, [])
-            events.append(self._chunk(choice, content, encode_json(logprobs), b"null"))
+            yield content, encode_json(self._logprobs(delta.entries, []))
         for call in delta.calls:
-            content = b'{"tool_calls":[' + encode_json(_call_delta(call)) + b"]}"
-            events.append(self._chunk(choice, content, b"null", b"null"))
-        if delta.finish_reason is not None:
-            reason = encode_json(delta.finish_reason)
-            events.append(self._chunk(choice, b"{}", b"null", reason))
-        return b"".join(events)
+            yield b'{"tool_calls":[' + encode_json(_call_delta(call)) + b"]}", b"null"
+
+    def _beside(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        return self._prompt_fields(0, choices[0])
 
     def _choice(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
         return {

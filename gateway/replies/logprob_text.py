@@ -1,9 +1,11 @@
 """Log-probabilities as OpenAI's two APIs show them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.output.choice_delta import TokenEntry
 from gateway.text.tokenizer import Tokenizer
+from proto.generate_pb2 import Token
 
 # JSON has no infinities; what OpenAI's API shows for tokens that cannot be.
 LEAST_LOGPROB = -9999.0
@@ -47,6 +49,30 @@ def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenEntry]) -> dict
         "tokens": [token_text(tokenizer, entry.token_id) for entry in entries],
         "top_logprobs": tops,
     }
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[Token]
+) -> list[dict[str, dict[str, Any]] | None]:
+    """As vLLM tells them: of each prompt token the likeliest ones and itself, by token id; the
+    first has none. The rank of a token that is not among the likeliest is not known."""
+    told: list[dict[str, dict[str, Any]] | None] = []
+    for token in tokens:
+        ranked: list[tuple[int, float, int | None]] = [
+            (one.token_id, one.logprob, rank) for rank, one in enumerate(token.top_logprobs, 1)
+        ]
+        if all(token_id != token.token_id for token_id, _, _ in ranked):
+            ranked.append((token.token_id, token.logprob, None))
+        of_token = {
+            str(token_id): {
+                "logprob": _shown(logprob),
+                "rank": rank,
+                "decoded_token": token_text(tokenizer, token_id),
+            }
+            for token_id, logprob, rank in ranked
+        }
+        told.append(of_token if token.has_logprob else None)
+    return told
 
 
 def _chat_alternative(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:

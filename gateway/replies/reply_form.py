@@ -25,6 +25,10 @@ class ReplyForm(ABC):
 
     ping: ClassVar[bytes] = b": ping\n\n"  # while there is nothing to say
 
+    def note_usage(self, usage: Usage) -> None:
+        """Before the events of pieces, where each is to tell the usage so far."""
+        raise AssertionError("no field of this API asks for it")
+
     def opening(self, choice: int, usage: Usage) -> bytes:
         """Events before a choice's first piece; `usage` as far as it is known."""
         return b""

@@ -36,6 +36,8 @@ class UsageObject(ReplyModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    prompt_cache_hit_tokens: int
+    prompt_cache_miss_tokens: int
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
@@ -74,7 +76,23 @@ class ReplyMessage(ReplyModel):
     tool_calls: list[MadeToolCall] | None = None
 
 
-class ChatChoice(ReplyModel):
+class PromptLogprob(ReplyModel):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class EndedChoice(ReplyModel):
+    """As vLLM tells it: what the client asked for that ended the output, and its tokens."""
+
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+
+
+class ChatChoice(EndedChoice):
     index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | None
@@ -88,6 +106,8 @@ class ChatCompletion(ReplyModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageObject
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionLogprobs(ReplyModel):
@@ -97,11 +117,13 @@ class CompletionLogprobs(ReplyModel):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(ReplyModel):
+class CompletionChoice(EndedChoice):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(ReplyModel):

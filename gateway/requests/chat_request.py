@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from core.errors import InvalidRequest
 from gateway.requests.request_body import Items, RequestModel
@@ -29,8 +29,11 @@ class ChatMessage(RequestModel):
     name: str | None = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    prefix: bool | None = None
+    # As DeepSeek's API has them, and as vLLM's and Moonshot's do.
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
+    prefix: bool | None = Field(None, validation_alias=AliasChoices("prefix", "partial"))
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -147,6 +150,7 @@ class ChatRequest(SamplingFields, MessagesFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:

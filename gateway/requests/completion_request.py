@@ -1,16 +1,14 @@
 """Body of POST /v1/completions."""
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
 from gateway.requests.request_body import Items
-from gateway.requests.sampling_fields import SamplingFields, is_text
+from gateway.requests.sampling_fields import SamplingFields, TokenId, is_text
 
 DEFAULT_MAX_TOKENS = 16
-
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class CompletionRequest(SamplingFields):
@@ -20,12 +18,17 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     best_of: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens may be 0 only when echo is true", param="max_tokens")
+        if self.echo and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs: with echo, logprobs tells them", param="prompt_logprobs"
+            )
         num_returned = self.n or 1
         if self.best_of is not None and self.best_of < num_returned:
             raise InvalidRequest("best_of must not be less than n", param="best_of")

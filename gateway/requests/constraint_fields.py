@@ -1,18 +1,31 @@
 """The fields that constrain the form of the output, and what they ask of a grammar."""
 
 import json
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from core.errors import InvalidRequest
-from gateway.requests.request_body import Items, RequestModel
+from gateway.requests.request_body import ClosedModel, Items, RequestModel
 from gateway.text.ebnf import ebnf_literal
 
 MAX_CHOICES = 1024
+# What each field of a request, and of `structured_outputs`, asks for.
+GUIDED = {
+    "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "ebnf",
+    "guided_choice": "choice", "json_schema": "json_schema", "regex": "regex", "ebnf": "ebnf",
+}  # fmt: skip
+OUTPUTS = {
+    "json_": "json_schema", "json_object": "json_object", "regex": "regex", "grammar": "ebnf",
+    "choice": "choice", "structural_tag": "structural_tag",
+}  # fmt: skip
+
+Schema = dict[str, Any] | str
+Choices = Items[str]
 
 
-class JsonSchemaFormat(RequestModel):
+class JsonSchemaFormat(ClosedModel):
     """OpenAI's wrapping of a schema. `strict` makes no difference: every schema is kept to."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
@@ -23,28 +36,53 @@ class JsonSchemaFormat(RequestModel):
     strict: bool | None = None
 
 
-class ResponseFormat(RequestModel):
-    type: Literal["text", "json_object", "json_schema"]
+class ResponseFormat(ClosedModel):
+    """The last three are of structural tags: xgrammar's form of today, and the one before it."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None
+    structures: Items[dict[str, Any]] | None = None
+    triggers: Items[str] | None = None
+
+
+class StructuredOutputs(ClosedModel):
+    """vLLM's. JSON is without free whitespace, asked for or not."""
+
+    model_config = ConfigDict(validate_by_name=False, validate_by_alias=True)
+
+    json_: Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = Field(None, min_length=1)
+    grammar: str | None = Field(None, min_length=1)
+    choice: Choices | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    structural_tag: Schema | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Literal[False] | None = None
 
 
 class Constraint(NamedTuple):
     """What the output must match; `param` is the field that asks for it. The text of a
     `json_schema` may be empty: any JSON object."""
 
-    kind: Literal["json_schema", "regex", "ebnf"]
+    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
     text: str
     param: str
 
 
 class ConstraintFields(RequestModel):
-    """`response_format` is OpenAI's, the guided ones are the usual extensions."""
+    """`response_format` is OpenAI's; vLLM has the structured and the guided ones, SGLang the
+    others."""
 
     response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
     guided_regex: str | None = Field(None, min_length=1)
     guided_grammar: str | None = Field(None, min_length=1)
-    guided_choice: Items[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    guided_choice: Choices | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    json_schema: Schema | None = None
+    regex: str | None = Field(None, min_length=1)
+    ebnf: str | None = Field(None, min_length=1)
 
     def constraint(self) -> Constraint | None:
         """Raises InvalidRequest when there are several."""
@@ -62,6 +100,9 @@ class ConstraintFields(RequestModel):
             return None
         if wanted.type == "json_object":
             return Constraint("json_schema", "", "response_format")
+        if wanted.type == "structural_tag":
+            tag = wanted.model_dump(exclude_none=True)
+            return _constraint("structural_tag", tag, "response_format")
         if wanted.json_schema is None:
             param = "response_format.json_schema"
             raise InvalidRequest(f"{param} is required", param=param)
@@ -70,26 +111,35 @@ class ConstraintFields(RequestModel):
         text = "" if schema is None else _json_text(schema)
         return Constraint("json_schema", text, "response_format.json_schema.schema")
 
-    def _guided(self) -> list[Constraint]:
-        constraints = []
-        if self.guided_json is not None:
-            schema = self.guided_json
-            text = schema if isinstance(schema, str) else _json_text(schema)
-            constraints.append(Constraint("json_schema", text, "guided_json"))
-        if self.guided_regex is not None:
-            constraints.append(Constraint("regex", self.guided_regex, "guided_regex"))
-        if self.guided_grammar is not None:
-            constraints.append(Constraint("ebnf", self.guided_grammar, "guided_grammar"))
-        if self.guided_choice is not None:
-            if not all(self.guided_choice):
-                raise InvalidRequest("guided_choice: choices are not empty", param="guided_choice")
-            choices = " | ".join(ebnf_literal(choice) for choice in self.guided_choice)
-            constraints.append(Constraint("ebnf", f"root ::= {choices}", "guided_choice"))
-        return constraints
+    def _guided(self) -> Iterator[Constraint]:
+        for name, kind in GUIDED.items():
+            if (value := getattr(self, name)) is not None:
+                yield _constraint(kind, value, name)
+        for name, kind in OUTPUTS.items():
+            value = getattr(self.structured_outputs, name, None)
+            if value is not None and value is not False:
+                yield _constraint(kind, value, f"structured_outputs.{name.rstrip('_')}")
 
 
 # Most requests have none of them.
 CONSTRAINTS = frozenset(ConstraintFields.model_fields)
+
+
+def _constraint(kind: str, value: Any, param: str) -> Constraint:  # noqa: ANN401 - the field's
+    """Raises InvalidRequest for choices that are empty."""
+    match kind:
+        case "json_schema" | "structural_tag":
+            return Constraint(kind, value if isinstance(value, str) else _json_text(value), param)
+        case "json_object":
+            return Constraint("json_schema", "", param)
+        case "choice":
+            if not all(value):
+                raise InvalidRequest(f"{param}: choices are not empty", param=param)
+            choices = " | ".join(map(ebnf_literal, value))
+            return Constraint("ebnf", f"root ::= {choices}", param)
+        case "regex" | "ebnf":
+            return Constraint(kind, value, param)
+    raise AssertionError(kind)
 
 
 def _json_text(schema: dict[str, Any]) -> str:

@@ -21,6 +21,10 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
+# Of whole bodies: `refuse_unsupported` does not take other fields, so the document must say so.
+WHOLE_BODY = ConfigDict(json_schema_extra={"additionalProperties": False})
+
+
 class ClosedModel(RequestModel):
     """Refuses what it does not know."""
 

@@ -3,18 +3,21 @@
 import os
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from core.errors import InvalidRequest
 from gateway.base.sampling_defaults import SamplingDefaults
 from gateway.requests.constraint_fields import ConstraintFields
-from gateway.requests.request_body import Items, RequestModel
+from gateway.requests.request_body import WHOLE_BODY, ClosedModel, Items
 from proto.generate_pb2 import SamplingParams, TokenBias
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_BIASES = 1024
+MAX_ALLOWED = 4096
+MAX_BAD_WORDS = 128
+MAX_PROMPT_LOGPROBS = 20
 PRIORITIES = 2**31
 UINT64 = 2**64
 # Smaller ones become 0 on their way to a worker, in float32, and 0 means all tokens.
@@ -22,17 +25,24 @@ LEAST_TOP_P = 2.0**-126
 
 # JSON's keys are texts.
 TokenIdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
-class StreamOptions(RequestModel):
+class StreamOptions(ClosedModel):
+    """Nothing is obfuscated here."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SamplingFields(ConstraintFields):
-    """Names, ranges and defaults are OpenAI's; top_k, min_p, repetition_penalty, min_tokens,
-    stop_token_ids, ignore_eos and priority are the usual extensions."""
+    """Names, ranges and defaults are OpenAI's, of what its API has; the others are those that
+    vLLM and SGLang have."""
+
+    model_config = WHOLE_BODY
 
     model: str = Field(min_length=1, max_length=256)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -47,10 +57,16 @@ class SamplingFields(ConstraintFields):
     logit_bias: dict[TokenIdText, Bias] | None = Field(None, max_length=MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=UINT64)
     stop: StopString | Annotated[Items[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Items[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
-        None, max_length=MAX_STOP_TOKEN_IDS
+    stop_token_ids: Items[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool | None = Field(
+        None, validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")
     )
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: Items[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    bad_words: Items[StopString] | None = Field(None, max_length=MAX_BAD_WORDS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
+    return_token_ids: bool | None = None
     n: int | None = Field(None, ge=1)
     priority: int | None = Field(None, ge=-PRIORITIES, lt=PRIORITIES)
     stream: bool | None = None
@@ -71,7 +87,7 @@ class SamplingFields(ConstraintFields):
             raise ValueError("a token is named twice, in different spellings")
         return value
 
-    @field_validator("model", "stop", mode="after")
+    @field_validator("model", "stop", "bad_words", mode="after")
     @classmethod
     def _check_text(cls, value: object) -> object:
         texts = value if isinstance(value, list) else [value]
@@ -86,6 +102,8 @@ class SamplingFields(ConstraintFields):
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         return self
 
     @property
@@ -103,6 +121,12 @@ class SamplingFields(ConstraintFields):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk has the usage so far."""
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     def sampling_params(
         self, defaults: SamplingDefaults, *, logprobs: bool, top_logprobs: int
@@ -128,6 +152,9 @@ class SamplingFields(ConstraintFields):
             logit_bias=[
                 TokenBias(token_id=token_id, bias=bias) for token_id, bias in self._biases().items()
             ],
+            allowed_token_ids=self.allowed_token_ids or (),
+            prompt_logprobs=self.prompt_logprobs is not None,
+            top_prompt_logprobs=self.prompt_logprobs or 0,
         )
 
     def _biases(self) -> dict[int, float]:
@@ -139,16 +166,17 @@ class SamplingFields(ConstraintFields):
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raises InvalidRequest for tokens that the model does not have."""
-        if self.stop_token_ids and max(self.stop_token_ids) >= vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids must be below the vocabulary's size, {vocab_size}",
-                param="stop_token_ids",
-            )
-        if self.logit_bias and max(self._biases()) >= vocab_size:
-            raise InvalidRequest(
-                f"logit_bias: token ids must be below the vocabulary's size, {vocab_size}",
-                param="logit_bias",
-            )
+        named = {
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids,
+            "logit_bias": self._biases(),
+        }
+        for param, token_ids in named.items():
+            if token_ids and max(token_ids) >= vocab_size:
+                raise InvalidRequest(
+                    f"{param}: token ids must be below the vocabulary's size, {vocab_size}",
+                    param=param,
+                )
 
 
 def _random_seed() -> int:

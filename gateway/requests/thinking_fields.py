@@ -1,22 +1,26 @@
 """The fields by which a client chooses whether, and how much, the model thinks."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from core.errors import InvalidRequest
-from gateway.requests.request_body import RequestModel
+from gateway.requests.request_body import ClosedModel, RequestModel
 
 # What templates call the choice to think: DeepSeek-V3.1 and Kimi; others.
 THINKING_SWITCHES = ("thinking", "enable_thinking")
 NO_THOUGHTS = ("none", "minimal")
+BUDGET_NAMES = ("thinking_budget", "thinking_token_budget", "max_thinking_tokens")
+
+Budget = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class Thinking(RequestModel):
-    """As DeepSeek's API has it, for models that can do both."""
+class Thinking(ClosedModel):
+    """As DeepSeek's API has it, for models that can do both; with Anthropic's budget."""
 
     type: Literal["enabled", "disabled"]
+    budget_tokens: Budget | None = None
 
 
 class ThinkingFields(RequestModel):
@@ -26,6 +30,22 @@ class ThinkingFields(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
     thinking: Thinking | None = None
     reasoning_effort: str | None = Field(None, min_length=1, max_length=32)
+    thinking_budget: Budget | None = Field(None, validation_alias=AliasChoices(*BUDGET_NAMES))
+
+    @property
+    def budget(self) -> tuple[str, int | None]:
+        """The field that bounds the tokens of thoughts, and by how many; None: no bound.
+
+        Raises InvalidRequest where two contradict each other."""
+        of_thinking = self.thinking.budget_tokens if self.thinking is not None else None
+        if self.thinking_budget is None:
+            return "thinking.budget_tokens", of_thinking
+        if of_thinking not in (None, self.thinking_budget):
+            raise InvalidRequest(
+                "thinking_budget and thinking.budget_tokens contradict each other",
+                param="thinking_budget",
+            )
+        return "thinking_budget", self.thinking_budget
 
     @property
     def thinking_choice(self) -> tuple[str, bool | None]:

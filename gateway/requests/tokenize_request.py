@@ -6,9 +6,8 @@ from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
 from gateway.requests.chat_request import MAX_MESSAGES, ChatMessage, MessagesFields
-from gateway.requests.completion_request import TokenId
-from gateway.requests.request_body import Items, RequestModel
-from gateway.requests.sampling_fields import is_text
+from gateway.requests.request_body import WHOLE_BODY, Items, RequestModel
+from gateway.requests.sampling_fields import TokenId, is_text
 from gateway.requests.thinking_fields import ThinkingFields
 from gateway.requests.tool_fields import MAX_TOOLS, Tool
 
@@ -17,6 +16,8 @@ MAX_TOKENS = 2**17
 
 class TokenizeRequest(ThinkingFields):
     """A text, as /v1/completions would take it, or messages, as a chat would."""
+
+    model_config = WHOLE_BODY
 
     model: str | None = Field(None, min_length=1, max_length=256)
     prompt: str | None = None
@@ -53,5 +54,7 @@ class TokenizeRequest(ThinkingFields):
 
 
 class DetokenizeRequest(RequestModel):
+    model_config = WHOLE_BODY
+
     model: str | None = Field(None, min_length=1, max_length=256)
     tokens: Items[TokenId] = Field(max_length=MAX_TOKENS)

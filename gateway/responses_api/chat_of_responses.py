@@ -20,6 +20,7 @@ FIELD_NAMES = {
     r"\.function\.parameters": ".parameters",
     r"^response_format(\.json_schema)?": "text.format",
     r"^messages$": "input",
+    r"^reasoning_effort$": "reasoning.effort",
 }
 
 
@@ -42,8 +43,8 @@ def chat_of(body: ResponsesRequest, items: Sequence[AnyItem]) -> ChatRequest:
     }
     if isinstance(body.tool_choice, NamedChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
-    if body.reasoning is not None and body.reasoning.effort == "none":
-        fields["thinking"] = {"type": "disabled"}
+    if body.reasoning is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
     known = {name: value for name, value in fields.items() if value is not None}
     return parse_fields(known, ChatRequest)
 

@@ -49,8 +49,7 @@ class TextConfig(ClosedModel):
 
 
 class Reasoning(ClosedModel):
-    """`none` turns thoughts off; other efforts, and summaries, are hints without effect: thoughts
-    come whole."""
+    """`effort` is that of a chat; summaries are hints without effect: thoughts come whole."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

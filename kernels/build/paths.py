@@ -40,6 +40,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "sample": ("triton",),
     "silu_mul": ("triton",),
     "w4a8_grouped_gemm": ("cuda",),
+    "w4a8_packing": ("triton",),
 }
 # The package that a path comes from; "cuda" is ours, compiled at first use.
 PACKAGES = {"deep_gemm": "deep_gemm", "flash_mla": "flash_mla", "triton": "triton"}

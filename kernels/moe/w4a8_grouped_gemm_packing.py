@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.build.operands import check_operand
+from kernels.build.paths import path_of
 
 # To be raised whenever bytes of a block come to mean something else: ranks exchange them.
 LAYOUT_VERSION = 2
@@ -99,7 +100,7 @@ def pack_weights(
     weight_scale_inv: Sequence[torch.Tensor] | torch.Tensor,
     device: torch.device | str | None = None,
 ) -> PackedWeights:
-    """Packs one projection of all experts, one expert at a time.
+    """Packs one projection of all experts.
 
     weights           E of [N, K / 2] int8 (or uint8, the same bits), or [E, N, K / 2]
     weight_scale_inv  E of [N, K / 128] float32 or bfloat16, or [E, N, K / 128]
@@ -108,25 +109,51 @@ def pack_weights(
     Raises ValueError for anything else, where N or K is no multiple of 128, and for a -8 with a
     negative scale.
     """
+    blocks, is_unfit = pack_blocks(weights, weight_scale_inv, device)
+    if bool(is_unfit.any()):
+        raise ValueError("int4 weights of -8 with a negative scale")
+    return PackedWeights(blocks)
+
+
+def pack_blocks(
+    weights: Sequence[torch.Tensor] | torch.Tensor,
+    weight_scale_inv: Sequence[torch.Tensor] | torch.Tensor,
+    device: torch.device | str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and nothing waits for the device: blocks, and whether they are of no use for a -8
+    with a negative scale, [E, N / 128] bool."""
     if not len(weights) or len(weights) != len(weight_scale_inv):
         raise ValueError(f"{len(weights)} experts' weights, {len(weight_scale_inv)} of scales")
     rows, half_columns = weights[0].shape
     columns = 2 * half_columns
     if not rows or not columns or rows % BLOCK_ROWS or columns % GROUP:
         raise ValueError(f"W4A8 weights of {rows} x {columns}: not multiples of 128")
-    device = weights[0].device if device is None else torch.device(device)
-    blocks = torch.empty(
-        (len(weights), rows // BLOCK_ROWS, columns // GROUP, BLOCK_BYTES),
-        dtype=torch.uint8,
-        device=device,
-    )
     for expert, (weight, scale) in enumerate(zip(weights, weight_scale_inv, strict=True)):
         name, both = f"int4 weight of expert {expert}", (torch.int8, torch.uint8)
         check_operand(name, weight, weight.device, *both, shape=(rows, columns // 2))
         name, both = f"weight_scale_inv of expert {expert}", (torch.float32, torch.bfloat16)
         check_operand(name, scale, scale.device, *both, shape=(rows, columns // GROUP))
-        _pack_expert(blocks[expert], weight.to(device), scale.to(device))
-    return PackedWeights(blocks)
+    device = weights[0].device if device is None else torch.device(device)
+    nibbles = _stacked(weights, device).view(torch.int8)
+    scales = _stacked(weight_scale_inv, device).float()
+    tall, wide = rows // BLOCK_ROWS, columns // GROUP
+    shape = (len(weights), tall, wide, BLOCK_BYTES)
+    blocks = torch.empty(shape, dtype=torch.uint8, device=device)
+    if path_of("w4a8_packing", device) == "triton":
+        from kernels.moe.w4a8_grouped_gemm_packing_triton import launch
+
+        is_signed, is_unfit = launch(blocks, nibbles, scales)
+    else:
+        is_signed, is_unfit = pack_values_reference(blocks, nibbles, scales)
+    _pack_scales(blocks, scales, is_signed)
+    return blocks, is_unfit
+
+
+def _stacked(matrices: Sequence[torch.Tensor] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Contiguous."""
+    if isinstance(matrices, torch.Tensor):
+        return matrices.to(device).contiguous()
+    return torch.stack([matrix.to(device) for matrix in matrices])
 
 
 def dequantise_weights(packed: PackedWeights) -> torch.Tensor:
@@ -186,30 +213,40 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return values.to(device), places.permute(_INVERSE).reshape(-1).to(device)
 
 
-def _pack_expert(blocks: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> None:
-    """blocks [N / 128, K / 128, BLOCK_BYTES] of one expert, written."""
-    tall, wide, _ = blocks.shape
-    nibbles = weight.contiguous().view(torch.int8)
-    values = torch.stack(((nibbles << 4) >> 4, nibbles >> 4), dim=-1).view(tall, -1, wide, GROUP)
-    scales = scale.float().view(tall, BLOCK_ROWS, wide)
-    values = torch.where(scales.unsqueeze(-1) < 0, -values, values)
-    if bool((values > 7).any()):
-        raise ValueError("int4 weights of -8 with a negative scale")
-    signed = (values != -8).flatten(1).all(dim=1)[:, None, None]
-    values = values.view(1, tall, *_ROWS, wide, *_COLUMNS).permute(_ORDER)
-    low, high = values.reshape(tall, wide, DATA_BYTES, 2).unbind(-1)
-    blocks[..., :DATA_BYTES] = torch.where(signed, _signed(low, high), _zigzag(low, high))
-    factor = torch.where(signed, SIGNED_FACTOR, ZIGZAG_FACTOR)
+def pack_values_reference(
+    blocks: torch.Tensor, nibbles: torch.Tensor, scales: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes the data of blocks [E, N / 128, K / 128, BLOCK_BYTES] of nibbles [E, N, K / 2] int8;
+    of scales [E, N, K / 128] float32 only the signs count. Which 128 rows are signed, and which
+    have a -8 with a negative scale: [E, N / 128] bool."""
+    experts, tall, wide, _ = blocks.shape
+    values = torch.stack(((nibbles << 4) >> 4, nibbles >> 4), dim=-1)
+    values = values.view(experts, tall, BLOCK_ROWS, wide, GROUP)
+    is_negative = scales.view(experts, tall, BLOCK_ROWS, wide, 1) < 0
+    values = torch.where(is_negative, -values, values)
+    flat = values.flatten(2)
+    is_signed, is_unfit = (flat != -8).all(dim=2), (flat > 7).any(dim=2)
+    values = values.view(experts, tall, *_ROWS, wide, *_COLUMNS).permute(_ORDER)
+    low, high = values.reshape(experts, tall, wide, DATA_BYTES, 2).unbind(-1)
+    chosen = is_signed[:, :, None, None]
+    blocks[..., :DATA_BYTES] = torch.where(chosen, _signed(low, high), _zigzag(low, high))
+    return is_signed, is_unfit
+
+
+def _pack_scales(blocks: torch.Tensor, scales: torch.Tensor, is_signed: torch.Tensor) -> None:
+    """Writes shares and units; operands as of `pack_values_reference`."""
+    experts, tall, wide, _ = blocks.shape
+    factor = torch.where(is_signed[:, :, None, None], SIGNED_FACTOR, ZIGZAG_FACTOR)
     shares, units = _stored_scales(blocks)
-    scales = scales.abs().transpose(1, 2)
+    scales = scales.abs().view(experts, tall, BLOCK_ROWS, wide).transpose(2, 3)
     unit = _units(scales)
     shares.copy_(scales / unit * factor.sign())
     units.copy_(unit * factor.abs())
 
 
 def _units(scales: torch.Tensor) -> torch.Tensor:
-    """[tall, wide, 128] scales of rows to [tall, 1, 128], what they are shares of; float32."""
-    exponent = torch.frexp(scales.amax(dim=1, keepdim=True)).exponent
+    """[..., wide, 128] scales of rows to [..., 1, 128], what they are shares of; float32."""
+    exponent = torch.frexp(scales.amax(dim=-2, keepdim=True)).exponent
     exponent = (exponent + _UNIT_SHIFT).clamp(_LEAST_UNIT, _LARGEST_UNIT)
     return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
 

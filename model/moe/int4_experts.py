@@ -1,6 +1,6 @@
 """Routed experts of a `w4afp8` checkpoint: int4 weights, FP8 activations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     BLOCK_ROWS,
     GROUP,
     PackedWeights,
-    pack_weights,
+    pack_blocks,
 )
 from model.config import ModelConfig
 from model.w4afp8 import input_scale_name
@@ -54,17 +54,29 @@ class Int4Experts:
     def load(
         cls, weights: Weights, config: ModelConfig, prefix: str, experts: Sequence[int]
     ) -> "Int4Experts":
-        """`experts` by slot, as `load_slots` has them. CheckpointError when not all are int4."""
+        """`experts` by slot, as `load_slots` has them. CheckpointError when not all are int4, or
+        `pack_blocks` can make nothing of one."""
+
+        unfit: list[torch.Tensor] = []  # looked at in the end: nothing waits for the device
 
         def read(name: str) -> Parts:
             values, scales = weights.checkpoint.read_int4(name)
-            return (pack_weights([values], [scales.float()], weights.device).blocks[0],)
+            return values, scales.float()
+
+        def made(stored: Sequence[Parts]) -> Iterable[Parts]:
+            values, scales = zip(*stored, strict=True)
+            blocks, is_unfit = pack_blocks(values, scales, weights.device)
+            unfit.append(is_unfit.any())
+            return ((block,) for block in blocks)
 
         def empty(num_slots: int, rows: int, columns: int) -> Parts:
             shape = (num_slots, rows // BLOCK_ROWS, columns // GROUP, BLOCK_BYTES)
             return (torch.zeros(shape, dtype=torch.uint8, device=weights.device),)
 
-        (gate_up,), (down,) = load_slots(read, empty, config, prefix, experts)
+        (gate_up,), (down,) = load_slots(read, empty, config, prefix, experts, made=made)
+        if unfit and bool(torch.stack(unfit).any()):
+            folder = weights.checkpoint.folder
+            raise CheckpointError(f"{folder}: {prefix}: int4 weights of -8 with a negative scale")
         return cls(
             gate_up=PackedWeights(gate_up),
             down=PackedWeights(down),
@@ -150,7 +162,8 @@ def _input_scales(
             for expert in range(config.num_experts)
             for projection in projections
         ]
-        value = max(float(weights.checkpoint.read(name, torch.float32)) for name in names)
+        scales = [weights.checkpoint.read(name, torch.float32) for name in names]
+        value = float(torch.stack(scales).max())
         if not 0 < value < float("inf"):
             raise CheckpointError(f"{weights.checkpoint.folder}: {names[0]} and others are {value}")
         return torch.tensor(value, dtype=torch.float32, device=weights.device)

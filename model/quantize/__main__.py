@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -95,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         reporter.say("error", message="interrupted; --resume carries on")
+        return 1
+    except Exception:  # noqa: BLE001 - who reads the events is to know of it
+        reporter.say("error", message=traceback.format_exc())
         return 1
     return 0
 

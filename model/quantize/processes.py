@@ -6,6 +6,7 @@ They end with this one, whatever ends it, and all of them when one fails or is k
 import multiprocessing
 import os
 import signal
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -129,5 +130,5 @@ def _work(jobs: Connection, model: Path, output: Path, device: str, parent: int)
         return
     except (CheckpointError, OSError) as error:
         jobs.send(error)
-    except (RuntimeError, MemoryError) as error:  # of torch: no memory, a GPU out of order
-        jobs.send(CheckpointError(f"on {device}: {error}"))
+    except Exception:  # noqa: BLE001 - whatever it is, the parent tells it
+        jobs.send(CheckpointError(f"a process on {device} failed\n{traceback.format_exc()}"))

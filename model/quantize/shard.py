@@ -19,9 +19,10 @@ from model.config import ModelConfig
 from model.quantize.plan import Shard, Tensor, made_of, plan_shards
 from model.weights.checkpoint import Checkpoint
 from model.weights.int4 import quantise_int4
+from model.weights.tensor_names import SCALE_SUFFIX
 
 PARTIAL_SUFFIX = ".partial"
-# Of the source; a process has no more than one tensor of a piece in memory.
+# Of the source, which a process reads while it works on what it has of it.
 PIECE_BYTES = 64 << 20
 _HASH_CHUNK_BYTES = 1 << 22
 # What stands for an activation scale that was not measured; readers without one take it too.
@@ -43,7 +44,7 @@ class ShardMaker:
     """What one process does jobs with. CheckpointError, of construction too, and OSError."""
 
     def __init__(self, model: Path, output: Path, device: str) -> None:
-        self.checkpoint = Checkpoint(model)
+        self.checkpoint = Checkpoint(model, device)
         self.shards = {
             shard.name: shard
             for shard in plan_shards(self.checkpoint, ModelConfig.from_folder(model))
@@ -68,8 +69,8 @@ class ShardMaker:
             yield Job("write", shard.name, tuple(names), num_bytes)
 
     def do(self, job: Job) -> str:
-        """CheckpointError for a weight that is not finite; OSError as the disk gives it, with a
-        file's name."""
+        """CheckpointError for a weight that is not finite, and where the device cannot go on;
+        OSError as the disk gives it, with a file's name."""
         try:
             if job.verb == "hash":
                 return _file_hash(self._output / job.shard)
@@ -79,20 +80,28 @@ class ShardMaker:
         except OSError as error:
             where = error.filename or str(self._output / job.shard)
             raise OSError(error.errno, error.strerror, where) from error
+        except (RuntimeError, MemoryError) as error:  # of torch: no memory, a GPU out of order
+            raise CheckpointError(f"{job.shard} on {self._device}: {error}") from error
         return ""
 
     def _write(self, shard: Shard, names: tuple[str, ...]) -> None:
-        self._read_ahead(names)
         header, offsets = _layout(shard)
-        quantised = set(shard.quantised)
+        quantised, stored = set(shard.quantised), self.checkpoint.stored
+        self.checkpoint.read_ahead(
+            [
+                each
+                for name in names
+                for each in ((name, name + SCALE_SUFFIX) if name in quantised else (name,))
+                if each in stored
+            ]
+        )
         file = os.open(self._partial(shard), os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             for name in names:
-                stored = self.checkpoint.stored[name]
                 if name in quantised:
-                    made = zip(made_of(name, stored), self._quantised(name), strict=True)
+                    made = zip(made_of(name, stored[name]), self._quantised(name), strict=True)
                 else:
-                    copied = Tensor(name, stored.dtype, stored.shape)
+                    copied = Tensor(name, stored[name].dtype, stored[name].shape)
                     made = zip((copied,), (self.checkpoint.raw(name),), strict=True)
                 for tensor, value in made:
                     _put(file, len(header) + offsets[tensor.name], tensor, value)
@@ -100,26 +109,13 @@ class ShardMaker:
             os.close(file)
 
     def _quantised(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        weight, scales = self.checkpoint.raw(name), None
-        if self.checkpoint.is_fp8(name):
-            weight, scales = self.checkpoint.read_fp8(name)
-            scales = scales.to(self._device)
+        read = self.checkpoint
+        weight, *scales = read.read_fp8(name) if read.is_fp8(name) else (read.raw(name),)
         try:
-            values, steps = quantise_int4(weight.to(self._device), scales)
+            values, steps = quantise_int4(weight, *scales)
         except ValueError as error:
             raise CheckpointError(f"{self.checkpoint.folder}: {name}: {error}") from error
         return values, steps, torch.tensor(INPUT_SCALE)
-
-    def _read_ahead(self, names: tuple[str, ...]) -> None:
-        """Has the kernel read a piece while its first tensor is worked on."""
-        for path in {self.checkpoint.stored[name].file for name in names}:
-            inside = [one for name in names if (one := self.checkpoint.stored[name]).file == path]
-            begin = min(one.offsets[0] for one in inside)
-            end = max(one.offsets[1] for one in inside)
-            if end - begin <= 2 * PIECE_BYTES:
-                with path.open("rb") as file:
-                    start = 8 + int.from_bytes(file.read(8), "little") + begin
-                    os.posix_fadvise(file.fileno(), start, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _finish(self, shard: Shard) -> str:
         header, _ = _layout(shard)

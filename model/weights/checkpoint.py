@@ -17,7 +17,7 @@ from model.w4afp8 import GROUP, INT4_TYPES, int4_problem, is_routed_weight
 from model.weights.file_reader import FileReader, Reading
 from model.weights.int4 import dequantise_int4
 from model.weights.packed_int4 import SYMMETRIC, unpacked
-from model.weights.read_ahead import ReadAhead
+from model.weights.read_ahead import ReadAhead, Run
 from model.weights.stored import DTYPES, FLOAT_TYPES, FP8_TYPE, SCALE_TYPES, stored_tensors
 from model.weights.tensor_names import (
     ORDER_SUFFIX,
@@ -50,7 +50,7 @@ class Checkpoint:
         quantization = quantization_of_folder(self.folder)
         self.stored = unpacked(stored_tensors(self.folder), quantization)
         self._reader = FileReader(torch.device(device))
-        self._ahead = ReadAhead(self._start, self.num_bytes)
+        self._ahead = ReadAhead(self._start, self._run_of)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -135,11 +135,21 @@ class Checkpoint:
         self.bytes_read += data.nbytes
         return stored.arrange(data.view(DTYPES[stored.dtype]), stored.shape)
 
-    def _start(self, name: str) -> Reading:
-        """Single numbers stay on the host, which looks at them."""
+    def _run_of(self, name: str) -> Run:
+        """Single numbers stay on the host, which looks at them. Of experts' matrices others are
+        made."""
         stored = self.stored[name]
-        begin, end = stored.offsets
-        return self._reader.start(stored.file, begin, end - begin, on_host=not stored.shape)
+        is_number = not stored.shape
+        return Run(
+            stored.file,
+            *stored.offsets,
+            on_host=is_number,
+            may_join=not is_number and is_routed_weight(weight_of(name)),
+            alignment=DTYPES[stored.dtype].itemsize if stored.dtype in DTYPES else 1,
+        )
+
+    def _start(self, run: Run) -> Reading:
+        return self._reader.start(run.file, run.begin, run.num_bytes, on_host=run.on_host)
 
     def check(self, config: ModelConfig) -> None:
         """CheckpointError that names missing, unexpected and misshapen tensors, and experts that

@@ -31,7 +31,7 @@ CHUNK_BYTES = 8 << 20
 Fill = Callable[[Path, int, int, torch.Tensor], torch.cuda.Event | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """Bytes on their way."""
 
@@ -45,6 +45,7 @@ class Reading:
             copied = chunk.result()
             if copied is not None:
                 torch.cuda.current_stream(self.data.device).wait_event(copied)
+        self.chunks = ()
         return self.data
 
 
@@ -67,9 +68,11 @@ class FileReader:
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         read = partial(_fill if data.is_cpu else self._staged(), path, handle)
         offset = data_begin + begin
+        # Of one size: a small one would cost as much.
+        size = -(-num_bytes // max(1, -(-num_bytes // CHUNK_BYTES)))
         chunks = [
-            self._threads.submit(read, offset + index * CHUNK_BYTES, part)
-            for index, part in enumerate(data.split(CHUNK_BYTES))
+            self._threads.submit(read, offset + begin, data[begin : begin + size])
+            for begin in range(0, num_bytes, size or 1)
         ]
         return Reading(data, chunks)
 

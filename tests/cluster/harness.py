@@ -18,6 +18,8 @@ from tests.cluster.token_channel import token_channel
 from tests.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+# Prompts of the tests are computed in several pieces.
+SMALL_CHUNKS = ("--chunk-tokens", "256")
 DEMO_MODEL = REPOSITORY / "demo_model" / "checkpoint"
 
 

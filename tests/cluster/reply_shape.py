@@ -9,7 +9,7 @@ from typing import Any
 _OF_THE_RUN = (
     (re.compile(rb'"id":"(chatcmpl|cmpl|call)[-_][^"]*"'), rb'"id":"*"'),
     (re.compile(rb'"created":\d+'), rb'"created":0'),
-    (re.compile(rb'"cached_tokens":\d+'), rb'"cached_tokens":0'),
+    (re.compile(rb'"(cached_tokens|prompt_cache_(?:hit|miss)_tokens)":\d+'), rb'"\1":0'),
 )
 
 # Sums in FP32 are rounded differently in batches of another size.

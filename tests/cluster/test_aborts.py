@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import SMALL_CHUNKS, Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NUM_IN_SHORT, NUM_REQUESTS = 150, 500
+NUM_IN_SHORT, NUM_REQUESTS = 80, 300
 
 
 async def start_and_leave(client: httpx.AsyncClient, cluster: Cluster, rng: random.Random) -> int:
@@ -55,23 +55,25 @@ async def leave_all(cluster: Cluster, num_requests: int) -> list[int]:
         return list(await asyncio.gather(*(bounded() for _ in range(num_requests))))
 
 
-@pytest.mark.parametrize(
-    ("num_requests", "overlap"),
-    [
-        (NUM_IN_SHORT, "false"),
-        pytest.param(NUM_REQUESTS, "false", marks=pytest.mark.slow),
-        pytest.param(NUM_REQUESTS, "true", marks=pytest.mark.slow),
-    ],
-)
-def test_aborts_free_every_page(tmp_path: Path, num_requests: int, overlap: str) -> None:
+def check_aborts(cluster: Cluster, num_requests: int) -> None:
+    before = [rank.pages_total for w in cluster.status().workers for rank in w.ranks]
+    seen = asyncio.run(leave_all(cluster, num_requests))
+    assert len(seen) == num_requests
+    assert any(seen), "no request got as far as its first token"
+    assert not all(seen), "no request was left before its first token"
+    cluster.assert_nothing_held()
+    after = [rank.pages_total for w in cluster.status().workers for rank in w.ranks]
+    assert after == before
+    assert cluster.complete([5, 6, 7], 4)["usage"]["completion_tokens"] <= 4
+
+
+def test_aborts_free_every_page(served: Cluster) -> None:
+    check_aborts(served, NUM_IN_SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_many_aborts_free_every_page(tmp_path: Path, overlap: str) -> None:
     schedule = f"decode.overlap-schedule={overlap}"
-    with Cluster(tmp_path, "--chunk-tokens", "256", "--set", schedule) as cluster:
-        before = [rank.pages_total for w in cluster.status().workers for rank in w.ranks]
-        seen = asyncio.run(leave_all(cluster, num_requests))
-        assert len(seen) == num_requests
-        assert any(seen), "no request got as far as its first token"
-        assert not all(seen), "no request was left before its first token"
-        cluster.assert_nothing_held()
-        after = [rank.pages_total for w in cluster.status().workers for rank in w.ranks]
-        assert after == before
-        assert cluster.complete([5, 6, 7], 4)["usage"]["completion_tokens"] <= 4
+    with Cluster(tmp_path, *SMALL_CHUNKS, "--set", schedule) as cluster:
+        check_aborts(cluster, NUM_REQUESTS)

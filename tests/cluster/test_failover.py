@@ -176,11 +176,11 @@ async def play(cluster: Cluster, plan: Plan) -> dict[str, Any]:
 
 # Kills of prefill workers count where prompts are long and answers short.
 LONG = {
-    "decode": Plan(roles=(DECODE,), num_streams=64, num_kills=20),
+    "decode": Plan(roles=(DECODE,), num_streams=64, num_kills=8),
     "prefill": Plan(
-        roles=(PREFILL,), num_streams=64, num_kills=20, num_tokens=100, prompt_tokens=300,
+        roles=(PREFILL,), num_streams=64, num_kills=8, num_tokens=100, prompt_tokens=300,
     ),
-    "router": Plan(roles=(ROUTER,), num_streams=64, num_kills=20),
+    "router": Plan(roles=(ROUTER,), num_streams=64, num_kills=8),
 }  # fmt: skip
 SHORT = Plan(
     roles=(DECODE, PREFILL, ROUTER), num_streams=21, num_kills=3, num_tokens=150, prompt_tokens=200,

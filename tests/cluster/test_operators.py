@@ -3,8 +3,6 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,13 +17,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 RUNNER = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
 PROMPT = [20 + number % 200 for number in range(150)]  # two pages and a bit
-OPTIONS = ("--decode-workers", "2", "--decode-ranks", "1", "--set", "gateway.log-format=json")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(Path(tmp_path_factory.mktemp("operated")), *OPTIONS) as running:
-        yield running
+def cluster(observed: Cluster) -> Cluster:
+    return observed
 
 
 def ctl(cluster: Cluster, line: str) -> Any:

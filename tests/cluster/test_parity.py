@@ -15,14 +15,14 @@ import pytest
 
 from proto import worker_pb2
 from tests.cluster.event_stream import events, whole_reply
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import SMALL_CHUNKS, Cluster
 from tests.cluster.reply_shape import canonical, same_but_for_rounding, without_run
 from tests.cluster.seeded_requests import SeededRequest, seeded_requests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NUM_REQUESTS = 200
-NUM_IN_SHORT = 80
+NUM_IN_SHORT = 40
 NUM_AT_ONCE = 6
 
 Answer = tuple[int, bytes]  # status and body
@@ -36,6 +36,7 @@ def clusters(
 ) -> Iterator[tuple[Cluster, Cluster]]:
     """One pair of workers, and two and two."""
     options = ["--prefill-workers", "2", "--decode-workers", "2", "--decode-ranks", "1"]
+    options += SMALL_CHUNKS
     with Cluster(Path(tmp_path_factory.mktemp("parity")), *options) as four:
         yield served, four
 

@@ -40,35 +40,32 @@ def chat(cluster: Cluster) -> str:
     return text
 
 
-def test_a_stranger_on_this_machine_is_refused_everything(tmp_path: Path) -> None:
-    with Cluster(tmp_path / "logs", *OPTIONS) as cluster:
-        assert "85" in chat(cluster)
-        workers = cluster.status().workers
-        with grpc.insecure_channel(cluster.router) as peer:
-            admin, router = router_pb2_grpc.AdminStub(peer), router_pb2_grpc.RouterStub(peer)
-            gateway = worker_pb2.ProcessIdentity(
-                role=worker_pb2.ROLE_GATEWAY, address="a:1", epoch="e"
-            )
-            for call, request in (
-                (admin.GetStatus, router_pb2.GetStatusRequest()),
-                (admin.DrainWorker, router_pb2.DrainWorkerRequest(worker="decode-0")),
-                (admin.SetLogLevel, router_pb2.SetProcessLogLevelRequest(level="debug")),
-                (router.Assign, router_pb2.AssignRequest(num_prompt_tokens=1)),
-                (router.Announce, router_pb2.AnnounceRequest(identity=gateway)),
-            ):
-                assert refusal(call, request) is grpc.StatusCode.UNAUTHENTICATED
-        for worker in workers:
-            with grpc.insecure_channel(worker.identity.address) as peer:
-                drain = worker_pb2_grpc.WorkerStub(peer).Drain
-                code = refusal(drain, worker_pb2.DrainRequest())
-                assert code is grpc.StatusCode.UNAUTHENTICATED
-        # This user's ctl finds the token; one of another temporary folder has none.
-        (tmp_path / "elsewhere").mkdir()
-        assert ctl("status", "--router", cluster.router).returncode == 0
-        done = ctl("status", "--router", cluster.router, TMPDIR=str(tmp_path / "elsewhere"))
-        assert done.returncode == 1
-        assert "cluster's token" in done.stderr
-        assert ctl("probe", "grpc", cluster.router).returncode == 0
+def test_a_stranger_on_this_machine_is_refused_everything(served: Cluster, tmp_path: Path) -> None:
+    assert "85" in chat(served)
+    workers = served.status().workers
+    with grpc.insecure_channel(served.router) as peer:
+        admin, router = router_pb2_grpc.AdminStub(peer), router_pb2_grpc.RouterStub(peer)
+        gateway = worker_pb2.ProcessIdentity(role=worker_pb2.ROLE_GATEWAY, address="a:1", epoch="e")
+        for call, request in (
+            (admin.GetStatus, router_pb2.GetStatusRequest()),
+            (admin.DrainWorker, router_pb2.DrainWorkerRequest(worker="decode-0")),
+            (admin.SetLogLevel, router_pb2.SetProcessLogLevelRequest(level="debug")),
+            (router.Assign, router_pb2.AssignRequest(num_prompt_tokens=1)),
+            (router.Announce, router_pb2.AnnounceRequest(identity=gateway)),
+        ):
+            assert refusal(call, request) is grpc.StatusCode.UNAUTHENTICATED
+    for worker in workers:
+        with grpc.insecure_channel(worker.identity.address) as peer:
+            drain = worker_pb2_grpc.WorkerStub(peer).Drain
+            code = refusal(drain, worker_pb2.DrainRequest())
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+    # This user's ctl finds the token; one of another temporary folder has none.
+    (tmp_path / "elsewhere").mkdir()
+    assert ctl("status", "--router", served.router).returncode == 0
+    done = ctl("status", "--router", served.router, TMPDIR=str(tmp_path / "elsewhere"))
+    assert done.returncode == 1
+    assert "cluster's token" in done.stderr
+    assert ctl("probe", "grpc", served.router).returncode == 0
 
 
 def certificate_options(authority: Authority) -> list[str]:

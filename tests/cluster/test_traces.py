@@ -11,7 +11,7 @@ import pytest
 from proto import worker_pb2, worker_pb2_grpc
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.token_channel import token_channel
-from tests.tracing.collector import Collector, SeenSpan, collecting
+from tests.tracing.collector import Collector, SeenSpan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -39,20 +39,8 @@ PARENTS = {
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
-
-
-@pytest.fixture(scope="module")
-def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPSERVE_LOG_FORMAT", "json")
-        log_dir = tmp_path_factory.mktemp("logs")
-        options = ["--served-model-name", "demo", "--prefill-workers", "1",
-                   "--decode-workers", "2", "--otlp-endpoint", collector.address]  # fmt: skip
-        with Cluster(log_dir, *options) as cluster:
-            yield cluster
+def cluster(observed: Cluster) -> Cluster:
+    return observed
 
 
 def key(span: SeenSpan) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from engine.link.messages import (
     Finish,
     Produced,
 )
-from engine.sampling.sampling_params import Grammar
+from engine.sampling.sampling_params import Grammar, ThoughtBudget
 from tests.decode_worker.one_rank import Answer, OneRank, one_rank
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -35,6 +35,18 @@ PENALTIES: dict[str, dict[str, Any]] = {
         "logit_bias": ((50, 3.0),),
         **RANDOM,
     },
+    "allowed": {"allowed_token_ids": tuple(range(50, 60)), **RANDOM},
+    "words": {
+        "bad_words": ((50, 50), (51, 50, 51), (52,)),
+        "logit_bias": ((50, 9.0), (51, 9.0), (52, 9.0)),
+        **RANDOM,
+    },
+    "budget": {
+        "thought_budget": ThoughtBudget(
+            max_tokens=6, open_token_id=60, close_token_ids=(61,), is_open=True
+        ),
+        **RANDOM,
+    },
 }
 GRAMMARS: dict[str, dict[str, Any]] = {
     "json": {"grammar": Grammar(json_schema='{"type":"object"}'), **RANDOM},
@@ -43,6 +55,13 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "later": {
         "grammar": Grammar(regex="[xyz]*", after_token_id=50),
         "logit_bias": ((50, 6.0),),
+        **RANDOM,
+    },
+    "after thoughts": {
+        "grammar": Grammar(regex="[xyz]*", after_token_id=61),
+        "thought_budget": ThoughtBudget(
+            max_tokens=5, open_token_id=60, close_token_ids=(61,), is_open=True
+        ),
         **RANDOM,
     },
 }

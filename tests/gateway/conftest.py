@@ -40,6 +40,7 @@ ANSWERS = {
     "repeat": "ab" * 40,
     "long": "word " * 80,
     "empty": "",
+    "special": "a<|User|>b",
     "one call": "I look.\n"
     + CALLS_BEGIN
     + v3_call("weather", '{"city": "Zürich {x}"}')

@@ -9,9 +9,15 @@ from google.protobuf.text_format import Parse
 
 from core.errors import InvalidRequest
 from core.token_ids import pack_ids
-from engine.sampling.sampling_params import Grammar, Sampling, sampling_of
+from engine.sampling.sampling_params import Grammar, Sampling, ThoughtBudget, sampling_of
 from engine.server.grammar_check import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
-from engine.server.sampling_check import MAX_LOGIT_BIAS, check_sampling, check_token_ids
+from engine.server.sampling_check import (
+    MAX_ALLOWED,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    check_sampling,
+    check_token_ids,
+)
 from proto.generate_pb2 import SamplingParams
 from tests.packed_sampling import packed, params_of
 
@@ -35,6 +41,11 @@ FULL = Sampling(
     logit_bias=((3, -100.0), (9, 0.5)),
     prompt_logprobs=True,
     top_prompt_logprobs=4,
+    allowed_token_ids=(3, 9),
+    bad_words=((7,), (8, 7, 9)),
+    thought_budget=ThoughtBudget(
+        max_tokens=5, open_token_id=8, close_token_ids=(9, 3), is_open=True
+    ),
 )
 
 
@@ -73,6 +84,9 @@ def test_absent_fields_change_nothing() -> None:
         ("logit_bias {token_id: 1 bias: nan}", "logit_bias"),
         ("logit_bias {token_id: 1} logit_bias {token_id: 1}", "logit_bias"),
         ("logit_bias {}" * (MAX_LOGIT_BIAS + 1), "logit_bias"),
+        ("bad_words {}", "bad_words"),
+        ("bad_words {token_ids: 1}" * (MAX_BAD_WORDS + 1), "bad_words"),
+        ("allowed_token_ids: 1 " * (MAX_ALLOWED + 1), "allowed_token_ids"),
         ("grammar {}", "grammar"),
         ('grammar {json_schema: "{"}', "grammar"),
         ('grammar {json_schema: "[]"}', "grammar"),
@@ -97,6 +111,13 @@ def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
     [
         Sampling(stop_token_ids=(10,)),
         Sampling(logit_bias=((3, 1.0), (10, 1.0))),
+        Sampling(allowed_token_ids=(3, 10)),
+        Sampling(bad_words=((3,), (3, 10))),
+        Sampling(
+            thought_budget=ThoughtBudget(
+                max_tokens=0, open_token_id=3, close_token_ids=(4, 10), is_open=False
+            )
+        ),
         Sampling(grammar=Grammar(regex="a", after_token_id=10)),
         Sampling(grammar=Grammar(regex="a", thoughts=(10, 0))),
         Sampling(grammar=Grammar(regex="a", thoughts=(0, 10))),

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.moe.w4a8_grouped_gemm_packing import (
+    BLOCK_BYTES,
     DATA_BYTES,
     SIGNED_FACTOR,
     ZIGZAG_FACTOR,
@@ -9,7 +10,9 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     dequantise_weights,
     pack_weights,
 )
+from kernels.moe.w4a8_grouped_gemm_packing_triton import launch
 from tests.kernels.tensors import generator
+from tests.kernels.triton_device import DEVICES
 from tests.kernels.w4a8_cases import Make, experts, mixed, plain, symmetric, unpack_weights
 
 
@@ -54,6 +57,25 @@ def test_negative_scales(request: pytest.FixtureRequest) -> None:
     weight[0, 4, 5] = -128
     with pytest.raises(ValueError, match="-8 with a negative scale"):
         pack_weights(weight, scale)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [experts, symmetric, mixed])
+def test_the_triton_path_packs_the_same_bits(
+    request: pytest.FixtureRequest, make: Make, device: str
+) -> None:
+    weight, scale = make(generator(request.node.nodeid), 2, 256, 384)
+    scale[:, ::3] *= -1 if make is symmetric else 1
+    scale[0, 5], scale[0, 6, 1], scale[0, 7] = 0.0, 1e-38, 1e-40
+    want = pack_weights(weight, scale).blocks[..., :DATA_BYTES]
+    weight, scale = weight.to(device), scale.to(device)
+    blocks = torch.zeros(2, 2, 3, BLOCK_BYTES, dtype=torch.uint8, device=device)
+    _, is_unfit = launch(blocks, weight, scale)
+    assert torch.equal(blocks[..., :DATA_BYTES].cpu(), want)
+    assert not bool(is_unfit.any())
+    weight[1, 130, 5], scale[1, 130] = -128, -1
+    _, is_unfit = launch(blocks, weight, scale)
+    assert is_unfit.tolist() == [[False, False], [False, True]]
 
 
 def e4m3(word: list[int], high: int, byte: int, signed: bool) -> int:

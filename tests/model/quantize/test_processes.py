@@ -8,16 +8,21 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from core.errors import CheckpointError
 from model.quantize import shard
 from model.quantize.__main__ import main
 from model.quantize.journal import NAME as JOURNAL
+from model.quantize.processes import Processes
+from model.quantize.shard import Job
 from tests.eventually import eventually
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -194,3 +199,23 @@ def test_refusals(
     assert main(arguments(model, tmp_path / "out", *options)) == 2
     assert message in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_device_cannot_do_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, and in a process whose device is not there."""
+    jobs = deque([Job("write", "model-00001-of-00008.safetensors", ("model.norm.weight",))])
+    with (
+        Processes(model, tmp_path, ["cuda:99"]) as makers,
+        pytest.raises(CheckpointError, match=r"on cuda:99[^$]*Error"),
+    ):
+        next(makers.results(jobs))
+
+    for number, error in enumerate((RuntimeError("no memory left"), KeyError("no memory left"))):
+        monkeypatch.setattr(shard, "quantise_int4", Mock(side_effect=error))
+        options = ("--device", "cpu", "--processes", "1")
+        assert main(arguments(model, tmp_path / str(number), *options)) == 1
+        event = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert event["event"] == "error"
+        assert "no memory left" in event["message"]

@@ -20,7 +20,7 @@ from model.weights import file_reader
 from model.weights.checkpoint import Checkpoint
 from model.weights.file_reader import Reading
 from model.weights.load_order import loaded_tensors
-from model.weights.read_ahead import ReadAhead
+from model.weights.read_ahead import ReadAhead, Run
 from tests.model.random_folder import make_random_folder
 from tests.model.weights.test_dummy_checkpoint import METHODS, config_folder
 
@@ -96,13 +96,13 @@ class Starts:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def __call__(self, name: str) -> Reading:
-        self.names.append(name)
+    def __call__(self, run: Run) -> Reading:
+        self.names.append(run.file.name)
         return Reading(torch.zeros(10, dtype=torch.uint8), ())
 
 
-def ahead_of(starts: Callable[[str], Reading], window_bytes: int) -> ReadAhead:
-    return ReadAhead(starts, lambda _: 10, window_bytes)
+def ahead_of(starts: Callable[[Run], Reading], window_bytes: int) -> ReadAhead:
+    return ReadAhead(starts, lambda name: Run(Path(name), 0, 10), window_bytes)
 
 
 def test_no_more_is_read_ahead_than_the_window_holds() -> None:
@@ -126,12 +126,43 @@ def test_what_is_asked_for_out_of_turn_is_read_once_and_at_once() -> None:
     assert starts.names.index("e") < 4
 
 
+def test_experts_are_read_together_where_they_lie_so(tmp_path: Path) -> None:
+    """Over a little that nobody wants, but not over much."""
+    stem, names = "model.layers.3.mlp.experts", ("down_proj", "gate_proj", "up_proj")
+    tensors = {
+        f"{stem}.{expert}.{name}.weight{suffix}": torch.full(shape, expert, dtype=dtype)
+        for expert in (0, 1, 2)
+        for name in names
+        for suffix, shape, dtype in (
+            ("", (3000, 1), torch.int8), ("_scale_inv", (25, 1), torch.float32)
+        )
+    }  # fmt: skip
+    tensors["norm.weight"] = torch.ones(3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    started: list[Run] = []
+    with Checkpoint(tmp_path) as checkpoint:
+        start = checkpoint._start
+
+        def noting(run: Run) -> Reading:
+            started.append(run)
+            return start(run)
+
+        checkpoint._ahead = ReadAhead(noting, checkpoint._run_of)
+        wanted = [name for name in tensors if f"{stem}.1" not in name]
+        checkpoint.read_ahead(wanted)
+        for name in [*wanted, *reversed(tensors)]:
+            assert torch.equal(checkpoint.raw(name), tensors[name]), name
+    # Values of either expert, all scales with the few between them, and the norm; then each alone.
+    assert [run.num_bytes for run in started[:4]] == [9000, 900, 9000, 12]
+    assert len(started) == 4 + len(tensors)
+
+
 def test_what_fails_while_it_is_read_ahead_fails_who_asks_for_it() -> None:
     failed: Future[None] = Future()
     failed.set_exception(CheckpointError("b is broken"))
 
-    def start(name: str) -> Reading:
-        return Reading(torch.zeros(1), [failed] if name == "b" else ())
+    def start(run: Run) -> Reading:
+        return Reading(torch.zeros(1), [failed] if run.file.name == "b" else ())
 
     ahead = ahead_of(start, window_bytes=100)
     ahead.plan("abc")
