@@ -5,13 +5,16 @@ activations; requests of 2,048 tokens each; perfect balance of experts and nothi
 (`bench.ranks.emulated_rank`). The step is the recorded one that decode workers replay. Records its
 time on the device, its time with what the host does before, and by `--profile` where the time goes.
 SGLang 0.5.16 on the same GPU is the peer: its step without dispatch and combine.
+
+`--speculative 0 1 2 3`: also steps that verify so many drafts a request and make as many, two
+recordings; tokens of a step by synthetic acceptance (`engine.step.synthetic_acceptance`).
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -24,6 +27,8 @@ from bench.ranks.step_breakdown import by_purpose, profile_step, write_breakdown
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk
+from engine.step.speculative_steps import SpeculativeSteps
+from engine.step.synthetic_acceptance import mean_length
 from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, READ_BYTES
 from loadgen.records import BenchRun, Record
 from model.batch import AttentionForm
@@ -52,13 +57,29 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
     device = rank.kv_cache.device
     on_gpu = device.type == "cuda"
     batches = sorted(set(arguments.batches))
+    capture = CudaCapture(device) if on_gpu else RepeatedCall()
+    max_pages = arguments.context // PAGE_TOKENS + 1
+    for num_drafts in sorted(set(arguments.speculative) - {0}):
+        steps = SpeculativeSteps(
+            rank.model,
+            rank.kv_cache,
+            num_drafts=num_drafts,
+            max_batch=batches[-1],
+            max_pages=max_pages,
+            sizes=batches,
+            capture=CudaCapture(device) if on_gpu else RepeatedCall(),
+            synthetic=True,
+        )
+        yield from measure_drafting(rank, run, arguments, steps, num_drafts)
+    if 0 not in arguments.speculative:
+        return
     graphs = DecodeGraphs(
         rank.model.decode,
         rank.kv_cache,
         sizes=batches,
-        max_pages=arguments.context // PAGE_TOKENS + 1,
+        max_pages=max_pages,
         vocab_size=rank.model.config.vocab_size,
-        capture=CudaCapture(device) if on_gpu else RepeatedCall(),
+        capture=capture,
     )
     began = time.monotonic()
     graphs.capture_all()
@@ -76,7 +97,8 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
             case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
             peer=PEER, peer_value=peer,
         )  # fmt: skip
-        launched = 1000 * steps_seconds(graphs, chunks, arguments.steps)
+        launch = partial(graphs.run, chunks, batch)
+        launched = 1000 * steps_seconds(lambda launch=launch: launch().argmax(-1), arguments.steps)
         yield run.record(case, "step with its launch", "ms", launched)
         least = memory_bytes(rank, batch, arguments.context) / rate
         yield run.record(case, "step if memory were all", "ms", 1000 * least)
@@ -87,6 +109,48 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
             yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
             for purpose, microseconds in by_purpose(kernels).items():
                 yield run.record(case, f"time in {purpose}", "us", microseconds)
+
+
+def measure_drafting(
+    rank: EmulatedRank,
+    run: BenchRun,
+    arguments: argparse.Namespace,
+    steps: SpeculativeSteps,
+    num_drafts: int,
+) -> Iterator[Record]:
+    device, length = rank.kv_cache.device, mean_length(num_drafts)
+    num_layers = rank.model.config.num_layers
+    where = f"{rank.format_name}, {num_layers} layers, context {arguments.context}"
+    where += f", {num_drafts} drafts, {length:.2f} tokens a step"
+    began = time.monotonic()
+    steps.capture_all()
+    yield run.record(where, "time to record all steps", "s", time.monotonic() - began)
+    for batch in sorted(set(arguments.batches)):
+        case = f"{where}, batch {batch}"
+        chunks = rank.decode_pieces(batch, arguments.context, num_drafts)
+        step = partial(whole_step, steps, chunks)
+        step()
+        milliseconds = replay_ms(steps, batch, device, arguments.steps)
+        yield run.record(case, "step", "ms", milliseconds)
+        yield run.record(case, "step a token of a request", "ms", milliseconds / length)
+        tokens_per_second = 1000 * batch * length / milliseconds
+        yield run.record(case, "tokens a second", "1/s", tokens_per_second)
+        launched = 1000 * steps_seconds(step, arguments.steps)
+        yield run.record(case, "step with its launch and its wait", "ms", launched)
+        if batch in arguments.profile:
+            kernels = profile_step(partial(steps.replay, batch), device)
+            name = f"{BENCH}_{rank.weights}_{batch}_drafts{num_drafts}.json"
+            write_breakdown(arguments.results / "details" / name, case, kernels)
+            yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
+            for purpose, microseconds in by_purpose(kernels).items():
+                yield run.record(case, f"time in {purpose}", "us", microseconds)
+
+
+def whole_step(steps: SpeculativeSteps, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
+    """As a decode worker does it: which drafts were right is known before the next step."""
+    sampled = steps.choose(steps.verify(chunks, (len(chunks),)), chunks=chunks)
+    sampled.wait()
+    return sampled.token_ids
 
 
 def memory_bytes(rank: EmulatedRank, batch: int, context: int) -> float:
@@ -103,7 +167,9 @@ def memory_bytes(rank: EmulatedRank, batch: int, context: int) -> float:
     return float(sum(held.values()) + latents * rank.kv_cache.itemsize)
 
 
-def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int) -> float:
+def replay_ms(
+    graphs: DecodeGraphs | SpeculativeSteps, batch: int, device: torch.device, steps: int
+) -> float:
     """Median over at least `steps`. On a GPU by its clock, of steps that are begun while others
     run, as decode workers begin them: what the host needs to launch one is no part of it."""
     times: list[float] = []
@@ -122,7 +188,7 @@ def replay_ms(graphs: DecodeGraphs, batch: int, device: torch.device, steps: int
     return statistics.median(times)
 
 
-def ms_in_a_row(graphs: DecodeGraphs, batch: int) -> list[float]:
+def ms_in_a_row(graphs: DecodeGraphs | SpeculativeSteps, batch: int) -> list[float]:
     """Without the first, which an idle device has waited for."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS_IN_A_ROW + 1)]
     events[0].record()
@@ -133,13 +199,13 @@ def ms_in_a_row(graphs: DecodeGraphs, batch: int) -> list[float]:
     return [begin.elapsed_time(end) for begin, end in pairwise(events)][1:]
 
 
-def steps_seconds(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], steps: int) -> float:
+def steps_seconds(step: Callable[[], torch.Tensor], steps: int) -> float:
     """A step among many that are begun one after the other, with their inputs copied and the
     likeliest tokens taken."""
     tokens: torch.Tensor | None = None
     began = time.perf_counter()
     for _ in range(steps):
-        tokens = graphs.run(chunks, len(chunks)).argmax(-1)
+        tokens = step()
     assert tokens is not None
     tokens.tolist()
     return (time.perf_counter() - began) / steps
@@ -149,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__ or "")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 64, 128])
     parser.add_argument("--context", type=int, default=2048, help="tokens of a request")
+    parser.add_argument("--speculative", type=int, nargs="+", default=[0], help="drafts a step")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="at least")
     parser.add_argument("--profile", type=int, nargs="*", default=[], help="batches to break down")
     arguments = parser.parse_args(argv)
@@ -157,8 +224,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         measure,
         arguments,
         form=AttentionForm.ABSORBED,
-        max_tokens=max(arguments.batches),
+        max_tokens=max(arguments.batches) * (1 + max(arguments.speculative)),
         num_pages=pages_for(arguments.batches, arguments.context),
+        mtp=max(arguments.speculative) > 0,
     )
 
 

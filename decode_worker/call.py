@@ -103,5 +103,7 @@ def response_of(
         if isinstance(item, EpserveError):
             return response, item
         response.tokens.extend(token_message(token) for token in item.tokens)
+        response.num_accepted_drafts += item.num_accepted
+        response.num_rejected_drafts += item.num_proposed - item.num_accepted
         response.finish_reason = generate_pb2.FinishReason.ValueType(item.finish)
     return response, None

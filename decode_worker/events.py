@@ -4,7 +4,7 @@ Events from the front are messages of `engine.link.messages`, those from the tra
 the rest are the rank's own and are here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.errors import EpserveError
 from engine.link.kv_notice import KvNotice
@@ -15,7 +15,8 @@ from engine.sampling.history import Match
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """What does not change while a rank lives. `agent` is the encoded descriptor of its KV
-    pool, `attempt_prefix` makes attempt ids unique over all ranks of all workers."""
+    pool, `attempt_prefix` makes attempt ids unique over all ranks of all workers.
+    `speculative_tokens` are drafted for each request in a step at most."""
 
     num_layers: int
     page_tokens: int
@@ -26,6 +27,7 @@ class RankFacts:
     agent: bytes
     kv_fingerprint: str
     attempt_prefix: str
+    speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,26 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step has begun, which samples the next token of each of these running requests."""
+    """A step has begun, which samples what follows each of these running requests."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """The oldest step under way is over; a token for each of its requests, in their order, None
-    where it was sampled in vain."""
+class Outcome:
+    """What a step has made of a request: its next tokens, one more than drafts of it were right of
+    `num_proposed`; none where they were sampled in vain. `drafts` of those that may follow."""
 
-    tokens: tuple[TokenOut | None, ...]
+    tokens: tuple[TokenOut, ...] = ()
+    num_proposed: int = 0
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The oldest step under way is over; an outcome for each of its requests, in their order."""
+
+    outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +110,14 @@ class Totals:
     kv_bytes: int = 0
     kv_failures: int = 0
     preemptions: int = 0
+    drafts_proposed: list[int] = field(default_factory=list)  # by position
+    drafts_accepted: list[int] = field(default_factory=list)
+
+    def count_drafts(self, num_proposed: int, num_accepted: int) -> None:
+        """Of one request in a step."""
+        missing = [0] * (num_proposed - len(self.drafts_proposed))
+        self.drafts_proposed += missing
+        self.drafts_accepted += missing
+        for position in range(num_proposed):
+            self.drafts_proposed[position] += 1
+            self.drafts_accepted[position] += position < num_accepted

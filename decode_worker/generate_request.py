@@ -1,7 +1,7 @@
 """From a GenerateRequest to what the rank is told, or the reason why not."""
 
 from core.errors import ContextLengthExceeded, InvalidRequest
-from core.token_ids import num_ids
+from core.token_ids import num_ids, unpack_ids
 from decode_worker.plan import pages_for
 from engine.link.messages import Ready, Submit
 from engine.server.sampling_check import check_sampling, check_token_ids
@@ -32,6 +32,7 @@ def submit_of(request: generate_pb2.GenerateRequest, key: str, ready: Ready) -> 
         num_prompt_tokens=num_ids(prompt),
         prompt_token_ids=prompt if sees_prompt else b"",
         output_token_ids=output,
+        last_token_id=unpack_ids(output or prompt)[-1],
         sampling=sampling.SerializeToString(),
         priority=request.priority,
     )

@@ -65,7 +65,9 @@ class DecodeLoop(RankLoop[list[Request]]):
             self._clock,
         )
         asked = context.settings.overlap_schedule
-        self._overlaps = self._runner.runs_ahead if asked is None else asked
+        # Where drafts are made, the host must know which were right before it plans.
+        can_overlap = not context.settings.speculative_tokens
+        self._overlaps = can_overlap and (self._runner.runs_ahead if asked is None else asked)
         self._inflight: InflightStep | None = None
         self._steps = StepLog()
         self._reported_free = self._pool.num_free
@@ -130,13 +132,13 @@ class DecodeLoop(RankLoop[list[Request]]):
     def _launch(
         self, batch: list[Request], began: float, tokens_per_rank: tuple[int, ...]
     ) -> InflightStep:
-        eos_token_ids = self._state.facts.eos_token_ids
-        chunks = [next_chunk(request, self._inflight, eos_token_ids) for request in batch]
+        facts = self._state.facts
+        chunks = [next_chunk(request, self._inflight, facts) for request in batch]
         step = self._runner.begin(chunks, tokens_per_rank)
         names = tuple(request.request_id for request in batch)
         self._apply(Launched(names))
         rows = {name: row for row, name in enumerate(names)}
-        return InflightStep(step=step, rows=rows, began=began)
+        return InflightStep(step=step, rows=rows, chunks=chunks, began=began)
 
     def _land(self) -> bool:
         inflight = self._inflight
@@ -144,9 +146,9 @@ class DecodeLoop(RankLoop[list[Request]]):
             return False
         self._listen(inflight)
         self._inflight = None
-        tokens = inflight.tokens()
-        settle(self._state.offer(tokens))
-        self._apply(Landed(tokens))
+        outcomes = inflight.outcomes()
+        settle(self._state.offer(outcomes))
+        self._apply(Landed(outcomes))
         self._steps.landed(inflight, self._clock.now())
         return True
 
@@ -226,7 +228,7 @@ def _event(message: RequestMessage) -> Event:
 def _facts(context: RankContext) -> RankFacts:
     ready = context.ready
     return RankFacts(
-        num_layers=context.config.num_layers,
+        num_layers=context.config.num_kv_layers,
         page_tokens=ready.page_tokens,
         max_model_len=ready.max_model_len,
         max_running=ready.max_running,
@@ -235,4 +237,5 @@ def _facts(context: RankContext) -> RankFacts:
         agent=msgspec.msgpack.encode(context.transfer.describe()),
         kv_fingerprint=ready.kv_fingerprint,
         attempt_prefix=f"{context.start.epoch}-{context.start.rank}",
+        speculative_tokens=context.settings.speculative_tokens,
     )

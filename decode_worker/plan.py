@@ -3,7 +3,7 @@
     1. Running requests are served by rank: higher priorities first, equal ones oldest first. One
        that needs a page and finds none free takes those of the running request that ranks last,
        which is preempted. One that finds none after it stalls: it sits this step out and
-       keeps its pages.
+       keeps its pages. Pages that only drafts would use are given out last, while some are free.
     2. Waiting requests are let in by rank, the first one first and no later one before it, while
        there are pages for all their tokens and a headroom for those that grow. Not in a step
        in which a request was preempted or stalled.
@@ -22,11 +22,13 @@ HEADROOM_DIVISOR = 16
 
 
 class RequestView(NamedTuple):
-    """A request as the planner sees it; tokens in flight are counted."""
+    """A request as the planner sees it; tokens in flight are counted. `num_ahead` more would be
+    written if there were room."""
 
     request_id: str
     num_tokens: int
     num_pages: int
+    num_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class Snapshot:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Request ids. To be carried out in this order: preempt, grow, admit, step. Those to be
-    preempted must not be in flight: their pages are wanted at once."""
+    preempted must not be in flight: their pages are wanted at once. `grow` names a request once
+    for each page."""
 
     preempt: tuple[str, ...] = ()
     grow: tuple[str, ...] = ()
@@ -83,7 +86,19 @@ def plan(snapshot: Snapshot) -> Plan:
         index += 1
     stalled = index < len(kept)
     admit = [] if preempt or stalled else _admitted(snapshot, free)
+    if not preempt and not stalled and not admit:
+        grow += _grown_ahead(snapshot, grow, free)
     return Plan(preempt=tuple(preempt), grow=tuple(grow), admit=tuple(admit), step=tuple(step))
+
+
+def _grown_ahead(snapshot: Snapshot, grow: Sequence[str], free: int) -> list[str]:
+    """Requests by rank, once for each page that their drafts want and find."""
+    grown: list[str] = []
+    for request in snapshot.running:
+        wanted = pages_for(request.num_tokens + request.num_ahead, snapshot.page_tokens)
+        missing = wanted - request.num_pages - (request.request_id in grow)
+        grown += [request.request_id] * min(missing, free - len(grown))
+    return grown
 
 
 def _admitted(snapshot: Snapshot, free: int) -> list[str]:

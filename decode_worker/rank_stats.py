@@ -70,5 +70,7 @@ def rank_stats(state: RankState, log: StepLog) -> RankStats:
         kv_seconds=tuple(state.kv_waits),
         kv_failures_total=totals.kv_failures,
         preemptions_total=totals.preemptions,
+        drafts_proposed_total=tuple(totals.drafts_proposed),
+        drafts_accepted_total=tuple(totals.drafts_accepted),
         step_gap_seconds_total=log.gap_seconds,
     )

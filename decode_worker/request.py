@@ -57,7 +57,10 @@ class Request:
     num_prompt_tokens: int
     sampling: Sampling
     earlier_output: Sequence[int] = ()
-    last_token_id: int = -1  # while running
+    last_token_id: int
+    token_id_before: int = -1  # the last, while running
+    is_fresh: bool = False  # it runs, and has not been in a step since its KV came
+    drafts: tuple[int, ...] = ()  # of what may follow the last token
     priority: int = 0
     history: History | None = None
     is_ready: bool = True

@@ -251,7 +251,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     def _produced(self, call: Call, produced: Produced) -> None:
         if self._prefill_calls.over(call):
             call.spans.enter(Stage.DECODE)
-        call.record.num_produced += bool(produced.tokens)
+        call.record.note_produced(produced)
         call.put(produced)
         if produced.finish is not Finish.NONE:
             self._forget(call)

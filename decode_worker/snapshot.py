@@ -6,7 +6,7 @@ from decode_worker.events import RankFacts
 from decode_worker.plan import RequestView, Snapshot
 from decode_worker.request import Request
 from engine.kv.pages import PagePool
-from engine.sampling.sequence_end import is_full
+from engine.sampling.sequence_end import is_full, most_tokens
 
 
 def snapshot_of(
@@ -25,8 +25,8 @@ def snapshot_of(
     ]
     counts = pool.counts()
     return Snapshot(
-        running=[_view(request) for request in going_on],
-        waiting=[_view(request) for request in waiting],
+        running=[_view(request, facts) for request in going_on],
+        waiting=[_view(request, facts) for request in waiting],
         num_prefilling=num_prefilling,
         num_landing=len(running) - len(going_on),
         pages_free=counts.free,
@@ -46,9 +46,23 @@ def _ends_in_flight(request: Request, facts: RankFacts) -> bool:
     )
 
 
-def _view(request: Request) -> RequestView:
+def _view(request: Request, facts: RankFacts) -> RequestView:
     return RequestView(
         request_id=request.request_id,
         num_tokens=request.num_known_soon,
         num_pages=len(request.pages),
+        num_ahead=_num_ahead(request, facts),
     )
+
+
+def _num_ahead(request: Request, facts: RankFacts) -> int:
+    """Tokens after the known ones whose KV a step may write: drafts that it verifies, and all but
+    the last of those that it makes, none that would be past the end."""
+    if not facts.speculative_tokens:
+        return 0
+    last = most_tokens(
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        max_model_len=facts.max_model_len,
+    )
+    return max(0, min(2 * facts.speculative_tokens - 1, last - 1 - request.num_known_soon))

@@ -17,7 +17,7 @@ come late, twice or for an unknown request change nothing.
     Grow             planner   .               .                           one page more
     Preempt          planner   .               .                           -> WAITING
     Launched         loop      .               .                           a token is in flight
-    Landed           model     .               .                           next token; may be over
+    Landed           model     .               .                           next tokens; may be over
     Abort            front     over            over                        over
     PrefillStopped   front     (releases a quarantine; touches no request)
 
@@ -39,6 +39,7 @@ from decode_worker.events import (
     Grow,
     Landed,
     Launched,
+    Outcome,
     Preempt,
     RankFacts,
     Tick,
@@ -105,12 +106,13 @@ class RankState:
             for request in self.requests.values()
         )
 
-    def offer(self, tokens: Sequence[TokenOut | None]) -> list[Match]:
+    def offer(self, outcomes: Sequence[Outcome]) -> list[Match]:
         """Tells matches the tokens of the oldest step under way, which lands next."""
         offered = []
-        for attempt, token in zip(self._inflight_steps.next_to_land, tokens, strict=True):
+        for attempt, outcome in zip(self._inflight_steps.next_to_land, outcomes, strict=True):
             request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
-            if request is not None and request.match is not None and token is not None:
+            if request is not None and request.match is not None and outcome.tokens:
+                (token,) = outcome.tokens
                 request.match.offer(token.token_id)
                 offered.append(request.match)
         return offered
@@ -181,6 +183,7 @@ class RankState:
             num_prompt_tokens=event.num_prompt_tokens,
             sampling=sampling,
             earlier_output=output,
+            last_token_id=event.last_token_id,
             priority=event.priority,
             history=history_of(sampling, unpack_ids(event.prompt_token_ids), output),
             is_ready=sampling.grammar is None,
@@ -253,13 +256,13 @@ class RankState:
             return []
         if request.awaits_mask:  # from before it was put back
             return []
-        request.phase = RequestPhase.RUNNING
+        request.phase, request.is_fresh, request.drafts = RequestPhase.RUNNING, True, ()
         self.totals.tokens_transferred += request.num_tokens
         self.totals.kv_bytes += attempt.prefilled.kv_bytes
         self.kv_waits.append(max(0.0, attempt.kv_arrived_at - attempt.prefilled_at))
         if attempt.prefilled.token is None:
             return self._finish(request, Finish.LENGTH)
-        return self._append(request, attempt.prefilled.token)
+        return self._append(request, Outcome((attempt.prefilled.token,)))
 
     def _launched(self, event: Launched) -> list[RankMessage]:
         running = [self._in_phase(name, RequestPhase.RUNNING) for name in event.request_ids]
@@ -270,33 +273,55 @@ class RankState:
 
     def _landed(self, event: Landed) -> list[RankMessage]:
         messages: list[RankMessage] = []
-        for attempt, token in zip(self._inflight_steps.land(), event.tokens, strict=True):
+        for attempt, outcome in zip(self._inflight_steps.land(), event.outcomes, strict=True):
             request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
-            if request is not None and token is not None:
-                messages += self._append(request, token)
+            if request is not None and outcome.tokens:
+                request.is_fresh = False
+                messages += self._append(request, outcome)
         return messages
 
-    def _append(self, request: Request, token: TokenOut) -> list[RankMessage]:
-        history = request.history
-        if history is not None and not history.append(token.token_id):
-            text = f"no token that follows {request.num_tokens} tokens fits the grammar"
-            return self._give_up(request, "INVALID_ARGUMENT", text)
+    def _append(self, request: Request, outcome: Outcome) -> list[RankMessage]:
+        """Takes tokens until one ends the request: those after it are as if never sampled."""
+        produced: list[TokenOut] = []
+        finish, fault = Finish.NONE, ""
+        for token in outcome.tokens:
+            if request.history is not None and not request.history.append(token.token_id):
+                fault = f"no token that follows {request.num_tokens} tokens fits the grammar"
+                break
+            produced.append(token)
+            finish = self._take(request, token.token_id)
+            if finish is not Finish.NONE:
+                break
+        request.drafts = outcome.drafts
+        self.totals.tokens_generated += len(produced)
+        self.totals.count_drafts(outcome.num_proposed, len(produced) - 1)
+        messages: list[RankMessage] = []
+        if produced:
+            name, num_proposed = request.request_id, outcome.num_proposed
+            tokens = tuple(produced)
+            messages.append(
+                Produced(request_id=name, tokens=tokens, finish=finish, num_proposed=num_proposed)
+            )
+        if fault:
+            return [*messages, *self._give_up(request, "INVALID_ARGUMENT", fault)]
+        if finish is not Finish.NONE:
+            self._forget(request)
+        return messages
+
+    def _take(self, request: Request, token_id: int) -> Finish:
+        """One more token, and what it does to the request."""
         request.num_tokens += 1
-        request.last_token_id = token.token_id
-        self.totals.tokens_generated += 1
-        finish = finish_after(
-            token.token_id,
+        request.token_id_before, request.last_token_id = request.last_token_id, token_id
+        if request.history is not None and request.history.is_complete:
+            return Finish.STOP
+        return finish_after(
+            token_id,
             num_tokens=request.num_tokens,
             num_prompt_tokens=request.num_prompt_tokens,
             sampling=request.sampling,
             eos_token_ids=self.facts.eos_token_ids,
             max_model_len=self.facts.max_model_len,
         )
-        if history is not None and history.is_complete:
-            finish = Finish.STOP
-        if finish is not Finish.NONE:
-            self._forget(request)
-        return [Produced(request_id=request.request_id, tokens=(token,), finish=finish)]
 
     def _grow(self, request_id: str) -> list[RankMessage]:
         request = self._in_phase(request_id, RequestPhase.RUNNING)

@@ -38,6 +38,7 @@ class ForwardBatch:
     block_table  [B, P] int32, page ids in token order, padded with 0
     slots        [T] int64, page id * page_tokens + offset: where each token's latent goes
     logit_rows   [S] int64, indices into T whose logits are wanted
+    following    [T] int64, the token after each, of which an MTP layer's KV is made; None: not made
     tokens_per_rank  T of every rank of the EP group, this one's included
     rows_per_rank    S of every rank; None where several have not told each other
     on_host      the same rows in memory of the host; None: fetched from the device by whoever
@@ -55,6 +56,7 @@ class ForwardBatch:
     tokens_per_rank: tuple[int, ...]
     rows_per_rank: tuple[int, ...] | None = None
     on_host: RaggedRows | None = None
+    following: torch.Tensor | None = None
 
     @property
     def wanted_per_rank(self) -> tuple[int, ...] | None:

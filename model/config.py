@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from core.errors import CheckpointError
 from model.checkpoint_formats import format_problem
@@ -42,6 +42,11 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     softmax_factor: float = 1.0
+
+
+# What is made of MTP layer 0: nothing; its KV, for others to draft with, which only needs what goes
+# into the layer; or drafts.
+MtpUse = Literal["none", "kv", "whole"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     # Of int4 experts: one scale for all activations of a projection, the checkpoint's own.
     static_expert_inputs: bool = False
+    mtp: MtpUse = "none"
 
     @property
     def kv_dim(self) -> int:
@@ -97,8 +103,18 @@ class ModelConfig:
 
     @property
     def num_moe_layers(self) -> int:
-        """Of the main model, MTP layers left out."""
-        return max(0, self.num_layers - self.num_dense_layers)
+        """Those that are computed: also an MTP layer that drafts, the last one then."""
+        return self.num_layers - self.num_dense_layers + (self.mtp == "whole")
+
+    @property
+    def moe_layer_numbers(self) -> range:
+        """As layers of the checkpoint."""
+        return range(self.num_dense_layers, self.num_dense_layers + self.num_moe_layers)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers of a KV cache; an MTP layer's is the last one."""
+        return self.num_layers + (self.mtp != "none")
 
     def moe_layer(self, layer: int) -> int | None:
         """Which of the MoE layers `layer` is; None for a dense one."""

@@ -18,13 +18,13 @@ from model.weights.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Norm weights are [H]."""
+    """Norm weights are [H]; without an MLP the layer only writes latents."""
 
     eps: float
     input_norm: torch.Tensor
     attention: Attention
     post_attention_norm: torch.Tensor
-    mlp: Mlp | Moe
+    mlp: Mlp | Moe | None
 
     @classmethod
     def load(
@@ -34,19 +34,24 @@ class Layer:
         prefix: str,
         experts: ExpertShard,
         moe_layer: int | None,
+        *,
+        has_mlp: bool = True,
     ) -> "Layer":
         """`moe_layer` counts MoE layers only; None for a dense layer."""
         mlp_prefix = f"{prefix}.mlp"
+        mlp: Mlp | Moe | None = None
+        if has_mlp:
+            mlp = (
+                Mlp.load(weights, mlp_prefix)
+                if moe_layer is None
+                else Moe.load(weights, config, mlp_prefix, experts, moe_layer)
+            )
         return cls(
             eps=config.rms_norm_eps,
             input_norm=weights.get(f"{prefix}.input_layernorm.weight"),
             attention=Attention.load(weights, config, f"{prefix}.self_attn"),
             post_attention_norm=weights.get(f"{prefix}.post_attention_layernorm.weight"),
-            mlp=(
-                Mlp.load(weights, mlp_prefix)
-                if moe_layer is None
-                else Moe.load(weights, config, mlp_prefix, experts, moe_layer)
-            ),
+            mlp=mlp,
         )
 
     def forward(
@@ -127,6 +132,7 @@ class Layer:
         if isinstance(self.mlp, Moe):
             x, rows, hidden = self.mlp.add_normed(attended, hidden, weight, eps, decodes=False)
             return self.mlp.forward_parts(x, tokens_per_rank, is_row, rows), hidden
+        assert self.mlp is not None
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return self.mlp.forward(normed), hidden
 
@@ -144,6 +150,7 @@ class Layer:
         if isinstance(self.mlp, Moe):
             x, rows, hidden = self.mlp.add_normed(attended, hidden, weight, eps, decodes=True)
             return self.mlp.decode_parts(x, plan.is_row, rows), hidden
+        assert self.mlp is not None
         normed, hidden = self.mlp.gate_up.add_normed(attended, hidden, weight, eps)
         return self.mlp.forward(normed), hidden
 

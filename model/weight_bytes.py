@@ -40,7 +40,8 @@ Path = tuple[str, ...]  # names of fields, from the model down
 def planned_weights(
     weights: Weights, config: ModelConfig, *, num_slots: int, fold_shared: bool = False
 ) -> tuple[MemoryTerm, ...]:
-    """Of the main model with `num_slots` experts a layer on this rank. Reads no weights."""
+    """Of what `config` says is computed, with `num_slots` experts a layer on this rank. Reads no
+    weights."""
     plan = _Plan(weights)
     hidden, itemsize = config.hidden_size, weights.dtype.itemsize
     plan.plain(VOCABULARY, config.vocab_size * hidden)
@@ -50,10 +51,15 @@ def planned_weights(
         plan.plain(VOCABULARY, config.vocab_size * hidden)  # laid out anew
     plan.plain(OTHER, hidden)
     plan.add(OTHER, COMPLEX64 * config.max_position * (config.qk_rope_head_dim // 2))
-    for layer in range(config.num_layers):
+    for layer in range(config.num_kv_layers):
         prefix = layer_prefix(layer)
         plan.plain(OTHER, 2 * hidden)
         _plan_attention(plan, config, f"{prefix}.self_attn")
+        if layer == config.num_layers:
+            plan.plain(OTHER, 3 * hidden)
+            plan.matrices(DENSE, {f"{prefix}.eh_proj.weight": (hidden, 2 * hidden)})
+            if config.mtp == "kv":
+                continue
         if config.is_dense(layer):
             plan.mlp(f"{prefix}.mlp", hidden, config.intermediate_size)
             continue

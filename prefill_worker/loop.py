@@ -215,9 +215,10 @@ class PrefillLoop(RankLoop[Work]):
         return PageRange(chunk.attempt_id, first, self._ledger.num_pages(chunk.end))
 
     def _sequence_chunk(self, chunk: Chunk) -> SequenceChunk:
-        submit = self._state[chunk.attempt_id].submit
+        token_ids = unpack_ids(self._state[chunk.attempt_id].submit.token_ids)
         return SequenceChunk(
-            token_ids=unpack_ids(submit.token_ids)[chunk.begin : chunk.end],
+            token_ids=token_ids[chunk.begin : chunk.end],
+            following=0 if chunk.is_last else token_ids[chunk.end],
             start=chunk.begin,
             pages=self._ledger.pages(chunk.attempt_id),
             sample=self._first_tokens.row(chunk),

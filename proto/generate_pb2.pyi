@@ -435,10 +435,15 @@ class GenerateResponse(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_REJECTED_DRAFTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     num_cached_tokens: _builtins.int
     """prompt tokens that prefill found in its prefix tree; first message"""
     rank: _builtins.int
+    num_accepted_drafts: _builtins.int
+    """Drafts that were verified for these tokens: all of them but one a step were right ones."""
+    num_rejected_drafts: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]: ...
     @_builtins.property
@@ -453,10 +458,12 @@ class GenerateResponse(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         rank: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___Token] | None = ...,
+        num_accepted_drafts: _builtins.int = ...,
+        num_rejected_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "rank", b"rank", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "num_accepted_drafts", b"num_accepted_drafts", "num_cached_tokens", b"num_cached_tokens", "num_rejected_drafts", b"num_rejected_drafts", "prompt_logprobs", b"prompt_logprobs", "rank", b"rank", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

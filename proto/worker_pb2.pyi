@@ -463,6 +463,8 @@ class RequestLeg(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_REJECTED_DRAFTS_FIELD_NUMBER: _builtins.int
     leg_id: _builtins.str
     """request id with suffixes of choice and move"""
     accepted_at: _builtins.float
@@ -495,6 +497,9 @@ class RequestLeg(_message.Message):
     """decode steps that yielded tokens for it"""
     finish: _builtins.str
     """stop, length, or a gRPC status name; "": still open"""
+    num_accepted_drafts: _builtins.int
+    """tokens that came without a step of their own"""
+    num_rejected_drafts: _builtins.int
     @_builtins.property
     def worker(self) -> Global___ProcessIdentity: ...
     @_builtins.property
@@ -524,10 +529,12 @@ class RequestLeg(_message.Message):
         num_steps: _builtins.int = ...,
         finish: _builtins.str = ...,
         peer: Global___WorkerRefText | None = ...,
+        num_accepted_drafts: _builtins.int = ...,
+        num_rejected_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "compute_seconds", b"compute_seconds", "finish", b"finish", "first_token_seconds", b"first_token_seconds", "kv_bytes", b"kv_bytes", "leg_id", b"leg_id", "num_attempts", b"num_attempts", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_earlier_tokens", b"num_earlier_tokens", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "peer", b"peer", "queue_seconds", b"queue_seconds", "rank", b"rank", "total_seconds", b"total_seconds", "transfer_seconds", b"transfer_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "compute_seconds", b"compute_seconds", "finish", b"finish", "first_token_seconds", b"first_token_seconds", "kv_bytes", b"kv_bytes", "leg_id", b"leg_id", "num_accepted_drafts", b"num_accepted_drafts", "num_attempts", b"num_attempts", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_earlier_tokens", b"num_earlier_tokens", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_rejected_drafts", b"num_rejected_drafts", "num_steps", b"num_steps", "peer", b"peer", "queue_seconds", b"queue_seconds", "rank", b"rank", "total_seconds", b"total_seconds", "transfer_seconds", b"transfer_seconds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,6 +63,10 @@ PEERS: dict[str, tuple[str, ...]] = {
     "epserve_generation_tokens_total": (
         "sglang:generation_tokens_total", "vllm:generation_tokens_total",
     ),
+    "epserve_draft_tokens_total": (
+        "sglang:spec_accept_length", "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "vllm:spec_decode_num_accepted_tokens", "vllm:spec_decode_num_draft_tokens",
+    ),
     "epserve_preemptions_total": ("sglang:num_retracted_requests_total", "vllm:num_preemptions"),
     "epserve_expert_balancedness": ("sglang:eplb_balancedness",),
     "epserve_kv_transfer_seconds": ("sglang:kv_transfer_latency_ms",),

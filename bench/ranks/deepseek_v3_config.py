@@ -40,10 +40,11 @@ def write_config(
     weights: WeightFormat,
     num_layers: int | None = None,
     sizes: dict[str, Any] | None = None,
+    mtp: bool = False,
 ) -> Path:
     """A folder that `--load-format dummy` can serve; of the first `num_layers` layers, and with
-    other `sizes` where some are given. MTP layers are left out."""
-    fields = full_size_config(weights) | {"num_nextn_predict_layers": 0} | (sizes or {})
+    other `sizes` where some are given; with an MTP layer or without."""
+    fields = full_size_config(weights) | {"num_nextn_predict_layers": int(mtp)} | (sizes or {})
     if num_layers is not None:
         fields["num_hidden_layers"] = num_layers
     folder.mkdir(parents=True, exist_ok=True)

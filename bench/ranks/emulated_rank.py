@@ -9,7 +9,7 @@ computes as ever, its choices are counted and its weights used, but not its expe
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def balanced(dispatcher: LocalDispatcher, num_slots: int) -> LocalDispatcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedRank:
-    """kv_cache [L, pages, page_tokens, kv_dim] of random latents."""
+    """kv_cache [L, pages, page_tokens, kv_dim] of random latents, an MTP layer's included."""
 
     model: DeepseekV3
     kv_cache: torch.Tensor
@@ -90,10 +90,11 @@ class EmulatedRank:
         form: AttentionForm = AttentionForm.PLAIN,
         num_layers: int | None = None,
         sizes: dict[str, Any] | None = None,
+        mtp: bool = False,
     ) -> "EmulatedRank":
         """`folder` gets a config.json; weights are made up. `max_tokens` of a decode step."""
-        write_config(folder, weights=weights, num_layers=num_layers, sizes=sizes)
-        config = ModelConfig.from_folder(folder)
+        write_config(folder, weights=weights, num_layers=num_layers, sizes=sizes, mtp=mtp)
+        config = replace(ModelConfig.from_folder(folder), mtp="whole" if mtp else "none")
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32
         placement = Placement.trivial(config.num_moe_layers, config.num_experts, NUM_RANKS)
@@ -109,9 +110,15 @@ class EmulatedRank:
         )
         source = DummyCheckpoint(folder, device)
         model = DeepseekV3.load(
-            folder, device=device, dtype=dtype, experts=experts, form=form, source=source
+            folder,
+            device=device,
+            dtype=dtype,
+            config=config,
+            experts=experts,
+            form=form,
+            source=source,
         )
-        shape = (config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
+        shape = (config.num_kv_layers, num_pages, PAGE_TOKENS, config.kv_dim)
         kv_cache = torch.empty(shape, dtype=dtype, device=device)
         for layer in kv_cache:
             layer.normal_()
@@ -122,15 +129,22 @@ class EmulatedRank:
         """Of the weights, for cases of records."""
         return self.weights.replace("-static", " static scales")
 
-    def decode_pieces(self, batch: int, context: int) -> list[SequenceChunk]:
-        """One token each of `batch` requests after `context` others, on pages from all over."""
+    def decode_pieces(self, batch: int, context: int, num_drafts: int = 0) -> list[SequenceChunk]:
+        """One token each of `batch` requests, and drafts behind it; `context` others are before the
+        last of them, on pages from all over."""
+        start, vocab_size = context - num_drafts, self.model.config.vocab_size
         pages_each = context // PAGE_TOKENS + 1
         pages = random.Random(0).sample(range(self.kv_cache.shape[1]), batch * pages_each)
         return [
             SequenceChunk(
-                token_ids=[7 * row % self.model.config.vocab_size],
-                start=context,
+                token_ids=[7 * (row + index) % vocab_size for index in range(num_drafts + 1)],
+                start=start,
                 pages=pages[row * pages_each : (row + 1) * pages_each],
+                sample=SampleRow(sampling=Sampling(), position=context + 1),
+                checks=tuple(
+                    SampleRow(sampling=Sampling(), position=start + 1 + index)
+                    for index in range(num_drafts)
+                ),
             )
             for row in range(batch)
         ]

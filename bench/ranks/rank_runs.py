@@ -35,6 +35,7 @@ def measure_all(
     form: AttentionForm,
     max_tokens: int,
     num_pages: int,
+    mtp: bool = False,
 ) -> int:
     """Each format in turn: two models do not fit beside each other."""
     device = torch.device("cpu" if arguments.small else "cuda")
@@ -51,6 +52,7 @@ def measure_all(
                 form=form,
                 num_layers=arguments.layers,
                 sizes=SMALL if arguments.small else None,
+                mtp=mtp,
             )
             say(f"{weights}: loaded in {time.monotonic() - began:.1f} s, 1 of {NUM_RANKS} ranks")
             report(measure(rank, run, arguments), path_of(bench, arguments))

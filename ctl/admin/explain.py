@@ -33,10 +33,17 @@ _LINES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("first_token_seconds", "first token after", format_duration),
     ("num_steps", "decode steps", str),
     ("num_output_tokens", "output tokens", str),
+    ("num_accepted_drafts", "drafts accepted", str),
+    ("num_rejected_drafts", "drafts rejected", str),
     ("total_seconds", "over after", format_duration),
     ("finish", "finish", lambda finish: finish or "still open"),
 )
-_DECODE_ONLY = frozenset({"num_attempts", "num_preemptions", "num_steps"})
+_DECODE_ONLY = frozenset(
+    {
+        *("num_attempts", "num_preemptions", "num_steps"),
+        *("num_accepted_drafts", "num_rejected_drafts"),
+    }
+)
 
 
 @admin_command

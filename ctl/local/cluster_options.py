@@ -65,6 +65,9 @@ class ClusterOptions(ClusterAccess):
     max_running: Annotated[
         int, _at_least(0, "Requests in the batch of a decode rank; 0: default")
     ] = 0
+    speculative_tokens: Annotated[
+        int, _at_least(0, "Tokens that the model's MTP layer drafts for each to come; 0: none")
+    ] = 0
     threads: Annotated[
         int, _at_least(0, "CPU threads a rank; 0: the cores, shared out to a role's ranks")
     ] = 0

@@ -78,7 +78,8 @@ def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) ->
         devices = assign_devices(ranks, machine.num_gpus)
         sharers = ranks_per_gpu(ranks, devices)
     common = {**_model_flags(options), "dtype": options.dtype}
-    for name in ("kv_pages", "chunk_tokens", "max_model_len", "max_running"):
+    sizes = ("kv_pages", "chunk_tokens", "max_model_len", "max_running", "speculative_tokens")
+    for name in sizes:
         if value := getattr(options, name):
             common[name.replace("_", "-")] = str(value)
     workers = []

@@ -194,11 +194,7 @@ class CheckpointExperts:
         self._device = device
         self._dtype = dtype
         self._checkpoint: Checkpoint | None = None
-        self._prefixes = [
-            f"{layer_prefix(layer)}.mlp"
-            for layer in range(config.num_layers)
-            if not config.is_dense(layer)
-        ]
+        self._prefixes = [f"{layer_prefix(layer)}.mlp" for layer in config.moe_layer_numbers]
 
     def read(self, layer: int, expert: int, row: torch.Tensor) -> None:
         """One expert of a MoE layer into `row` [slot_bytes] uint8. CheckpointError, OSError."""

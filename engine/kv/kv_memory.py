@@ -32,7 +32,7 @@ def plan_kv(
     one does not fit.
     """
     page_tokens = settings.page_tokens
-    page_bytes = config.num_layers * page_tokens * config.kv_dim * itemsize
+    page_bytes = config.num_kv_layers * page_tokens * config.kv_dim * itemsize
     max_model_len = min(settings.max_model_len or config.max_position, config.max_position)
     num_pages = settings.kv_pages
     if not num_pages:
@@ -64,7 +64,7 @@ def make_kv_cache(
 ) -> torch.Tensor:
     """[L, pages, page_tokens, kv_dim] of zeros. On the host the kernel hands out the memory
     page by page at first use: a large pool costs neither start-up time nor idle memory."""
-    shape = (config.num_layers, plan.num_pages, settings.page_tokens, config.kv_dim)
+    shape = (config.num_kv_layers, plan.num_pages, settings.page_tokens, config.kv_dim)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     untouched = np.zeros(plan.num_pages * plan.page_bytes, dtype=np.uint8)

@@ -66,13 +66,14 @@ class KvTarget(Frozen, frozen=True, kw_only=True):
 class Submit(Frozen, frozen=True, kw_only=True):
     """Start a request on a decode rank. Token ids (`core.token_ids`) of the prompt come along where
     penalties look at them; those of the output are of tokens that earlier attempts elsewhere have
-    produced. `sampling` is a serialized `SamplingParams`. Higher `priority` goes first, equal ones
-    in order of arrival."""
+    produced. `last_token_id` is the last of both, from which drafts begin. `sampling` is a
+    serialized `SamplingParams`. Higher `priority` goes first, equal ones in order of arrival."""
 
     request_id: str
     num_prompt_tokens: int
     prompt_token_ids: bytes = b""
     output_token_ids: bytes = b""
+    last_token_id: int
     sampling: bytes
     priority: int = 0
 
@@ -209,11 +210,17 @@ class Reserved(Frozen, frozen=True, kw_only=True):
 
 
 class Produced(Frozen, frozen=True, kw_only=True):
-    """New tokens of a request, in order; the request is over when `finish` is set."""
+    """New tokens of a request, in order; the request is over when `finish` is set. All but the last
+    are right ones of `num_proposed` drafts."""
 
     request_id: str
     tokens: tuple[TokenOut, ...]
     finish: Finish = Finish.NONE
+    num_proposed: int = 0
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.tokens) - 1 if self.num_proposed else 0
 
 
 class Ended(Frozen, frozen=True, kw_only=True):
@@ -293,6 +300,8 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     kv_seconds: tuple[float, ...] = ()  # of requests whose KV arrived since the last batch
     kv_failures_total: int = 0  # requests whose KV could not be sent, or did not arrive
     preemptions_total: int = 0
+    drafts_proposed_total: tuple[int, ...] = ()  # decode, by position after the token itself
+    drafts_accepted_total: tuple[int, ...] = ()  # ... those that were right, as all before them
     step_gap_seconds_total: float = 0.0  # decode: its device waited, though there was work
 
 

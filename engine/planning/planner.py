@@ -11,6 +11,7 @@ from core.group_plan import GroupQuestion
 from core.memory_term import MemoryTerm
 from engine.process.settings import WorkerSettings
 from engine.start.expert_placement import starting_placement
+from engine.start.model_loading import model_config
 from engine.start.rank_memory import RankMemory
 from engine.start.start_plan import FORMS, StartPlan, dispatch_needs, weight_terms
 from ep.dispatch.dispatch_needs import DispatchNeeds
@@ -33,13 +34,12 @@ class Planner:
         """CheckpointError for a folder that is not what its configuration says."""
         self.question = question
         self.settings = settings
-        self.config = ModelConfig.from_folder(settings.model)
         self.device = torch.device(settings.device_of(0))
         self.dtype = DTYPES[settings.dtype_name]
         self.form = FORMS[question.role]
-        self.source = opened(
-            settings.model, dummy=settings.load_format == "dummy" or not has_weights(settings.model)
-        )
+        self.config = model_config(settings, self.form)
+        is_dummy = settings.load_format == "dummy" or not has_weights(settings.model)
+        self.source = opened(settings.model, self.config, dummy=is_dummy)
         self._slots = cache(self._count_slots)
         self._terms = cache(self._weigh)
 
@@ -106,12 +106,10 @@ def rank_facts(question: GroupQuestion, settings: WorkerSettings) -> list[RankFa
 
 
 @lru_cache(maxsize=2)
-def opened(folder: Path, *, dummy: bool) -> Checkpoint:
+def opened(folder: Path, config: ModelConfig, *, dummy: bool) -> Checkpoint:
     """The headers of the folder's weights; `dummy`: those that config.json stands for."""
-    if dummy:
-        return DummyCheckpoint(folder)
-    source = Checkpoint(folder)
-    source.check(ModelConfig.from_folder(folder))
+    source = DummyCheckpoint(folder) if dummy else Checkpoint(folder)
+    source.check(config)
     return source
 
 

@@ -1,7 +1,7 @@
 """What two workers must have in common for KV pages of one to mean something to the other."""
 
 import hashlib
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def kv_fingerprint(
         "layout": LAYOUT_VERSION,
         "dtype": dtype_name,
         "page_tokens": page_tokens,
-        "config": settings_of(config),
+        # Whoever drafts is paired with whoever computes the KV for it.
+        "config": settings_of(replace(config, mtp="kv") if config.mtp == "whole" else config),
         "revision": checkpoint_revision(folder) if revision is None else revision,
     }
     return hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()[:32]

@@ -192,6 +192,15 @@ class WorkerSettings(PeerSettings):
         "0: none",
     )
 
+    # ---- speculation
+    speculative_tokens: int = Field(
+        0,
+        ge=0,
+        le=5,
+        description="Decode: tokens that the model's MTP layer drafts for each to come; prefill: "
+        "other than 0 where decode drafts, whose KV it computes then",
+    )
+
     # ---- load
     overlap_schedule: bool | None = Field(
         None,
@@ -246,6 +255,11 @@ class WorkerSettings(PeerSettings):
     def graph_batch(self) -> int:
         """Requests of the largest recorded step of a decode rank."""
         return min(self.cuda_graph_max_batch or self.max_running, self.max_running)
+
+    @property
+    def running_tokens(self) -> int:
+        """Of the largest step of a decode rank: a token and its drafts of each request."""
+        return self.max_running * (1 + self.speculative_tokens)
 
     @property
     def step_tokens(self) -> int:

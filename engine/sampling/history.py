@@ -6,6 +6,7 @@ begins anew on another worker, with the tokens it has, continues as if nothing h
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -106,6 +107,15 @@ class History:
     def attach(self, match: Match) -> None:
         """`match` has taken in the output so far."""
         self.match = match
+
+    def ahead(self, token_id: int) -> "History":
+        """As it would be after one more token, for those without a grammar; itself unchanged."""
+        if self.counts is None:
+            return self
+        after = copy(self)
+        after.counts = self.counts.copy()
+        after.counts.add(token_id)
+        return after
 
     def append(self, token_id: int) -> bool:
         """The next output token; False when the grammar does not allow it."""

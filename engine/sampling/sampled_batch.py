@@ -1,7 +1,7 @@
 """Tokens that were sampled, on the device and on their way to the host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ class SampledBatch:
     token_ids   [S] int64, on the device
     host_ids    the same on the host, once `copied` has passed
     scores      of the rows `scored`, with `nums_top` alternatives of each, as `host_ids`
+    host_drafts [B, K] int64 of B requests, what may follow; None: there are none
     copied      after all copies; None where there is nothing to wait for
     """
 
@@ -24,6 +25,7 @@ class SampledBatch:
     scores: Scores | None = None
     scored: tuple[int, ...] = ()
     nums_top: tuple[int, ...] = ()
+    host_drafts: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
 
     @classmethod
@@ -37,18 +39,19 @@ class SampledBatch:
         """Enqueues the copies to the host."""
         host_ids = token_ids.to("cpu", non_blocking=True)
         host_scores = None if scores is None else scores.to_host()
-        copied = None
-        if token_ids.is_cuda:
-            copied = torch.cuda.Event()
-            copied.record()
         return cls(
             token_ids=token_ids,
             host_ids=host_ids,
             scores=host_scores,
             scored=tuple(scored),
             nums_top=tuple(nums_top),
-            copied=copied,
+            copied=_event(token_ids),
         )
+
+    def with_drafts(self, drafts: torch.Tensor) -> "SampledBatch":
+        """[B, K] int64 on the device, made after the tokens; enqueues their copy, too."""
+        host_drafts = drafts.to("cpu", non_blocking=True)
+        return replace(self, host_drafts=host_drafts, copied=_event(drafts))
 
     @property
     def is_here(self) -> bool:
@@ -69,3 +72,12 @@ class SampledBatch:
             for row, token in zip(self.scored, scored, strict=True):
                 out[row] = token
         return out
+
+
+def _event(tensor: torch.Tensor) -> torch.cuda.Event | None:
+    """After all that is enqueued; None on a CPU."""
+    if not tensor.is_cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event

@@ -13,7 +13,7 @@ On a GPU nothing here waits for the device: parameters go there by copies that a
 and log-probabilities come back the same way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,14 +49,21 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[TokenOut]:
     return draw(logits, rows).tokens()
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
-    """As `sample`; on a GPU all of it is enqueued only."""
+def draw(
+    logits: torch.Tensor,
+    rows: Sequence[SampleRow],
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> SampledBatch:
+    """As `sample`; on a GPU all of it is enqueued only. `change` may put others in the place of
+    tokens [S] that were drawn."""
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     device = logits.device
     if not rows:
         return SampledBatch.fetch(torch.empty(0, dtype=torch.int64, device=device))
     allowed = _suppress(apply_history(logits, [row.history for row in rows]), rows)
     token_ids = _choose(allowed, rows)
+    if change is not None:
+        token_ids = change(token_ids)
     wanted = [
         index
         for index, row in enumerate(rows)

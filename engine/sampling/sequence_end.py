@@ -34,7 +34,14 @@ def is_full(
     *, num_tokens: int, num_prompt_tokens: int, sampling: Sampling, max_model_len: int
 ) -> bool:
     """Whether no token can follow `num_tokens`, whatever they are."""
-    return num_tokens - num_prompt_tokens >= sampling.max_tokens or num_tokens >= max_model_len
+    return num_tokens >= most_tokens(
+        num_prompt_tokens=num_prompt_tokens, sampling=sampling, max_model_len=max_model_len
+    )
+
+
+def most_tokens(*, num_prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:
+    """Of a sequence, whatever they are."""
+    return min(num_prompt_tokens + sampling.max_tokens, max_model_len)
 
 
 def suppressed_token_ids(

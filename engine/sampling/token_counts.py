@@ -27,6 +27,12 @@ class TokenCounts:
     def output_counts(self) -> np.ndarray:
         return self._counts[: len(self._place)]
 
+    def copy(self) -> "TokenCounts":
+        made = TokenCounts()
+        made._place = self._place.copy()
+        made._token_ids, made._counts = self._token_ids.copy(), self._counts.copy()
+        return made
+
     def see(self, token_ids: Iterable[int]) -> None:
         """Tokens of the prompt: they count as present, but not as output."""
         for token_id in token_ids:

@@ -15,7 +15,7 @@ from itertools import chain
 
 from core.log import REQUEST_ID
 from core.request_ids import is_part_of
-from engine.link.messages import Prefilled
+from engine.link.messages import Prefilled, Produced
 from proto.router_pb2 import WorkerRef
 from proto.worker_pb2 import ProcessIdentity, RequestLeg, WorkerRefText
 
@@ -45,7 +45,14 @@ class LegRecord:
     num_attempts: int = 0
     num_produced: int = 0  # times that the rank sent tokens
     num_prefilled: int = 0  # of these, those whose token came from prefill
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
     finish: str = ""
+
+    def note_produced(self, produced: Produced) -> None:
+        self.num_produced += bool(produced.tokens)
+        self.num_accepted_drafts += produced.num_accepted
+        self.num_rejected_drafts += produced.num_proposed - produced.num_accepted
 
     def note_prefill(self, prefilled: Prefilled) -> None:
         """Prefill is through with an attempt. What it found and computed counts once: after a

@@ -5,6 +5,7 @@ histograms cost anything on the way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -165,6 +166,7 @@ class _RankCollector(Collector):
         yield from _facts(ready)
         if self._role == "decode":
             yield _slots(ready)
+            yield _drafts(ranks)
         yield from _usage(ready)
 
 
@@ -259,6 +261,27 @@ def _slots(ready: Sequence[Ready]) -> Family:
     for rank in ready:
         slots.add_metric([str(rank.rank)], rank.max_running)
     return slots
+
+
+def _drafts(ranks: Sequence[RankStats]) -> Family:
+    drafts = CounterMetricFamily(
+        "epserve_draft_tokens",
+        "Drafts that were verified, by position after a request's last token, 1 first, and "
+        "outcome: accepted (a token without a step of its own), rejected. One with outcome of "
+        "position 1 is a step of a request that drafts",
+        labels=["position", "outcome"],
+    )
+    proposed, accepted = (
+        [*map(sum, zip_longest(*told, fillvalue=0))]
+        for told in (
+            [stats.drafts_proposed_total for stats in ranks],
+            [stats.drafts_accepted_total for stats in ranks],
+        )
+    )
+    for position, (num_all, num_right) in enumerate(zip(proposed, accepted, strict=True), 1):
+        drafts.add_metric([str(position), "accepted"], num_right)
+        drafts.add_metric([str(position), "rejected"], num_all - num_right)
+    return drafts
 
 
 def _usage(ready: Sequence[Ready]) -> Iterator[Family]:

@@ -116,7 +116,7 @@ def asked_for(
     short = short_model(model)
     config, device = model.config, model.embedding.device
     num_pages = 1 + -(-max(passes.lengths) // page_tokens)
-    shape = (len(short.layers), num_pages, page_tokens, config.kv_dim)
+    shape = (short.num_kv_layers, num_pages, page_tokens, config.kv_dim)
     kv_cache = torch.zeros(shape, dtype=model.embedding.dtype, device=device)
     is_noted = best_path("fp8_gemm", device) == "deep_gemm"
     products: set[Product] = set()
@@ -129,7 +129,7 @@ def asked_for(
 
 
 def decode_sizes(short: DeepseekV3, kv_cache: torch.Tensor, passes: Passes) -> None:
-    """As `engine.step.decode_graphs` does it."""
+    """As `engine.step` does it."""
     buffers = DecodeBuffers(
         max_rows=max(passes.sizes),
         max_pages=passes.max_pages,
@@ -140,4 +140,7 @@ def decode_sizes(short: DeepseekV3, kv_cache: torch.Tensor, passes: Passes) -> N
     logits = torch.zeros(shape, dtype=torch.float32, device=kv_cache.device)
     for size in passes.sizes:
         buffers.fill((), size)
-        short.decode(buffers.batch(size), kv_cache, logits[:size])
+        batch = buffers.batch(size)
+        short.decode(batch, kv_cache, logits[:size])
+        if short.mtp is not None:
+            short.mtp.decode(batch, short.embedding[batch.token_ids], kv_cache[-1])

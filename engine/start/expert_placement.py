@@ -14,18 +14,21 @@ log = get_logger("engine.expert_placement")
 
 def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGroup) -> Placement:
     """`starting_placement`, on all ranks of the group at once. ValueError also where ranks would
-    start with different ones: each would send tokens to experts that are elsewhere; and where they
-    hold int4 experts in other layouts, which they exchange byte by byte when these move."""
+    start with different ones: each would send tokens to experts that are elsewhere; where they
+    hold int4 experts in other layouts, which they exchange byte by byte when these move; and where
+    they draft differently, and would wait for each other in other layers."""
     placement = starting_placement(settings, config, group.size)
-    told = f"{placement.as_json()} {w4a8_grouped_gemm_packing.LAYOUT_VERSION}"
+    layout = w4a8_grouped_gemm_packing.LAYOUT_VERSION
+    told = f"{placement.as_json()} {layout} {settings.speculative_tokens}"
     digest = blake2b(told.encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "little", signed=True)
     for rank, (other,) in enumerate(group.exchange([own])):
         if other != own:
             raise ValueError(
-                f"rank {rank} of the group starts with another placement of experts than rank "
-                f"{group.rank}: the file of expert-placement, or else num-redundant-experts, and "
-                f"the version of epserve must be the same on all nodes"
+                f"rank {rank} of the group starts with another placement of experts or other "
+                f"drafts than rank {group.rank}: the file of expert-placement, or else "
+                "num-redundant-experts, speculative-tokens and the version of epserve must be the "
+                "same on all nodes"
             )
     if placement.num_empty and group.rank == 0:
         log.info(

@@ -120,7 +120,7 @@ def plan_memory(
     """`DoesNotFit`, with the largest terms and what to change, when it does not fit, or when what
     is left cannot hold one request.
 
-    graph_sizes  batch sizes of recorded decode steps; none where nothing is recorded
+    graph_sizes  rows of recorded decode steps; none where nothing is recorded
     pass_sizes   tokens of recorded prefill passes, likewise
     num_slots    experts of a layer on this rank
     itemsize     of an activation
@@ -128,7 +128,7 @@ def plan_memory(
     """
     terms = [*weights, *dispatch]
     if graph_sizes:
-        graphs = graph_bytes(settings, config, graph_sizes)
+        graphs = graph_bytes(settings, config, graph_sizes, itemsize)
         terms.append(MemoryTerm(name=GRAPHS, num_bytes=graphs))
     elif pass_sizes:
         passes = pass_bytes(config, pass_sizes, itemsize)
@@ -154,14 +154,20 @@ def plan_memory(
     return plan
 
 
-def graph_bytes(settings: WorkerSettings, config: ModelConfig, sizes: Sequence[int]) -> int:
-    """What recorded decode steps hold: their inputs and logits, and what each keeps of its
-    kernels; intermediate results are those of the largest, and among the activations."""
-    largest = max(sizes)
+def graph_bytes(
+    settings: WorkerSettings, config: ModelConfig, sizes: Sequence[int], itemsize: int
+) -> int:
+    """What recorded decode steps hold: their inputs and logits, with drafts states besides, and
+    what each keeps of its kernels; intermediate results are those of the largest, and among the
+    activations."""
+    drafts = settings.speculative_tokens
+    largest = settings.running_tokens if drafts else max(sizes)
+    states = largest * config.hidden_size * itemsize if drafts else 0
     longest = min(settings.max_model_len or config.max_position, config.max_position)
     inputs = largest * (3 * 8 + 4 + 4 * -(-longest // settings.page_tokens))
     logits = 4 * largest * config.vocab_size
-    return inputs + logits + len(sizes) * config.num_layers * GRAPH_BYTES_A_LAYER
+    kernels = len(sizes) * (config.num_layers + drafts) * GRAPH_BYTES_A_LAYER
+    return inputs + logits + states + kernels
 
 
 def pass_bytes(config: ModelConfig, sizes: Sequence[int], itemsize: int) -> int:
@@ -195,12 +201,12 @@ def activation_bytes(
     `masked_rows` are those of all experts of this rank in a step of fixed size."""
     attention, dense, moe = elements_a_token(config)
     heads, width = config.num_heads, config.moe_intermediate_size
-    tokens = max(settings.step_tokens, settings.max_running)
+    tokens = max(settings.step_tokens, settings.running_tokens)
     expanded = EXPANDED_TOKENS * heads * (config.qk_head_dim + config.v_head_dim)
     # gate_up and what becomes of it.
     masked = masked_rows * 3 * width
     layer = max(tokens * attention + expanded, tokens * dense, tokens * moe, masked)
-    logits = min(tokens, settings.max_running) * config.vocab_size * (itemsize + 4)
+    logits = min(tokens, settings.running_tokens) * config.vocab_size * (itemsize + 4)
     return layer * itemsize + logits
 
 

@@ -5,6 +5,7 @@ model = load_model(source, settings, device=device, dtype=dtype, experts=experts
 """
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from core.log import get_logger
 from engine.process.settings import WorkerSettings
 from ep.dispatch.expert_shard import ExpertShard
 from model.batch import AttentionForm
-from model.config import Fields
+from model.config import Fields, ModelConfig
 from model.deepseek import DeepseekV3
 from model.weights.checkpoint import Checkpoint
 from model.weights.dummy_checkpoint import DummyCheckpoint
@@ -21,6 +22,14 @@ log = get_logger("engine.model_loading")
 
 # Between two lines about the progress.
 REPORT_SECONDS = 5.0
+
+
+def model_config(settings: WorkerSettings, form: AttentionForm) -> ModelConfig:
+    """Of the folder, and what a rank makes of its MTP layer. CheckpointError as `from_folder`."""
+    config = ModelConfig.from_folder(settings.model)
+    if not settings.speculative_tokens:
+        return config
+    return replace(config, mtp="whole" if form is AttentionForm.ABSORBED else "kv")
 
 
 def open_weights(settings: WorkerSettings, device: torch.device) -> Checkpoint:
@@ -43,20 +52,21 @@ def weights_revision(settings: WorkerSettings) -> str | None:
 def load_model(
     source: Checkpoint,
     settings: WorkerSettings,
+    config: ModelConfig,
     *,
     rank: int,
     device: torch.device,
     dtype: torch.dtype,
     experts: ExpertShard,
     form: AttentionForm,
-    num_layers: int,
 ) -> DeepseekV3:
     """Closes `source`."""
-    progress = LoadProgress(source, rank, num_layers)
+    progress = LoadProgress(source, rank, config.num_layers)
     model = DeepseekV3.load(
         settings.model,
         device=device,
         dtype=dtype,
+        config=config,
         experts=experts,
         form=form,
         source=source,

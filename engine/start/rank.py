@@ -24,7 +24,7 @@ from engine.link.messages import Failed, RankStats, Ready
 from engine.process.fingerprint import kv_fingerprint
 from engine.process.rank_start import RankStart
 from engine.process.settings import WorkerSettings
-from engine.start.model_loading import weights_revision
+from engine.start.model_loading import model_config, weights_revision
 from engine.start.rank_model import RankModel
 from engine.start.start_clock import StartClock
 from engine.start.start_plan import FORMS
@@ -76,9 +76,7 @@ class RankContext:
             vocab_size=self.config.vocab_size,
             start_seconds=self.start_seconds,
             memory=self.memory,
-            moe_layers=tuple(
-                layer for layer in range(self.config.num_layers) if not self.config.is_dense(layer)
-            ),
+            moe_layers=tuple(self.config.moe_layer_numbers),
             num_expert_groups=self.config.num_groups,
             experts_per_token=self.config.experts_per_token,
         )
@@ -148,19 +146,10 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
     with clock.phase("group"):
         device = _take_device(settings, start)
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype_name]
-        config = ModelConfig.from_folder(settings.model)
+        form = FORMS[start.role]
+        config = model_config(settings, form)
         threads = CpuThreads(config, settings.threads or _threads_of(settings))
-        group = EpGroup.create(
-            rank=start.rank,
-            size=start.size,
-            rendezvous=start.rendezvous,
-            device=device,
-            timeout_seconds=settings.start_seconds,
-            silence_seconds=settings.step_timeout_seconds,
-            backend=settings.ep_backend,
-            secret=start.group_secret.encode(),
-        )
-    form = FORMS[start.role]
+        group = _join_group(start, settings, device)
     built = RankModel.build(
         settings, config, group, form=form, device=device, dtype=dtype, clock=clock
     )
@@ -176,6 +165,7 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         threads if on_cpu else None,
         graphs=built.graphs,
         passes=built.passes,
+        speculation=built.speculation,
         in_background=on_cpu and start.role == "decode" and bool(settings.overlap_schedule),
     )
     return RankContext(
@@ -194,6 +184,19 @@ def build_context(start: RankStart, link: RankLink) -> RankContext:
         runner=runner,
         link=link,
         start_seconds=clock.seconds(),
+    )
+
+
+def _join_group(start: RankStart, settings: WorkerSettings, device: torch.device) -> EpGroup:
+    return EpGroup.create(
+        rank=start.rank,
+        size=start.size,
+        rendezvous=start.rendezvous,
+        device=device,
+        timeout_seconds=settings.start_seconds,
+        silence_seconds=settings.step_timeout_seconds,
+        backend=settings.ep_backend,
+        secret=start.group_secret.encode(),
     )
 
 

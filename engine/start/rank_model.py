@@ -22,6 +22,7 @@ from engine.start.warm_up import lengths_up_to, warm_up
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture
 from engine.step.prefill_graphs import PrefillGraphs, can_record
+from engine.step.speculative_steps import SpeculativeSteps
 from ep.dispatch.dispatchers import Dispatchers, agree, make_dispatchers
 from ep.dispatch.expert_shard import ExpertShard
 from ep.group.group import EpGroup
@@ -43,6 +44,7 @@ class RankModel:
     model: DeepseekV3
     kv_cache: torch.Tensor
     graphs: DecodeGraphs | None
+    speculation: SpeculativeSteps | None
     passes: PrefillGraphs | None
     memory: tuple[tuple[str, int, int], ...]
 
@@ -72,28 +74,28 @@ class RankModel:
             model = load_model(
                 prepared.source,
                 settings,
+                config,
                 rank=group.rank,
                 device=device,
                 dtype=dtype,
                 experts=experts,
                 form=form,
-                num_layers=config.num_layers,
             )
         with clock.phase("compile"):
             libraries.wait()
             compile_kernels(model, form, settings, group, prepared.passes(settings.page_tokens))
         with clock.phase("memory"):
             kv_cache = make_kv_cache(settings, config, plan.kv, device, dtype)
-        used = {term.name: term.num_bytes for term in held_weights(model)}
-        used[KV] = kv_cache.nbytes
+        used = {KV: kv_cache.nbytes} | {each.name: each.num_bytes for each in held_weights(model)}
         with clock.phase("warm_up"):
             used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         with clock.phase("graphs"):
-            max_pages = prepared.max_pages(settings.page_tokens)
-            graphs = record(model, kv_cache, prepared.plan.sizes, max_pages)
+            sizes, max_pages = prepared.plan.sizes, prepared.max_pages(settings.page_tokens)
+            speculation = speculating(settings, model, kv_cache, form, sizes, max_pages)
+            graphs = None if speculation else record(model, kv_cache, sizes, max_pages)
             passes = record_passes(model, kv_cache, prepared.plan.pass_sizes)
         experts.counts.zero_()
-        for recorded in (graphs, passes):
+        for recorded in (graphs, speculation, passes):
             if recorded is not None:
                 used[GRAPHS] = recorded.num_bytes
         plan.log_used(group.rank, used)
@@ -103,6 +105,7 @@ class RankModel:
             model=model,
             kv_cache=kv_cache,
             graphs=graphs,
+            speculation=speculation,
             passes=passes,
             memory=plan.with_used(used),
         )
@@ -215,6 +218,32 @@ def record(
     )
     graphs.capture_all()
     return graphs
+
+
+def speculating(
+    settings: WorkerSettings,
+    model: DeepseekV3,
+    kv_cache: torch.Tensor,
+    form: AttentionForm,
+    sizes: Sequence[int],
+    max_pages: int,
+) -> SpeculativeSteps | None:
+    """As `record`; None where nothing is drafted."""
+    num_drafts = settings.speculative_tokens
+    if not num_drafts or form is not AttentionForm.ABSORBED:
+        return None
+    steps = SpeculativeSteps(
+        model,
+        kv_cache,
+        num_drafts=num_drafts,
+        max_batch=settings.max_running,
+        max_pages=max_pages,
+        sizes=[size // (1 + num_drafts) for size in sizes],
+        capture=CudaCapture(kv_cache.device) if sizes else None,
+        synthetic=settings.load_format == "dummy",
+    )
+    steps.capture_all()
+    return steps
 
 
 def record_passes(

@@ -33,7 +33,7 @@ FORMS: Mapping[str, AttentionForm] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan:
-    """`sizes` are of recorded decode steps, `pass_sizes` of recorded prefill passes."""
+    """`sizes` are rows of recorded decode steps, `pass_sizes` of recorded prefill passes."""
 
     sizes: tuple[int, ...]
     pass_sizes: tuple[int, ...]
@@ -88,10 +88,11 @@ def weight_terms(
 
 
 def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
-    """Batch sizes of decode steps that are recorded."""
+    """Rows of decode steps that are recorded: a token and its drafts of each request."""
     if form is not AttentionForm.ABSORBED or not records_graphs(settings):
         return ()
-    return graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
+    sizes = graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
+    return tuple(size * (1 + settings.speculative_tokens) for size in sizes)
 
 
 def recorded_passes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
@@ -117,14 +118,19 @@ def dispatch_needs(
 ) -> DispatchNeeds:
     sizes = recorded_sizes(settings, form)
     decodes = form is AttentionForm.ABSORBED
+    # Steps with drafts are of fixed sizes on all ranks, recorded or not; alone on a CPU, no experts
+    # compute their padding.
+    is_alone = settings.device == "cpu" and settings.group_size == 1
+    drafts = decodes and settings.speculative_tokens > 0 and not is_alone
+    fixed = sizes[-1] if sizes else settings.running_tokens * drafts
     needs = DispatchNeeds(
         hidden=config.hidden_size,
         itemsize=itemsize,
         slots_per_rank=slots_per_rank,
         num_choices=config.experts_per_token,
-        step_tokens=settings.max_running if decodes else settings.step_tokens,
-        masked_tokens=decode_cap(sizes[-1], settings.group_size) if sizes else 0,
-        masked_only=bool(sizes),
+        step_tokens=settings.running_tokens if decodes else settings.step_tokens,
+        masked_tokens=decode_cap(fixed, settings.group_size) if fixed else 0,
+        masked_only=fixed > 0,
     )
     is_on_host = settings.device == "cpu"  # whose dispatchers have no aligned form
     return needs if is_on_host or settings.group_size == 1 else bounded(needs, settings.group_size)

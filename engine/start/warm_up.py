@@ -44,11 +44,11 @@ def warm_up(
     whole.step([_chunk(1, pages)], (1,) * num_ranks)
     if not on_gpu:
         return
-    layers = representatives(model)
+    short, first = short_model(model), representatives(model)[0]
     room = kv_cache.shape[1] * kv_cache.shape[2]
     pass_lengths(
-        short_model(model),
-        kv_cache[layers[0] : layers[-1] + 1],
+        short,
+        kv_cache[first : first + short.num_kv_layers],
         form,
         list(lengths_up_to(min(longest, room))),
         num_ranks,
@@ -91,7 +91,7 @@ def batches(
 
 
 def short_model(model: DeepseekV3) -> DeepseekV3:
-    """Of the layers that stand for all."""
+    """Of the layers that stand for all, and an MTP layer."""
     return replace(model, layers=tuple(model.layers[layer] for layer in representatives(model)))
 
 

@@ -28,13 +28,15 @@ def build_batch(
     num_pages = -(-(starts + counts) // page_tokens)
     num_rows, num_tokens, width = len(chunks), int(counts.sum()), int(num_pages.max(initial=0))
     num_logits = np.array([chunk.num_rows for chunk in chunks], dtype=np.int64)
+    # Who prefills makes the KV of an MTP layer, too, if there is one.
+    num_following = num_tokens if form is AttentionForm.PLAIN else 0
     sizes = (
-        *(num_tokens, num_tokens, num_tokens, int(num_logits.sum())),
+        *(num_tokens, num_tokens, num_tokens, int(num_logits.sum()), num_following),
         *(num_rows + 1, num_rows, num_rows * width),
     )
     buffer = np.zeros(_num_longs(sizes), dtype=np.int64)
     host = _views(buffer, sizes, np.int32)
-    token_ids, positions, slots, logit_rows, query_start, kv_lengths, block_table = host
+    token_ids, positions, slots, logit_rows, following, query_start, kv_lengths, block_table = host
     blocks = block_table.reshape(num_rows, width)
     np.cumsum(counts, out=query_start[1:])
     kv_lengths[:] = starts + counts
@@ -42,6 +44,9 @@ def build_batch(
         assert chunk.token_ids, "an empty piece"
         token_ids[query_start[row] : query_start[row + 1]] = chunk.token_ids
         blocks[row, : num_pages[row]] = chunk.pages[: num_pages[row]]
+    if num_following:
+        following[:-1] = token_ids[1:]
+        following[query_start[1:] - 1] = [chunk.following for chunk in chunks]
     row_of = np.repeat(np.arange(num_rows), counts)
     positions[:] = np.arange(num_tokens) + (starts - query_start[:-1])[row_of]
     page, offset = np.divmod(positions, page_tokens)
@@ -55,9 +60,10 @@ def build_batch(
         positions=parts[1],
         slots=parts[2],
         logit_rows=parts[3],
-        query_start=parts[4],
-        kv_lengths=parts[5],
-        block_table=parts[6].reshape(num_rows, width),
+        following=parts[4] if form is AttentionForm.PLAIN else None,
+        query_start=parts[5],
+        kv_lengths=parts[6],
+        block_table=parts[7].reshape(num_rows, width),
         form=form,
         tokens_per_rank=tokens_per_rank,
         rows_per_rank=rows_per_rank,
@@ -69,7 +75,7 @@ def build_batch(
     )
 
 
-NUM_INT64_PARTS = 4  # the first ones; those after them are int32
+NUM_INT64_PARTS = 5  # the first ones; those after them are int32
 
 
 def _num_longs(sizes: Sequence[int]) -> int:

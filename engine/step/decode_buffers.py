@@ -4,6 +4,9 @@
     batch = buffers.batch(8)          # the DecodeBatch that a graph of 8 rows is captured with
     buffers.fill(pieces, 8)           # enqueues the copy of the next step's values into it
 
+With a `width` each request has so many rows, one for each of its tokens, and the rest is padding:
+a size stands for `width` times as many rows.
+
 All sizes are views of one allocation, each with parts of its own inside: the parts of a size
 follow each other without a gap that depends on the largest, so that one copy brings them all.
 """
@@ -25,7 +28,8 @@ NUM_LONG_PARTS = 3
 
 
 class DecodeRow(Protocol):
-    """One token of one request, as `engine.step.runner.SequenceChunk` has it."""
+    """Consecutive tokens of one request, as `engine.step.runner.SequenceChunk` has them. The first
+    `num_seen` have their KV: they are computed for their states."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...
@@ -33,6 +37,8 @@ class DecodeRow(Protocol):
     def start(self) -> int: ...
     @property
     def pages(self) -> Sequence[int]: ...
+    @property
+    def num_seen(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -47,12 +53,20 @@ class HostBuffer:
 
 
 class DecodeBuffers:
-    """`max_pages` is the width of block tables: pages of the longest request there can be."""
+    """`max_rows` of one token each, `width` a request; `max_pages` is the width of block tables:
+    pages of the longest request there can be."""
 
     def __init__(
-        self, *, max_rows: int, max_pages: int, page_tokens: int, device: torch.device
+        self,
+        *,
+        max_rows: int,
+        max_pages: int,
+        page_tokens: int,
+        device: torch.device,
+        width: int = 1,
     ) -> None:
         self._max_pages = max_pages
+        self._width = width
         self._page_tokens = page_tokens
         num_longs = part_begins(max_rows, max_pages)[-1]
         self._device_longs = torch.zeros(num_longs, dtype=torch.int64, device=device)
@@ -72,9 +86,10 @@ class DecodeBuffers:
         return self._device_longs.nbytes
 
     def batch(self, size: int) -> DecodeBatch:
-        """The batch of `size` rows; always the same tensors."""
+        """The batch of `size` requests; always the same tensors."""
         if size not in self._batches:
-            longs, ints, table = split_parts(self._device_longs, size, self._max_pages)
+            num_rows = size * self._width
+            longs, ints, table = split_parts(self._device_longs, num_rows, self._max_pages)
             self._batches[size] = DecodeBatch(
                 token_ids=longs[0],
                 positions=longs[1],
@@ -93,7 +108,7 @@ class DecodeBuffers:
             host.copied.synchronize()
         stale = host.width if host.size in (0, size) else self._max_pages
         host.size, host.width = size, self._write(host.longs, rows, size, stale)
-        num_longs = part_begins(size, self._max_pages)[-1]
+        num_longs = part_begins(size * self._width, self._max_pages)[-1]
         self._device_longs[:num_longs].copy_(host.longs[:num_longs], non_blocking=True)
         if host.copied is not None:
             host.copied.record()
@@ -103,11 +118,15 @@ class DecodeBuffers:
         """Writes all parts; of the block table, `stale` columns hold something else than 0.
         Returns how many columns do afterwards."""
         longs, kv_lengths, table = (
-            part.numpy() for part in split_parts(buffer, size, self._max_pages)
+            part.numpy() for part in split_parts(buffer, size * self._width, self._max_pages)
         )
-        num_rows = len(rows)
-        positions = np.fromiter((row.start for row in rows), dtype=np.int64, count=num_rows)
-        num_pages = positions // self._page_tokens + 1
+        num_rows, page_tokens = len(rows), self._page_tokens
+        counts = _array([len(row.token_ids) for row in rows])
+        assert counts.max(initial=0) <= self._width, "more tokens than rows"
+        starts = _array([row.start for row in rows])
+        # What is drafted behind them is written as far as there are pages.
+        wanted = (starts + counts + self._width - 2) // page_tokens + 1
+        num_pages = np.minimum(wanted, _array([len(row.pages) for row in rows]))
         width = int(num_pages.max(initial=0))
         assert width <= self._max_pages, (width, self._max_pages)
         table[:, : max(stale, width)] = 0
@@ -115,19 +134,33 @@ class DecodeBuffers:
         page_ids = np.fromiter(
             itertools.chain.from_iterable(flat), dtype=np.int32, count=int(num_pages.sum())
         )
-        row_of = np.repeat(np.arange(num_rows), num_pages)
-        column = np.arange(len(page_ids)) - np.repeat(num_pages.cumsum() - num_pages, num_pages)
-        table[row_of, column] = page_ids
-        longs[0, :num_rows] = [row.token_ids[0] for row in rows]
-        longs[0, num_rows:] = 0
-        longs[1, :num_rows] = positions
-        longs[1, num_rows:] = 0
-        last_page = table[np.arange(num_rows), num_pages - 1].astype(np.int64)
-        longs[2, :num_rows] = last_page * self._page_tokens + positions % self._page_tokens
-        longs[2, num_rows:] = -1
-        kv_lengths[:num_rows] = positions + 1
-        kv_lengths[num_rows:] = 0
+        of_request = table.reshape(size, self._width, self._max_pages)
+        row_of, column = np.repeat(np.arange(num_rows), num_pages), _from_zero(num_pages)
+        of_request[row_of, :, column] = page_ids[:, None]
+        index = _from_zero(counts)
+        row_of = np.repeat(np.arange(num_rows), counts)
+        places, positions = row_of * self._width + index, starts[row_of] + index
+        longs[:2] = 0
+        longs[2] = -1
+        kv_lengths[:] = 0
+        longs[0, places] = np.fromiter(
+            itertools.chain.from_iterable(row.token_ids for row in rows), dtype=np.int64
+        )
+        longs[1, places] = positions
+        page = table[places, positions // page_tokens].astype(np.int64)
+        is_seen = index < _array([row.num_seen for row in rows])[row_of]
+        longs[2, places] = np.where(is_seen, -1, page * page_tokens + positions % page_tokens)
+        kv_lengths[places] = positions + 1
         return width
+
+
+def _array(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _from_zero(counts: np.ndarray) -> np.ndarray:
+    """0, 1, ... for each count, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
 
 
 def part_begins(size: int, max_pages: int) -> tuple[int, ...]:

@@ -77,6 +77,12 @@ class PendingStep:
         tokens = iter(self._drawn_there().tokens())
         return [next(tokens) if wanted else None for wanted in self._is_sampled]
 
+    def drafts(self) -> list[list[int]] | None:
+        """Of what may follow each piece; None where none are made. Waits as `result`."""
+        sampled = self._drawn_there()
+        sampled.wait()
+        return None if sampled.host_drafts is None else sampled.host_drafts.tolist()
+
     def seconds_behind(self, before: "PendingStep") -> float:
         """How long its device had nothing to do from the end of another one to its begin. Both are
         over."""

@@ -8,8 +8,9 @@ more time than the device computes it.
 
 Everything of a layer is recorded but attention itself, whose launches depend on the lengths of
 rows and prefixes: each recording goes from after the attention of one layer to before that of
-the next. The last layer is computed as ever, of the rows that are wanted. A pass is padded to the
-next size with tokens that are neither written, nor attended, nor sent to an expert.
+the next. The last layer is computed as ever, of the rows that are wanted; or of all, for the KV of
+an MTP layer. A pass is padded to the next size with tokens that are neither written, nor attended,
+nor sent to an expert.
 """
 
 from bisect import bisect_left
@@ -136,8 +137,8 @@ class RecordedPass:
     def run(self, batch: ForwardBatch, on_layer: Callable[[int], None] | None) -> torch.Tensor:
         model, num_tokens = self._model, len(batch.token_ids)
         plan = AttentionPlan.build(batch, model.config, model.rotation_table, self._kv_cache)
-        last = len(model.layers) - 1
-        for index, (layer, cache) in enumerate(zip(model.layers, self._kv_cache, strict=True)):
+        last, caches = len(model.layers) - 1, model.caches(self._kv_cache)
+        for index, (layer, cache) in enumerate(zip(model.layers, caches, strict=True)):
             self._steps[index]()
             if on_layer is not None:
                 on_layer(index)
@@ -146,16 +147,23 @@ class RecordedPass:
                 layer.attention.attend(query, plan, cache, self._values[:num_tokens])
         rows = batch.logit_rows
         hidden = self._hidden[last][:num_tokens]
-        if not len(rows):
-            return hidden[:0]
         layer, query = model.layers[last], self._queries[last][:num_tokens]
-        if plan.wanted is not None:
-            query = query[rows]
-        attended = layer.attend_wanted(query, plan, self._kv_cache[last], rows)
+        if model.mtp is not None:  # starts from all of them
+            attended = layer.attention.attend(query, plan, caches[last])
+        elif not len(rows):
+            return hidden[:0]
+        else:
+            query = query if plan.wanted is None else query[rows]
+            attended = layer.attend_wanted(query, plan, caches[last], rows)
+            hidden = hidden[rows]
         update, hidden = layer.after_attention(
-            layer.attention.out.forward(attended), hidden[rows], (len(rows),)
+            layer.attention.out.forward(attended), hidden, (len(hidden),)
         )
-        return hidden + combined(update)
+        hidden = hidden + combined(update)
+        if model.mtp is None:
+            return hidden
+        model.write_mtp(batch, hidden, self._kv_cache, on_layer)
+        return hidden[rows]
 
     def _step(self, index: int) -> None:
         """From after the attention of the layer before to before that of layer `index`."""

@@ -23,6 +23,7 @@ from engine.step.batch_building import build_batch
 from engine.step.cpu_threads import CpuThreads
 from engine.step.pending_step import PendingStep
 from engine.step.sequence_chunk import SequenceChunk
+from engine.step.speculative_steps import SpeculativeSteps
 from engine.step.step_thread import StepThread
 from kernels.build.upload import upload
 from model.batch import AttentionForm, ForwardBatch
@@ -58,7 +59,8 @@ class RecordedPasses(Protocol):
 class Runner:
     """`kv_cache` [L, pages, page_tokens, kv_dim] on the model's device; without `threads` the
     thread count is left alone. `graphs` are for batches in which every piece is one token that
-    is followed by a sampled one, `passes` for whatever fits into one of them.
+    is followed by a sampled one, `passes` for whatever fits into one of them. `speculation`: steps
+    that are begun end in drafts; `tokens_per_rank` are pieces of each rank there.
 
     `in_background`: steps that are begun are computed in a thread. That is for the CPU; on a GPU
     whoever begins a step enqueues it. Steps are computed in the order in which they are begun.
@@ -73,6 +75,7 @@ class Runner:
         *,
         graphs: Graphs | None = None,
         passes: RecordedPasses | None = None,
+        speculation: SpeculativeSteps | None = None,
         in_background: bool = False,
     ) -> None:
         self._model = model
@@ -82,6 +85,7 @@ class Runner:
         self._page_tokens = kv_cache.shape[2]
         self._graphs = graphs
         self._passes = passes
+        self._speculation = speculation
         self._thread = StepThread() if in_background else None
 
     @property
@@ -124,13 +128,15 @@ class Runner:
         """As `step`, which must not be called before this one is over. Page lists may change once
         this has returned; samples are looked at until the step is over. Tokens are sampled at
         once, unless that depends on some that are in flight: see `PendingStep.sample`."""
-        pending = PendingStep(
-            [chunk.sample is not None for chunk in chunks], self._perform, self._kv_cache.is_cuda
-        )
-        batch = self._batch(chunks, tokens_per_rank) if self._thread is not None else None
-        pending.begin(
-            partial(self._run, chunks, tokens_per_rank, None, batch), partial(_draw, chunks=chunks)
-        )
+        is_sampled = [row is not None for chunk in chunks for row in (*chunk.checks, chunk.sample)]
+        pending = PendingStep(is_sampled, self._perform, self._kv_cache.is_cuda)
+        if self._speculation is not None:
+            verify = partial(self._verify, self._speculation, chunks, tokens_per_rank)
+            pending.begin(verify, partial(self._speculation.choose, chunks=chunks))
+        else:
+            batch = self._batch(chunks, tokens_per_rank) if self._thread is not None else None
+            compute = partial(self._run, chunks, tokens_per_rank, None, batch)
+            pending.begin(compute, partial(_draw, chunks=chunks))
         if not any(chunk.waits_for_history for chunk in chunks):
             pending.sample()
         return pending
@@ -148,6 +154,16 @@ class Runner:
         arguments as for `step`."""
         batch = self._batch(chunks, tokens_per_rank, rows_per_rank)
         return self._logits(chunks, batch, on_layer)
+
+    def _verify(
+        self,
+        steps: SpeculativeSteps,
+        chunks: Sequence[SequenceChunk],
+        tokens_per_rank: tuple[int, ...],
+    ) -> torch.Tensor:
+        if self._threads is not None:
+            self._threads.prepare(sum(len(chunk.token_ids) for chunk in chunks))
+        return steps.verify(chunks, tokens_per_rank)
 
     def _perform(self, job: Callable[[], None]) -> None:
         if self._thread is None:

@@ -10,14 +10,12 @@ TILE_ROWS = 128  # of a grouped product
 ROWS_MULTIPLE = 4
 
 
-def decode_cap(max_running: int, num_ranks: int, draft_tokens: int = 0) -> int:
-    """Tokens of a rank in one decode step at most: those of a full batch, each request with
-    `draft_tokens` guesses after its token. Rounded up so that the blocks of rows that all ranks
+def decode_cap(tokens: int, num_ranks: int) -> int:
+    """`tokens` of a rank in one decode step, rounded up so that the blocks of rows that all ranks
     fill together are whole tiles of a grouped product. ValueError for no batch."""
-    if max_running < 1 or draft_tokens < 0:
-        raise ValueError(f"no batch: {max_running} requests with {draft_tokens} guesses each")
+    if tokens < 1:
+        raise ValueError(f"no batch: {tokens} tokens")
     multiple = max(ROWS_MULTIPLE, TILE_ROWS // math.gcd(TILE_ROWS, num_ranks))
-    tokens = max_running * (1 + draft_tokens)
     return -(-tokens // multiple) * multiple
 
 

@@ -59,7 +59,7 @@ class Staging:
         self._rank = rank
         self._device = device
         self._jobs: Sequence[LayerJob] = ()
-        self._rows: list[torch.Tensor] = []  # of window w, [slots to fill, slot_bytes] uint8
+        self._rows: list[torch.Tensor] = []  # of window w, [slots to fill, most slot_bytes] uint8
         self._room = threading.Semaphore(WINDOW)
         self._stopped = threading.Event()
         self._installed: deque[torch.cuda.Event] = deque()
@@ -154,11 +154,11 @@ class Staging:
 
     def _make_room(self) -> None:
         most = max((len(self._filled_here(job)) for job in self._jobs), default=0)
-        first = self._jobs[0].slots
+        # An MTP layer may be stored in another format than the others.
+        slot_bytes = max(job.slots.slot_bytes for job in self._jobs)
+        device = self._jobs[0].slots.device
         for _ in range(min(WINDOW, len(self._jobs))):
-            self._rows.append(
-                torch.empty((most, first.slot_bytes), dtype=torch.uint8, device=first.device)
-            )
+            self._rows.append(torch.empty((most, slot_bytes), dtype=torch.uint8, device=device))
 
     def _filled_here(self, job: LayerJob) -> list[Move]:
         return [move for move in job.moves if move.rank == self._rank]

@@ -43,8 +43,8 @@ class ExpertSlots:
             part.copy_(piece)
 
     def split(self, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Views of `row` [slot_bytes] uint8, one for each part."""
-        return tuple(row.split([tensor.shape[1] for tensor in self._tensors]))
+        """Views of `row` [slot_bytes or more] uint8, one for each part."""
+        return tuple(row[: self.slot_bytes].split([tensor.shape[1] for tensor in self._tensors]))
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -104,6 +104,8 @@ class GenerateCall:
     ) -> None:
         self.output_token_ids: list[int] = []
         self.num_cached_tokens = 0
+        self.num_accepted_drafts = 0
+        self.num_rejected_drafts = 0
         self.prompt_logprobs: Sequence[Token] = ()
         self.queue_seconds = 0.0
         self.num_moves = 0
@@ -252,6 +254,8 @@ class GenerateCall:
             self.prompt_logprobs = response.prompt_logprobs
         if not self.output_token_ids:
             self.num_cached_tokens = max(self.num_cached_tokens, response.num_cached_tokens)
+        self.num_accepted_drafts += response.num_accepted_drafts
+        self.num_rejected_drafts += response.num_rejected_drafts
         if token_ids:
             self.output_token_ids += token_ids
             if self._is_searching:

@@ -40,6 +40,8 @@ class Usage(NamedTuple):
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int | None = None  # None: thoughts are not told apart
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,8 @@ class RequestRun:
             cached_tokens=sum(choice.call.num_cached_tokens for choice in first_of_prompt),
             completion_tokens=sum(choice.text.num_tokens for choice in self._choices),
             reasoning_tokens=reasoning_tokens,
+            accepted_drafts=sum(choice.call.num_accepted_drafts for choice in self._choices),
+            rejected_drafts=sum(choice.call.num_rejected_drafts for choice in self._choices),
         )
 
     def finish_reasons(self) -> list[str]:

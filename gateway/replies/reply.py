@@ -127,6 +127,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_cache_hit_tokens": usage.cached_tokens,
         "prompt_cache_miss_tokens": usage.prompt_tokens - usage.cached_tokens,
     }
+    details = {}
     if usage.reasoning_tokens is not None:
-        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
-    return fields
+        details["reasoning_tokens"] = usage.reasoning_tokens
+    if usage.accepted_drafts or usage.rejected_drafts:
+        details["accepted_prediction_tokens"] = usage.accepted_drafts
+        details["rejected_prediction_tokens"] = usage.rejected_drafts
+    return fields | {"completion_tokens_details": details} if details else fields

@@ -28,7 +28,9 @@ class PromptTokensDetails(ReplyModel):
 
 
 class CompletionTokensDetails(ReplyModel):
-    reasoning_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class UsageObject(ReplyModel):

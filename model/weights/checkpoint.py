@@ -153,8 +153,10 @@ class Checkpoint:
 
     def check(self, config: ModelConfig) -> None:
         """CheckpointError that names missing, unexpected and misshapen tensors, and experts that
-        cannot be computed with."""
+        cannot be computed with; and an MTP layer that is wanted and not there, or not whole."""
         needed = main_tensors(config)
+        if config.mtp != "none":
+            self.check_mtp(config)
         optional: Shapes = {}
         for depth in range(self.num_mtp_layers(config)):
             for shapes in mtp_tensors(config, depth):
@@ -187,11 +189,13 @@ class Checkpoint:
         )
         return max(config.num_mtp_layers, len([*itertools.takewhile(bool, is_mtp)]))
 
-    def check_mtp(self, config: ModelConfig, depth: int) -> None:
-        """CheckpointError unless MTP layer `depth` is whole."""
-        if depth >= (num_layers := self.num_mtp_layers(config)):
-            raise CheckpointError(f"{self.folder}: no MTP layer {depth} of {num_layers}")
-        needed, _ = mtp_tensors(config, depth)
+    def check_mtp(self, config: ModelConfig) -> None:
+        """CheckpointError unless MTP layer 0 is whole."""
+        if not self.num_mtp_layers(config):
+            raise CheckpointError(
+                f"{self.folder}: no MTP layer, without which speculative-tokens must be 0"
+            )
+        needed, _ = mtp_tensors(config, 0)
         self._report(missing=[name for name in needed if name not in self.stored])
 
     def _problem(self, name: str, shape: tuple[int, ...]) -> str:

@@ -17,13 +17,14 @@ from model.weights.tensor_names import (
     block_tensors,
     layer_prefix,
     mlp_tensors,
+    mtp_tensors,
 )
 
 
 def loaded_tensors(
     stored: Mapping[str, object], config: ModelConfig, experts: Sequence[Sequence[int]]
 ) -> Iterator[str]:
-    """Of the main model, with all scales; `experts` by slot for each MoE layer."""
+    """Of what `config` says is computed, with all scales; `experts` by slot for each MoE layer."""
     for name in _unscaled(config, experts):
         belonging = (name, *(name + suffix for suffix in COMPANIONS))
         yield from (each for each in belonging if each in stored)
@@ -31,16 +32,22 @@ def loaded_tensors(
 
 def _unscaled(config: ModelConfig, experts: Sequence[Sequence[int]]) -> Iterator[str]:
     yield EMBEDDING
+    held = [[each for each in dict.fromkeys(slots) if each != EMPTY] for slots in experts]
     for layer in range(config.num_layers):
         prefix, moe_layer = layer_prefix(layer), config.moe_layer(layer)
-        slots = () if moe_layer is None else experts[moe_layer]
-        held = [expert for expert in dict.fromkeys(slots) if expert != EMPTY]
-        yield from block_tensors(config, prefix, dense=moe_layer is None, experts=held)
+        of_layer = () if moe_layer is None else held[moe_layer]
+        yield from block_tensors(config, prefix, dense=moe_layer is None, experts=of_layer)
         if config.static_expert_inputs and moe_layer is not None:
             yield from _input_scales(config, f"{prefix}.mlp")
     yield FINAL_NORM
     if not config.tie_word_embeddings:
         yield HEAD
+    if config.mtp != "none":
+        is_whole, mlp = config.mtp == "whole", f"{layer_prefix(config.num_layers)}.mlp"
+        needed, _ = mtp_tensors(config, 0, held[-1] if is_whole else ())
+        yield from (name for name in needed if is_whole or not name.startswith(mlp))
+        if config.static_expert_inputs and is_whole:
+            yield from _input_scales(config, mlp)
 
 
 def _input_scales(config: ModelConfig, mlp: str) -> Iterator[str]:

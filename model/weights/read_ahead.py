@@ -20,9 +20,10 @@ from model.weights.file_reader import Reading
 
 # What may be on its way, or read and not asked for yet, beside what is read together.
 WINDOW_BYTES = 512 << 20
-# Of planned tensors, among which neighbours are looked for, and of what is read together.
+# Of planned tensors, among which neighbours are looked for.
 NEIGHBOURHOOD_BYTES = 192 << 20
-RUN_BYTES = 64 << 20
+# Of what is read together: an expert of DeepSeek-V3 in int4. Who asks waits for all of it.
+RUN_BYTES = 24 << 20
 # Of others between two tensors, which are read too.
 GAP_BYTES = 4096
 

@@ -42,9 +42,12 @@ def main_tensors(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def mtp_tensors(config: ModelConfig, depth: int) -> tuple[Shapes, Shapes]:
-    """(needed, optional) tensors of MTP layer `depth`. It is stored after the last layer; its
-    copies of the embedding and the head may be left out, the main model's serve then."""
+def mtp_tensors(
+    config: ModelConfig, depth: int, experts: Iterable[int] | None = None
+) -> tuple[Shapes, Shapes]:
+    """(needed, optional) tensors of MTP layer `depth`; of its routed experts those, or all. It is
+    stored after the last layer; its copies of the embedding and the head may be left out, the main
+    model's serve in any case."""
     prefix = layer_prefix(config.num_layers + depth)
     hidden = config.hidden_size
     needed: Shapes = {
@@ -53,7 +56,7 @@ def mtp_tensors(config: ModelConfig, depth: int) -> tuple[Shapes, Shapes]:
         f"{prefix}.eh_proj.weight": (hidden, 2 * hidden),
         f"{prefix}.shared_head.norm.weight": (hidden,),
     }
-    needed |= block_tensors(config, prefix, dense=False)
+    needed |= block_tensors(config, prefix, dense=False, experts=experts)
     optional: Shapes = {
         f"{prefix}.embed_tokens.weight": (config.vocab_size, hidden),
         f"{prefix}.shared_head.head.weight": (config.vocab_size, hidden),

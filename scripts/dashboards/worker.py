@@ -86,6 +86,8 @@ def _requests() -> list[Lines | Heat]:
 
 
 def _steps() -> list[Lines | Heat]:
+    accepted, first = f'outcome="accepted",{ONE}', f'position="1",{ONE}'
+    drafts = "epserve_draft_tokens_total"
     return [
         Heat.of("Steps", "epserve_step_seconds", ONE),
         Heat.of("Requests in a step", "epserve_batch_size", ONE, unit="short"),
@@ -98,6 +100,14 @@ def _steps() -> list[Lines | Heat]:
               queries=[Query(f"sum(rate({select('epserve_step_gap_seconds_total', ONE)}[{RATE}]))"
                              f" / count({select('epserve_num_running_requests', ONE)})", "gaps")],
               text="Share of time in which devices had work and nothing to do."),
+        Lines(title="Drafts accepted", unit="percentunit", most=1,
+              queries=[Query(f"{rate(drafts, 'position', accepted)}"
+                             f" / {rate(drafts, 'position', ONE)}", "position {{position}}")],
+              text="Of those that were verified, by how far they are ahead."),
+        Lines(title="Tokens of a request in a step",
+              queries=[Query(f"1 + {rate(drafts, '', accepted)}"
+                             f" / {rate(drafts, '', first)}", "tokens")],
+              text="Of requests that draft: the acceptance length."),
         Lines(title="Pages", is_stacked=True,
               queries=[Query(total("epserve_kv_pages", "state", ONE), "{{state}}")]),
         Lines(title="Pages in use, by rank", unit="percentunit", most=1,

@@ -24,8 +24,8 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="session")
 def observed(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With two decode workers, logs in JSON, and traces."""
-    options = ["--decode-workers", "2", "--decode-ranks", "1"]
+    """With two decode workers that draft, logs in JSON, and traces."""
+    options = ["--decode-workers", "2", "--decode-ranks", "1", "--speculative-tokens", "2"]
     options += ["--served-model-name", "demo", "--otlp-endpoint", collector.address]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPSERVE_LOG_FORMAT", "json")

@@ -4,11 +4,14 @@ import json
 import re
 from typing import Any
 
-# Differ from run to run by their nature: when, under which name, and how much of the prompt some
-# earlier request had left in a prefix cache.
+# Differ from run to run by their nature: when, under which name, how much of the prompt some
+# earlier request had left in a prefix cache, and what was drafted.
 _OF_THE_RUN = (
     (re.compile(rb'"id":"(chatcmpl|cmpl|call)[-_][^"]*"'), rb'"id":"*"'),
     (re.compile(rb'"created":\d+'), rb'"created":0'),
+    (re.compile(rb'"(accepted|rejected)_prediction_tokens":\d+,?'), b""),
+    (re.compile(rb",}"), b"}"),
+    (re.compile(rb',"completion_tokens_details":{}'), b""),
     (re.compile(rb'"(cached_tokens|prompt_cache_(?:hit|miss)_tokens)":\d+'), rb'"\1":0'),
 )
 

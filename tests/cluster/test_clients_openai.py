@@ -1,9 +1,8 @@
 """The openai SDK, unmodified, against a running cluster: sync, async, streams, parse, tools."""
 
 import json
-import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import openai
 import pytest
@@ -368,36 +367,3 @@ async def test_leaving_a_stream(async_client: openai.AsyncOpenAI, served: Cluste
         break
     await stream.close()
     served.assert_nothing_held()
-
-
-def test_fields_of_other_engines(client: openai.OpenAI, served: Cluster) -> None:
-    def chosen(**fields: object) -> tuple[openai.types.chat.ChatCompletion, Any]:
-        reply = client.chat.completions.create(
-            model=served.model,
-            messages=[{"role": "user", "content": QUESTION}],
-            temperature=0,
-            max_tokens=60,
-            extra_body={"return_token_ids": True, **fields},
-        )
-        assert reply.usage is not None
-        assert len(reply.choices[0].token_ids) == reply.usage.completion_tokens  # type: ignore[attr-defined]
-        return reply, reply.choices[0]
-
-    free, choice = chosen(prompt_logprobs=1)
-    free_ids = choice.token_ids
-    assert len(free.prompt_logprobs) == len(free.prompt_token_ids)  # type: ignore[attr-defined]
-    assert choice.stop_reason is None
-    for budget in (0, 4):
-        bounded, choice = chosen(thinking_budget=budget, structured_outputs={"regex": "[0-9]{2}!"})
-        assert bounded.usage is not None
-        assert bounded.usage.completion_tokens_details is not None
-        assert bounded.usage.completion_tokens_details.reasoning_tokens == budget
-        assert re.fullmatch("[0-9]{2}!", choice.message.content)
-    banned = tuple(free_ids[3:6])
-    spelled = served.client.post("/detokenize", json={"tokens": banned}).json()["prompt"]
-    _, choice = chosen(bad_words=[spelled])
-    assert choice.token_ids[:3] == free_ids[:3]
-    assert banned not in zip(*(choice.token_ids[at:] for at in range(3)), strict=False)
-    _, choice = chosen(allowed_token_ids=free_ids[:5], stop_token_ids=free_ids[4:5])
-    assert {*choice.token_ids} <= {*free_ids[:5]}
-    assert choice.stop_reason in (None, free_ids[4])

@@ -73,14 +73,18 @@ def check(cluster: Cluster, expected: Expected) -> int:
 
 @pytest.mark.parametrize(
     ("num_prompts", "prefill_workers", "prefill_ranks", "decode_workers", "decode_ranks",
-     "chunk_tokens"),
+     "chunk_tokens", "drafts"),
     [
-        (NUM_IN_SHORT, 1, 1, 1, 2, 64),
-        pytest.param(NUM_PROMPTS, 1, 1, 1, 2, 64, marks=pytest.mark.slow),
-        pytest.param(NUM_PROMPTS, 1, 1, 1, 1, 2048, marks=pytest.mark.slow),
-        pytest.param(NUM_PROMPTS, 2, 1, 1, 2, 2048, marks=pytest.mark.slow),
-        pytest.param(NUM_PROMPTS, 1, 2, 2, 1, 128, marks=pytest.mark.slow),
-        pytest.param(NUM_PROMPTS, 1, 1, 1, 4, 64, marks=pytest.mark.slow),
+        (NUM_IN_SHORT, 1, 1, 1, 2, 64, 2),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 2, 64, 0, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 1, 2048, 0, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 2, 1, 1, 2, 2048, 0, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 2, 2, 1, 128, 0, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 4, 64, 0, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 1, 2048, 3, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 2, 1, 1, 2, 2048, 1, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 2, 2, 1, 128, 2, marks=pytest.mark.slow),
+        pytest.param(NUM_PROMPTS, 1, 1, 1, 4, 64, 3, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_equals_transformers(
@@ -91,11 +95,12 @@ def test_equals_transformers(
     decode_workers: int,
     decode_ranks: int,
     chunk_tokens: int,
+    drafts: int,
 ) -> None:
     expected = expectations(num_prompts)
     options = ["--prefill-workers", str(prefill_workers), "--prefill-ranks", str(prefill_ranks)]
     options += ["--decode-workers", str(decode_workers), "--decode-ranks", str(decode_ranks)]
-    options += ["--chunk-tokens", str(chunk_tokens)]
+    options += ["--chunk-tokens", str(chunk_tokens), "--speculative-tokens", str(drafts)]
     with Cluster(tmp_path, *options) as cluster:
         for one in expected:  # alone, cold prefix cache
             check(cluster, one)

@@ -129,7 +129,15 @@ def test_an_explanation_agrees_with_the_reply_the_log_and_the_metrics(cluster: C
     # The metric ends when the last page has landed, the answer's figure with the answer.
     assert sums(prefill, "transfer_seconds") == pytest.approx(took, abs=1.0)
     assert took > 0
-    assert sums(decode, "num_steps") == 48 - 2  # the first token of each is prefill's
+
+    # Drafts, each of which saves a step if it is right; the first token of each is prefill's.
+    accepted, rejected = (sums(decode, f"num_{how}_drafts") for how in ("accepted", "rejected"))
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
+    }
+    assert after.since(before, "decode", "epserve_draft_tokens_total") == accepted + rejected > 0
+    assert sums(decode, "num_steps") == 48 - 2 - accepted
 
 
 def test_a_request_that_moved_is_explained_leg_by_leg(cluster: Cluster) -> None:

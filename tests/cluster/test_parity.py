@@ -1,4 +1,5 @@
-"""The same requests give the same bytes, streamed or not, from one pair of workers and from four.
+"""The same requests give the same bytes, streamed or not, from one pair of workers and from four
+that draft tokens besides.
 
 Batches and chunks of another size round sums differently, which shows in the last digits of
 log-probabilities. Requests that ask for them are therefore sent one by one, and these numbers
@@ -34,9 +35,9 @@ Ask = Callable[[Cluster, SeededRequest], Answer]
 def clusters(
     served: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Cluster, Cluster]]:
-    """One pair of workers, and two and two."""
+    """One pair of workers, and two and two that draft."""
     options = ["--prefill-workers", "2", "--decode-workers", "2", "--decode-ranks", "1"]
-    options += SMALL_CHUNKS
+    options += [*SMALL_CHUNKS, "--speculative-tokens", "2"]
     with Cluster(Path(tmp_path_factory.mktemp("parity")), *options) as four:
         yield served, four
 

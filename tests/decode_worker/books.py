@@ -1,6 +1,8 @@
 """Events and a state for tests of a decode rank's books."""
 
-from decode_worker.events import Event, Landed, Launched, RankFacts
+from dataclasses import replace
+
+from decode_worker.events import Event, Landed, Launched, Outcome, RankFacts
 from decode_worker.state import RankState
 from engine.kv.pages import PagePool
 from engine.link.kv_notice import KvNotice
@@ -26,14 +28,15 @@ FACTS = RankFacts(
 EOS, OTHER = 2, 7
 
 
-def make_state(num_pages: int = 20) -> RankState:
-    return RankState(FACTS, PagePool(num_pages))
+def make_state(num_pages: int = 20, num_drafts: int = 0) -> RankState:
+    return RankState(replace(FACTS, speculative_tokens=num_drafts), PagePool(num_pages))
 
 
 def submit(request_id: str, num_tokens: int = 6, max_tokens: int = 10) -> Submit:
     return Submit(
         request_id=request_id,
         num_prompt_tokens=num_tokens,
+        last_token_id=OTHER,
         sampling=packed(Sampling(max_tokens=max_tokens)),
     )
 
@@ -58,5 +61,5 @@ def all_kv(attempt_id: str, num_pages: int = 2) -> KvNotice:
 
 def stepped(*request_ids: str, token_id: int = OTHER) -> tuple[Event, Event]:
     """A whole step of these requests, which gives each the same token."""
-    tokens = tuple(TokenOut(token_id=token_id) for _ in request_ids)
-    return Launched(request_ids), Landed(tokens)
+    outcome = Outcome((TokenOut(token_id=token_id),))
+    return Launched(request_ids), Landed((outcome,) * len(request_ids))

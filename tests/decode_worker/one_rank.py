@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -50,10 +50,11 @@ from engine.sampling.sampler import SampleRow
 from engine.sampling.sampling_params import Sampling
 from engine.sampling.sequence_end import suppressed_token_ids
 from engine.start.rank import RankContext
+from engine.start.rank_model import speculating
 from engine.step.runner import Runner, SequenceChunk
 from ep.group.group import EpGroup
 from model.batch import AttentionForm
-from model.config import ModelConfig
+from model.config import ModelConfig, MtpUse
 from model.deepseek import DeepseekV3
 from tests.packed_sampling import packed
 from tests.transfer.memory import MemoryTransfer
@@ -63,8 +64,13 @@ PAGE_TOKENS = 8
 _NAMES = itertools.count()
 
 
-def load_model(folder: Path) -> DeepseekV3:
-    return DeepseekV3.load(folder, device="cpu", dtype=torch.float32)
+def load_model(folder: Path, mtp: MtpUse = "none") -> DeepseekV3:
+    config = replace(ModelConfig.from_folder(folder), mtp=mtp)
+    return DeepseekV3.load(folder, device="cpu", dtype=torch.float32, config=config)
+
+
+def make_cache(model: DeepseekV3, num_pages: int) -> torch.Tensor:
+    return torch.zeros(model.num_kv_layers, num_pages, PAGE_TOKENS, model.config.kv_dim)
 
 
 def reference_tokens(folder: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -82,12 +88,15 @@ def reference_tokens(folder: Path, prompt: Sequence[int], num_tokens: int) -> li
 class FakePrefill:
     """Computes a prompt's KV with a model of its own and writes it into the target."""
 
-    def __init__(self, folder: Path, transfer: Transfer, num_pages: int = 64) -> None:
+    def __init__(
+        self, folder: Path, transfer: Transfer, num_pages: int = 64, mtp: MtpUse = "none"
+    ) -> None:
         config = ModelConfig.from_folder(folder)
-        self.kv_cache = torch.zeros(config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
+        model = load_model(folder, mtp)
+        self.kv_cache = make_cache(model, num_pages)
         self.transfer = transfer
         transfer.register(self.kv_cache)
-        self._runner = Runner(load_model(folder), self.kv_cache, AttentionForm.PLAIN)
+        self._runner = Runner(model, self.kv_cache, AttentionForm.PLAIN)
         self._eos_token_ids = config.eos_token_ids
         self._threads = match_threads()
         self._compiler = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
@@ -170,6 +179,7 @@ class Answer:
     earlier: list[int]  # output of another attempt
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish: Finish = Finish.NONE
     num_attempts: int = 0
     over: bool = False
@@ -208,6 +218,7 @@ class OneRank:
             Submit(
                 request_id=name,
                 num_prompt_tokens=len(prompt),
+                last_token_id=[*prompt, *output][-1],
                 prompt_token_ids=pack_ids(prompt) if sees_prompt else b"",
                 output_token_ids=pack_ids(output),
                 sampling=packed(answer.sampling),
@@ -239,9 +250,9 @@ class OneRank:
             assert time.monotonic() < deadline, "nothing more came"
             self.hear(0.05)
 
-    def run(self) -> None:
+    def run(self, seconds: float = 20.0) -> None:
         """Until every request is over."""
-        self.until(lambda: all(answer.over for answer in self.answers.values()))
+        self.until(lambda: all(answer.over for answer in self.answers.values()), seconds)
 
     def release(self) -> None:
         """Every quarantined prefill is confirmed to have stopped."""
@@ -266,6 +277,7 @@ class OneRank:
             case Produced():
                 answer = self.answers[message.request_id]
                 answer.tokens += [token.token_id for token in message.tokens]
+                answer.logprobs += [token.logprob for token in message.tokens]
                 answer.finish = message.finish
                 answer.over = message.finish is not Finish.NONE
             case Quarantined():
@@ -288,8 +300,9 @@ def one_rank(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = context.socket(zmq.PAIR)
     front.bind(endpoint)
-    config = ModelConfig.from_folder(folder)
-    kv_cache = torch.zeros(config.num_layers, num_pages, PAGE_TOKENS, config.kv_dim)
+    drafts = bool(values.get("speculative_tokens"))
+    model = load_model(folder, "whole" if drafts else "none")
+    kv_cache = make_cache(model, num_pages)
     transfer = MemoryTransfer(f"decode-{number}")
     transfer.register(kv_cache)
     settings = WorkerSettings.model_validate(
@@ -298,7 +311,6 @@ def one_rank(
     group = EpGroup.create(
         rank=0, size=1, rendezvous="", device=torch.device("cpu"), timeout_seconds=5
     )
-    model = load_model(folder)
     rank = RankContext(
         start=RankStart(
             role="decode",
@@ -313,7 +325,7 @@ def one_rank(
             settings={},
         ),
         settings=settings,
-        config=config,
+        config=model.config,
         kv_plan=KvPlan(num_pages=num_pages, page_bytes=1, max_model_len=num_pages * PAGE_TOKENS),
         kv_fingerprint="f",
         group=group,
@@ -325,13 +337,17 @@ def one_rank(
             model,
             kv_cache,
             AttentionForm.ABSORBED,
+            speculation=speculating(
+                settings, model, kv_cache, AttentionForm.ABSORBED, (), max_pages=num_pages
+            ),
             in_background=bool(settings.overlap_schedule),
         ),
         link=RankLink(endpoint, 0),
     )
     thread = threading.Thread(target=DecodeLoop(rank).run, daemon=True)
     thread.start()
-    prefill = FakePrefill(folder, MemoryTransfer(f"prefill-{number}"), num_pages)
+    mtp: MtpUse = "kv" if drafts else "none"
+    prefill = FakePrefill(folder, MemoryTransfer(f"prefill-{number}"), num_pages, mtp)
     driver = OneRank(front, prefill)
     try:
         yield driver

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from core.errors import EpserveError, Unavailable
 from core.token_ids import pack_ids, unpack_ids
-from decode_worker.events import Admit, Grow, Landed, Launched, Preempt, RankFacts, Tick
+from decode_worker.events import Admit, Grow, Landed, Launched, Outcome, Preempt, RankFacts, Tick
 from decode_worker.plan import plan
 from decode_worker.service import DecodeService
 from decode_worker.state import RankState
@@ -86,8 +86,8 @@ class ScriptedRank:
             ):
                 out += self.state.step(event, now)
             last = [self.state.requests[name].last_token_id for name in decided.step]
-            tokens = tuple(TokenOut(token_id=token_id + 1) for token_id in last)
-            for event in (Launched(decided.step), Landed(tokens)):
+            outcomes = tuple(Outcome((TokenOut(token_id=token_id + 1),)) for token_id in last)
+            for event in (Launched(decided.step), Landed(outcomes)):
                 out += self.state.step(event, now)
             for message in out:
                 self._say(self.index, message)

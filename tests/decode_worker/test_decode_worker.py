@@ -50,6 +50,7 @@ class Worker:
         submit = Submit(
             request_id=name,
             num_prompt_tokens=len(prompt),
+            last_token_id=prompt[-1],
             sampling=packed(self.sampling),
         )
         self.front.send(rank, submit)

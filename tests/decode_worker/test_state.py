@@ -2,7 +2,7 @@
 
 import pytest
 
-from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
+from decode_worker.events import Admit, Event, Grow, Landed, Launched, Outcome, Preempt, Tick
 from decode_worker.request import RequestPhase
 from decode_worker.state import RankState
 from engine.kv.pages import pages_of
@@ -32,7 +32,7 @@ PREEMPTED: tuple[Event, ...] = (*RUNNING, Preempt("a"))
 AGAIN: tuple[Event, ...] = (*PREEMPTED, Admit("a"))
 LAUNCH, GOES_ON, ENDS = (
     Launched(("a",)),
-    *(Landed((TokenOut(token_id=token_id),)) for token_id in (OTHER, EOS)),
+    *(Landed((Outcome((TokenOut(token_id=token_id),)),)) for token_id in (OTHER, EOS)),
 )
 STEPPING: tuple[Event, ...] = (*RUNNING, LAUNCH)
 OVER: tuple[Event, ...] = (*STEPPING, ENDS)

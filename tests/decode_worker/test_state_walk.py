@@ -1,14 +1,18 @@
-"""The books of a rank over long random walks, with steps launched ahead and without: nothing leaks,
-nobody is stuck, and every request gets its own tokens, each once."""
+"""The books of a rank over long random walks, with steps launched ahead, or with drafts, some of
+them right, or neither: nothing leaks, nobody is stuck, and every request gets its own tokens, each
+once."""
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode_worker.events import Admit, Event, Grow, Landed, Launched, Preempt, Tick
+from decode_worker.events import Admit, Event, Grow, Landed, Launched, Outcome, Preempt, Tick
+from decode_worker.inflight_step import next_chunk, outcome_of
 from decode_worker.plan import plan
+from decode_worker.request import Request
 from engine.kv.pages import pages_of
 from engine.link.kv_notice import KvNotice
 from engine.link.messages import (
@@ -42,8 +46,8 @@ class Walk:
     """Drives a state as loop, front, prefill peers and transfer would, in random order. `ahead`:
     a step lands behind the launch of the next one."""
 
-    def __init__(self, num_pages: int, ahead: bool) -> None:
-        self.state = make_state(num_pages)
+    def __init__(self, num_pages: int, ahead: bool, num_drafts: int) -> None:
+        self.state = make_state(num_pages, num_drafts)
         self.num_pages = num_pages
         self.ahead = ahead
         self.now = 0.0
@@ -53,8 +57,8 @@ class Walk:
         self.num_submitted = 0
         self.outputs: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
-        # Tokens on their way, and the pages that their step writes to, by attempt.
-        self.inflight_steps: deque[tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = deque()
+        # What is on its way, and the pages that its step writes to, by attempt.
+        self.inflight_steps: deque[tuple[tuple[Outcome, ...], dict[str, tuple[int, ...]]]] = deque()
 
     def do(self, event: Event) -> None:
         for message in self.state.step(event, self.now):
@@ -113,23 +117,39 @@ class Walk:
 
     def launch(self) -> None:
         names = self.turn()
-        tokens, written = [], {}
+        outcomes, written = [], {}
         for name in names:
             request = self.state.requests[name]
             assert request.attempt is not None
             num_tokens = request.num_tokens + sum(
                 request.attempt.attempt_id in pages for _, pages in self.inflight_steps
             )
-            assert len(request.pages) * FACTS.page_tokens >= num_tokens
-            tokens.append(token_behind(name, num_tokens))
+            outcomes.append(self.outcome(request, num_tokens))
             written[request.attempt.attempt_id] = tuple(request.pages)
         self.do(Launched(names))
-        self.inflight_steps.append((tuple(tokens), written))
+        self.inflight_steps.append((tuple(outcomes), written))
+
+    def outcome(self, request: Request, num_tokens: int) -> Outcome:
+        """Of a step; drafts are wrong now and then."""
+        facts, drafts = self.state.facts, request.drafts
+        if facts.speculative_tokens:
+            chunk = next_chunk(request, None, facts)
+            end = chunk.start + len(chunk.token_ids)
+            assert end == num_tokens + len(chunk.drafts)
+            assert chunk.num_seen == request.is_fresh
+            drafts = tuple(chunk.drafts)
+        assert len(request.pages) * FACTS.page_tokens >= num_tokens + len(drafts)
+        names = range(num_tokens, num_tokens + len(drafts) + 1 + facts.speculative_tokens)
+        behind = [token_behind(request.request_id, number) for number in names]
+        sampled = [TokenOut(token_id=token) for token in behind[: len(drafts) + 1]]
+        made = outcome_of(drafts, sampled, ())
+        guesses = behind[len(made.tokens) :][: facts.speculative_tokens]
+        return replace(made, drafts=tuple(token + (token % 5 == 0) for token in guesses))
 
     def land(self) -> None:
         if self.inflight_steps:
-            tokens, _ = self.inflight_steps.popleft()
-            self.do(Landed(tuple(TokenOut(token_id=token) for token in tokens)))
+            outcomes, _ = self.inflight_steps.popleft()
+            self.do(Landed(outcomes))
 
     def forward(self) -> None:
         self.launch()
@@ -211,6 +231,7 @@ OTHERS = ["kv", "some_kv", "prefilled", "failed"]
 @given(
     num_pages=st.integers(8, 14),
     ahead=st.booleans(),
+    num_drafts=st.integers(0, 5),
     actions=st.lists(
         st.tuples(
             st.sampled_from([*ACTIONS, *OTHERS, "submit", "forward", "kv", "prefilled"]),
@@ -220,9 +241,9 @@ OTHERS = ["kv", "some_kv", "prefilled", "failed"]
     ),
 )
 def test_nothing_leaks_and_nobody_is_stuck(
-    num_pages: int, ahead: bool, actions: list[tuple[str, int]]
+    num_pages: int, ahead: bool, num_drafts: int, actions: list[tuple[str, int]]
 ) -> None:
-    walk = Walk(num_pages, ahead)
+    walk = Walk(num_pages, ahead and not num_drafts, num_drafts)
     for action, n in actions:
         if action in ACTIONS:
             ACTIONS[action](walk, n)

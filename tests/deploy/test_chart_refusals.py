@@ -69,6 +69,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("workers.prefill.settings.page-tokens", 32, "prefill has page-tokens 32, decode 64"),
     ("workers.decode.settings.dtype", "bfloat16", "prefill has dtype float32, decode bfloat16"),
     ("workers.decode.settings.load-format", "dummy", "prefill has load-format auto, decode dummy"),
+    (
+        "workers.decode.settings.speculative-tokens",
+        2,
+        "prefill has MTP KV (speculative-tokens) false, decode true",
+    ),
     ("workers.decode.shmSize", "9Gi", "shared memory counts towards it, and each GPU rank"),
     (
         "workers.common.resources",

@@ -24,9 +24,9 @@ GIVEN_UP_SECONDS = 10
 
 
 def mark(layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One expert's weights: [24, 10] as kept transposed, and [7]."""
+    """One expert's weights: [24, 10] as kept transposed, and a vector, longer in later layers."""
     matrix = torch.arange(240, dtype=torch.float32).view(24, 10) + 1000 * expert + 50_000 * layer
-    return matrix, torch.full((7,), 100 * layer + expert, dtype=torch.bfloat16)
+    return matrix, torch.full((7 + layer,), 100 * layer + expert, dtype=torch.bfloat16)
 
 
 def random_placement(rng: random.Random, num_ranks: int) -> Placement:
@@ -55,7 +55,7 @@ class Rank:
         self.weights = []
         for layer in range(NUM_LAYERS):
             matrices = torch.zeros(start.slots_per_rank, 10, 24).transpose(1, 2)
-            vectors = torch.zeros(start.slots_per_rank, 7, dtype=torch.bfloat16)
+            vectors = torch.zeros(start.slots_per_rank, 7 + layer, dtype=torch.bfloat16)
             for slot, expert in enumerate(start.local_experts(layer, group.rank)):
                 if expert != EMPTY:
                     matrices[slot], vectors[slot] = mark(layer, expert)

@@ -107,7 +107,7 @@ def new_cache(
     config: ModelConfig, num_pages: int, page_tokens: int, model: DeepseekV3
 ) -> torch.Tensor:
     return torch.zeros(
-        config.num_layers,
+        config.num_kv_layers,
         num_pages,
         page_tokens,
         config.kv_dim,

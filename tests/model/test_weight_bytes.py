@@ -1,5 +1,6 @@
 """What weights will take, from headers alone, against what the loaded tensors take."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ep.dispatch.expert_shard import ExpertShard
 from ep.dispatch.local import LocalDispatcher
 from ep.placement.placement import Placement
 from model.batch import AttentionForm
-from model.config import ModelConfig
+from model.config import ModelConfig, MtpUse
 from model.deepseek import DeepseekV3
 from model.known_models import WeightFormat
 from model.weight_bytes import (
@@ -38,34 +39,47 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def planned(
-    folder: Path, num_slots: int, *, device: str = "cpu", fold_shared: bool = False, **options: Any
+    folder: Path,
+    num_slots: int,
+    *,
+    device: str = "cpu",
+    fold_shared: bool = False,
+    mtp: MtpUse = "none",
+    **options: Any,
 ) -> tuple[MemoryTerm, ...]:
     weights = Weights(
         checkpoint=DummyCheckpoint(folder, device), device=torch.device(device), **options
     )
-    config = ModelConfig.from_folder(folder)
+    config = replace(ModelConfig.from_folder(folder), mtp=mtp)
     return planned_weights(weights, config, num_slots=num_slots, fold_shared=fold_shared)
 
 
 @pytest.mark.parametrize("linear", ["plain", "fp8"])
 @pytest.mark.parametrize("quantization", [None, FP8, INT4 | {"moe_activation_scheme": "static"}])
-@pytest.mark.parametrize("overrides", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize(
+    ("overrides", "mtp"), [({}, "none"), ({}, "kv"), *((one, "whole") for one in OTHERS.values())]
+)
 def test_what_is_planned_is_what_is_held(
     tmp_path: Path,
     linear: LinearForm,
     quantization: dict[str, Any] | None,
     overrides: dict[str, Any],
+    mtp: MtpUse,
 ) -> None:
-    folder = config_folder(tmp_path, quantization, num_hidden_layers=2, **overrides)
+    shape = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    folder = config_folder(tmp_path, quantization, **shape, **overrides)
+    config = replace(ModelConfig.from_folder(folder), mtp=mtp)
     options: dict[str, Any] = {"dtype": torch.float32, "linear": linear}
-    placement = Placement.trivial(1, 16, 3, num_redundant=1)  # 6 slots, the last rank has 5
+    # 6 slots, the last rank has 5.
+    placement = Placement.trivial(config.num_moe_layers, 16, 3, num_redundant=1)
     is_int4 = quantization is not None and quantization["quant_method"] == "w4afp8"
     can_fold = not is_int4 and overrides.get("n_shared_experts") != 0
     shard = ExpertShard.build(placement, 2, LocalDispatcher(6), "cpu", fold_shared=can_fold)
+    source = DummyCheckpoint(folder)
     model = DeepseekV3.load(
-        folder, device="cpu", experts=shard, source=DummyCheckpoint(folder), **options
+        folder, device="cpu", config=config, experts=shard, source=source, **options
     )
-    terms = planned(folder, placement.slots_per_rank, fold_shared=can_fold, **options)
+    terms = planned(folder, placement.slots_per_rank, fold_shared=can_fold, mtp=mtp, **options)
     assert terms == held_weights(model)
     assert all(term.num_bytes for term in terms if term.name in (ATTENTION, EXPERTS, VOCABULARY))
 

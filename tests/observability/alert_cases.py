@@ -176,6 +176,20 @@ CASES = [
         at="25m", labels={"instance": "d0"},
     ),
     Case(
+        alert="EpserveDraftsRejected",
+        fires={
+            'epserve_draft_tokens_total{position="1",outcome="accepted"}': "0+300x60",
+            'epserve_draft_tokens_total{position="1",outcome="rejected"}': "0+900x60",
+            'epserve_draft_tokens_total{position="2",outcome="accepted"}': "0+90x60",
+        },
+        quiet={
+            'epserve_draft_tokens_total{position="1",outcome="accepted"}': "0+3x60",
+            'epserve_draft_tokens_total{position="1",outcome="rejected"}': "0+9x60",
+            'epserve_draft_tokens_total{position="2",outcome="rejected"}': "0+90x60",
+        },
+        at="40m", since="10m",
+    ),
+    Case(
         alert="EpserveTransfersFail",
         fires={'epserve_kv_transfer_failures_total{role="prefill",instance="p0"}': "0+1x60"},
         quiet={'epserve_kv_transfer_failures_total{role="prefill",instance="p0"}': "0 0 3x60"},

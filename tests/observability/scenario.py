@@ -16,6 +16,7 @@ from tests.observability.prometheus import Prometheus
 # Few places and few pages: what is scarce in a large cluster under load is scarce here at once.
 OPTIONS = (
     "--decode-workers", "2", "--decode-ranks", "2", "--max-running", "2",
+    "--speculative-tokens", "1",
     "--set", "decode.kv-pages=5",
     "--set", "decode.num-redundant-experts=2",
     "--set", "decode.expert-load-window-seconds=4",

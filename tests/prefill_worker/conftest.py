@@ -14,7 +14,7 @@ from tests.transfer.memory import MemoryTransfer
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_nextn_predict_layers=1)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import torch
 
 from core.token_ids import pack_ids
 from engine.link.messages import (
@@ -38,13 +39,14 @@ def test_kv_and_first_token_are_those_of_one_forward_pass(
     submit = submit_to(target, "a", tokens(num_tokens), Sampling(logprobs=True, top_logprobs=2))
     result = prefilled(rank.run(submit), "a")
     check_arrived(model, target, submit)
-    _, logits = model.reference(submit.token_ids)
+    kv, logits = model.reference(submit.token_ids)
+    torch.testing.assert_close(target.kv(submit), kv, rtol=1e-4, atol=1e-5)
     assert result.token.token_id == int(logits.argmax())
     assert result.token.logprob == pytest.approx(float(logits.log_softmax(0).max()), abs=1e-4)
     assert [token for token, _ in result.token.top] == logits.topk(2).indices.tolist()
     assert (result.num_cached_tokens, result.num_computed_tokens) == (0, num_tokens)
     page_bytes = PAGE * model.config.kv_dim * 4
-    assert result.kv_bytes == model.config.num_layers * -(-num_tokens // PAGE) * page_bytes
+    assert result.kv_bytes == model.config.num_kv_layers * -(-num_tokens // PAGE) * page_bytes
     assert rank.link.stats.kv_bytes_total == result.kv_bytes
     rank.check_nothing_held()
 

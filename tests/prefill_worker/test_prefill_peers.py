@@ -59,7 +59,7 @@ def test_a_known_prefix_goes_over_a_slow_network(
     rank, target, slow = OneRank(model), TargetRank(model), TargetRank(model)
     rank.run(submit_to(target, "a", tokens(70)))
     page_bytes = PAGE * model.config.kv_dim * 4
-    total_bytes = 8 * model.config.num_layers * page_bytes
+    total_bytes = 8 * model.config.num_kv_layers * page_bytes
     bytes_per_second = total_bytes / (3 * TRANSFER_STALL_SECONDS)
     for name in ("prefill_worker.push.MOST_PUSH_BYTES", "transfer.paced.LEAST_ROOM_BYTES"):
         monkeypatch.setattr(name, 2 * page_bytes)

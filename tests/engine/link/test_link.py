@@ -66,7 +66,11 @@ async def drained(pair: Pair) -> list[object]:
 
 async def test_messages_of_one_turn_leave_as_one_batch_in_order(pair: Pair) -> None:
     submit = Submit(
-        request_id="a", num_prompt_tokens=3, output_token_ids=pack_ids([1, 2]), sampling=b"\x18\x05"
+        request_id="a",
+        num_prompt_tokens=3,
+        last_token_id=2,
+        output_token_ids=pack_ids([1, 2]),
+        sampling=b"\x18\x05",
     )
     pair.front.send(submit)
     pair.front.send(Abort(request_id="a"))

@@ -13,12 +13,12 @@ from engine.planning.answer import answer
 from engine.planning.host_needs import read_bytes
 from engine.planning.planner import Planner, rank_facts
 from engine.process.settings import WorkerSettings
+from engine.start.model_loading import model_config
 from engine.start.rank_memory import RankMemory
 from engine.start.rank_model import Prepared
 from engine.start.start_plan import FORMS
 from ep.dispatch import dispatchers
 from ep.group.group import EpGroup
-from model.config import ModelConfig
 from model.known_models import WeightFormat, full_size_config
 from tests.ep.thread_ranks import Meeting, on_all_ranks
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -55,12 +55,13 @@ def test_a_plan_is_what_ranks_decide(
 ) -> None:
     """Two ranks agree on theirs on this machine, told that it has GPUs."""
     flags = ("--ranks", "2", "--max-running", "16", "--num-redundant-experts", "4")
+    flags += ("--speculative-tokens", "2")
     asked = question(full_size, *flags, gib=400, role=role)
     settings = WorkerSettings.parse(asked.flags)
     facts = rank_facts(asked, settings)
     memory = RankMemory.of_gpu(1.0, asked.gpu.total_bytes, asked.gpu.free_bytes, 0)
     monkeypatch.setattr(RankMemory, "of", lambda settings, device: memory)
-    config = ModelConfig.from_folder(full_size)
+    config = model_config(settings, FORMS[role])
 
     def prepare(group: EpGroup, _meeting: Meeting) -> Prepared:
         monkeypatch.setattr(dispatchers, "own_facts", lambda device: facts[0])

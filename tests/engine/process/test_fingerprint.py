@@ -1,18 +1,20 @@
 """KV fingerprints: equal for equal workers, another one for anything that KV depends on."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
 
 from core.errors import CheckpointError
 from engine.process.fingerprint import kv_fingerprint
-from model.config import ModelConfig
+from model.config import ModelConfig, MtpUse
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 
-def fingerprint(folder: Path, dtype_name: str = "float32", page_tokens: int = 64) -> str:
-    config = ModelConfig.from_folder(folder)
+def fingerprint(
+    folder: Path, dtype_name: str = "float32", page_tokens: int = 64, mtp: MtpUse = "none"
+) -> str:
+    config = replace(ModelConfig.from_folder(folder), mtp=mtp)
     return kv_fingerprint(folder, config, dtype_name=dtype_name, page_tokens=page_tokens)
 
 
@@ -31,7 +33,9 @@ def test_whatever_kv_depends_on_changes_it(tmp_path: Path) -> None:
         fingerprint(make_tiny_checkpoint(tmp_path / "b", seed=1)),  # same shapes, other training
         fingerprint(make_tiny_checkpoint(tmp_path / "c", rope_theta=5000.0)),
         fingerprint(make_tiny_checkpoint(tmp_path / "d", kv_lora_rank=24)),
+        fingerprint(folder, mtp="kv"),
     ]
+    assert fingerprint(folder, mtp="whole") == seen[-1], "whoever drafts, and who prefills for it"
     assert len(set(seen)) == len(seen)
 
 

@@ -32,7 +32,13 @@ from rpc.client import channel
 from tests.eventually import eventually
 
 FAKE_RANK = Path(__file__).parents[1] / "fake_rank.py"
-SUBMIT = Submit(request_id="a", num_prompt_tokens=1, output_token_ids=pack_ids([5]), sampling=b"")
+SUBMIT = Submit(
+    request_id="a",
+    num_prompt_tokens=1,
+    last_token_id=5,
+    output_token_ids=pack_ids([5]),
+    sampling=b"",
+)
 
 
 class Books(generate_pb2_grpc.DecodeServicer):

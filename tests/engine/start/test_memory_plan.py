@@ -222,7 +222,7 @@ def test_scratch_grows_with_what_a_step_may_hold(tmp_path: Path) -> None:
     settings = WorkerSettings(model=tmp_path, device="cuda")
     assert activation_bytes(settings, config, itemsize=2, masked_rows=10**6) >= 3 * 2048 * 2 * 10**6
     logits = 4 * 128 * config.vocab_size
-    assert logits < graph_bytes(settings, config, (1, 128)) < logits + GIB
+    assert logits < graph_bytes(settings, config, (1, 128), 2) < logits + GIB
 
 
 def test_recorded_steps_are_for_decode_on_gpus(

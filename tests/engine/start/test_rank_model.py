@@ -174,7 +174,7 @@ def test_terms_have_advice() -> None:
     assert names <= set(memory_plan.ADVICE)
 
 
-@pytest.mark.parametrize("differ", ["files", "replicas"])
+@pytest.mark.parametrize("differ", ["files", "replicas", "drafts"])
 def test_ranks_that_place_experts_differently_do_not_start(
     folder: Path, tmp_path: Path, differ: str
 ) -> None:
@@ -190,6 +190,8 @@ def test_ranks_that_place_experts_differently_do_not_start(
         own = {"expert_placement": files[group.rank]}
         if differ == "replicas":
             own = {"num_redundant_experts": 1 + group.rank}
+        elif differ == "drafts":
+            own = {"speculative_tokens": 1 + group.rank}
         settings = WorkerSettings(model=folder, load_format="dummy", kv_pages=8, **own)
         return Prepared.agree(
             settings,

@@ -18,6 +18,7 @@ class Row:
     token_ids: list[int]
     start: int
     pages: list[int]
+    num_seen: int = 0
 
 
 @st.composite

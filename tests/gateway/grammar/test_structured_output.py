@@ -43,15 +43,6 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "[0-9]{3}"}, "regex", "[0-9]{3}"),
     ({"guided_grammar": 'root ::= "a" | "b"'}, "ebnf", 'root ::= "a" | "b"'),
     ({"guided_choice": ["yes", 'n"ö']}, "ebnf", 'root ::= "yes" | "n\\U00000022\\U000000f6"'),
-    ({"structured_outputs": {"choice": ["a"]}}, "ebnf", 'root ::= "a"'),
-    ({"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": True}},
-     "json_schema", '{"type":"integer"}'),
-    ({"structured_outputs": {"json_object": True, "regex": None}}, "json_schema", ""),
-    ({"structured_outputs": {"regex": "[0-9]{3}"}}, "regex", "[0-9]{3}"),
-    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "ebnf", 'root ::= "a"'),
-    ({"json_schema": '{"type": "integer"}'}, "json_schema", '{"type": "integer"}'),
-    ({"regex": "[0-9]{3}"}, "regex", "[0-9]{3}"),
-    ({"ebnf": 'root ::= "a" | "b"'}, "ebnf", 'root ::= "a" | "b"'),
 ]  # fmt: skip
 
 
@@ -68,44 +59,6 @@ async def test_what_workers_are_asked(
     assert getattr(grammar, kind) == text
     assert grammar.compact
     assert not grammar.HasField("after_token_id")
-
-
-TAGGED = {"begin": "<f>", "end": "</f>"}
-INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-TAG = {
-    "type": "structural_tag",
-    "format": {
-        "type": "triggered_tags",
-        "triggers": ["<f>"],
-        "tags": [TAGGED | {"content": {"type": "json_schema", "json_schema": INTEGER}}],
-    },
-}
-OLD_TAG = {
-    "type": "structural_tag",
-    "structures": [TAGGED | {"schema": INTEGER}],
-    "triggers": ["<f>"],
-}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": TAG},
-        {"response_format": OLD_TAG},
-        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
-    ],
-)
-async def test_structural_tags(gateway: Gateway, fields: dict[str, Any]) -> None:
-    xgrammar = pytest.importorskip("xgrammar")
-    from xgrammar.testing import _is_grammar_accept_string
-
-    reply = await gateway.chat("plain", **fields)
-    assert reply.status_code == 200, reply.text
-    grammar = gateway.cluster.first.requests[0].sampling.grammar
-    accepts = xgrammar.Grammar.from_ebnf(grammar.ebnf)
-    for text, expected in (("", True), ("free", True), ('so <f>{"n":-5}</f> or so', True),
-                           ('<f>{"n": 5}</f>', False), ('<f>{"n":"5"}</f>', False)):  # fmt: skip
-        assert _is_grammar_accept_string(accepts, text) == expected, text
 
 
 @pytest.mark.parametrize("kind", ["string", ["string", "null"]])

@@ -72,7 +72,7 @@ def test_it_is_what_a_checkpoint_of_this_config_must_be(
     dummy = DummyCheckpoint(folder)
     config = ModelConfig.from_folder(folder)
     dummy.check(config)
-    dummy.check_mtp(config, 0)
+    dummy.check_mtp(config)
     for name, stored in dummy.stored.items():
         value = dummy.raw(name)
         assert tuple(value.shape) == stored.shape, name

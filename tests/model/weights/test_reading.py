@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bench.serving.made_up_checkpoint import write_checkpoint
 from core.errors import CheckpointError
 from ep.placement.placement import EMPTY
 from model.batch import AttentionForm
-from model.config import ModelConfig
+from model.config import ModelConfig, MtpUse
 from model.deepseek import DeepseekV3
 from model.weights import file_reader
 from model.weights.checkpoint import Checkpoint
@@ -189,15 +190,22 @@ class Noting(Checkpoint):
 
 
 @pytest.mark.parametrize("quantization", METHODS)
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tied", "mtp"), [(False, "none"), (True, "kv"), (False, "whole")])
 def test_all_that_is_loaded_is_planned_and_nothing_else(
-    tmp_path: Path, quantization: dict[str, Any] | None, tied: bool
+    tmp_path: Path, quantization: dict[str, Any] | None, tied: bool, mtp: MtpUse
 ) -> None:
-    folder = config_folder(tmp_path, quantization, tie_word_embeddings=tied)
+    folder = config_folder(
+        tmp_path, quantization, tie_word_embeddings=tied, num_nextn_predict_layers=1
+    )
     write_checkpoint(folder, torch.device("cpu"))
     source = Noting(folder)
     DeepseekV3.load(
-        folder, device="cpu", dtype=torch.float32, form=AttentionForm.ABSORBED, source=source
+        folder,
+        device="cpu",
+        dtype=torch.float32,
+        config=replace(ModelConfig.from_folder(folder), mtp=mtp),
+        form=AttentionForm.ABSORBED,
+        source=source,
     )
     assert sorted(source.planned) == sorted(source.asked)
     # Hardly anything is asked for before its turn: it would not be on its way yet.

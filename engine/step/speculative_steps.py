@@ -1,0 +1,198 @@
+"""Decode steps with drafts: the model verifies those that there are, its MTP layer makes the next.
+
+    steps = SpeculativeSteps(model, kv_cache, num_drafts=3, sizes=..., max_batch=64, ...)
+    steps.capture_all()                              # where steps are recorded
+    logits = steps.verify(chunks, chunks_per_rank)   # [S, V] of the chunks' samples
+    sampled = steps.choose(logits, chunks=chunks)    # and drafts behind what is right of them
+
+A request has K + 1 rows of one token each: its last token and its drafts, whose KV is written
+before attention, so that each row sees those before it. What is sampled after a row decides
+whether the draft in the next row is right; KV of wrong ones is overwritten by later steps.
+
+The MTP layer then goes over the same rows, with their states and the tokens after them, and from
+the last right one on K - 1 times over what it has just drafted. All of that is for the device alone
+to know; all ranks do it, with as many rows.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from engine.sampling.sampled_batch import SampledBatch
+from engine.sampling.sampler import draw
+from engine.step.decode_buffers import DecodeBuffers
+from engine.step.graph_capture import Capture, Step, capture_sizes
+from engine.step.sequence_chunk import SequenceChunk
+from engine.step.synthetic_acceptance import accept_by_rate
+from kernels.build.upload import upload_all
+from model.batch import DecodeBatch
+from model.deepseek import DeepseekV3
+
+
+class SpeculativeSteps:
+    """`kv_cache` [L + 1, pages, page_tokens, kv_dim], the MTP layer's last; `sizes` of requests,
+    rising, are recorded by `capture`, all up to `max_batch` can be computed; `max_pages` as in
+    `DecodeBuffers`. `synthetic`: which drafts are right is made up."""
+
+    def __init__(
+        self,
+        model: DeepseekV3,
+        kv_cache: torch.Tensor,
+        *,
+        num_drafts: int,
+        max_batch: int,
+        max_pages: int,
+        sizes: Sequence[int] = (),
+        capture: Capture | None = None,
+        synthetic: bool = False,
+    ) -> None:
+        assert model.mtp is not None, "without an MTP layer"
+        assert num_drafts > 0, num_drafts
+        self._model, self._mtp = model, model.mtp
+        self._kv_cache = kv_cache
+        self._page_tokens = kv_cache.shape[2]
+        self._width = num_drafts + 1
+        self._sizes = tuple(sizes)
+        self._capture = capture
+        self._synthetic = synthetic
+        device, num_rows = kv_cache.device, max_batch * self._width
+        self._buffers = DecodeBuffers(
+            max_rows=num_rows,
+            max_pages=max_pages,
+            page_tokens=self._page_tokens,
+            device=device,
+            width=self._width,
+        )
+        vocab_size, hidden = model.config.vocab_size, model.config.hidden_size
+        # Of all sizes, as they are recorded: see `DecodeGraphs`.
+        self._logits = torch.zeros(num_rows, vocab_size, dtype=torch.float32, device=device)
+        self._states = torch.zeros(num_rows, hidden, dtype=kv_cache.dtype, device=device)
+        self._sampled = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._rooms = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._drafts = torch.zeros(max_batch, num_drafts, dtype=torch.int64, device=device)
+        self._replays: dict[int, tuple[Step, Step]] = {}
+        self._size = 0  # of the step under way, and which of its rows are sampled after
+        self._rows = self._sampled[:0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the device, once all is recorded."""
+        own = (self._logits, self._states, self._sampled, self._rooms, self._drafts)
+        recorded = 0 if self._capture is None else self._capture.num_bytes()
+        return self._buffers.num_bytes + sum(each.nbytes for each in own) + recorded
+
+    @torch.inference_mode()
+    def capture_all(self) -> None:
+        """Records all sizes. To be called on all ranks of the group at once."""
+        if self._capture is not None:
+            capture_sizes("decode step", self._sizes, self._record, self._capture)
+
+    def _record(self, size: int) -> None:
+        assert self._capture is not None
+        self._buffers.fill((), size)
+        steps = partial(self._verify, size), partial(self._draft, size)
+        self._replays[size] = self._capture(steps[0]), self._capture(steps[1])
+
+    @torch.inference_mode()
+    def verify(
+        self, chunks: Sequence[SequenceChunk], chunks_per_rank: Sequence[int]
+    ) -> torch.Tensor:
+        """[S, V] float32, valid until the next step."""
+        size = self._padded_size(max(chunks_per_rank))
+        self._buffers.fill(chunks, size)
+        rooms = np.zeros(size, dtype=np.int64)
+        rooms[: len(chunks)] = [len(chunk.pages) * self._page_tokens for chunk in chunks]
+        rows = [
+            index * self._width + row
+            for index, chunk in enumerate(chunks)
+            for row in range(chunk.num_seen, len(chunk.token_ids))
+        ]
+        given = upload_all((rooms, np.array(rows, dtype=np.int64)), self._kv_cache.device)
+        self._rooms[:size].copy_(given[0])
+        self._size, self._rows = size, given[1]
+        self._steps(size)[0]()
+        logits = self._logits[: size * self._width]
+        return logits if len(rows) == len(logits) else logits.index_select(0, self._rows)
+
+    @torch.inference_mode()
+    def choose(self, logits: torch.Tensor, *, chunks: Sequence[SequenceChunk]) -> SampledBatch:
+        """Of what `verify` gave last. On a GPU all of it is enqueued only."""
+        change = None
+        if self._synthetic:
+            vocab_size = self._model.config.vocab_size
+            change = partial(accept_by_rate, chunks=chunks, vocab_size=vocab_size)
+        sampled = draw(logits, [row for chunk in chunks for row in chunk.samples], change)
+        self._sampled.index_copy_(0, self._rows, sampled.token_ids)
+        self._steps(self._size)[1]()
+        return sampled.with_drafts(self._drafts[: len(chunks)])
+
+    @torch.inference_mode()
+    def replay(self, size: int) -> None:
+        """What the device does of a step that `verify` and `choose` were for, once more."""
+        for step in self._steps(size):
+            step()
+
+    def _padded_size(self, most: int) -> int:
+        """The same on all ranks; what is too large to be recorded is computed as it is."""
+        index = bisect_left(self._sizes, most)
+        return self._sizes[index] if index < len(self._sizes) else most
+
+    def _steps(self, size: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        return self._replays.get(size) or (
+            partial(self._verify, size),
+            partial(self._draft, size),
+        )
+
+    def _verify(self, size: int) -> None:
+        rows = slice(size * self._width)
+        batch, out, states = self._buffers.batch(size), self._logits[rows], self._states[rows]
+        self._model.decode(batch, self._kv_cache, out, states)
+
+    def _draft(self, size: int) -> None:
+        """Drafts from the states and tokens of the rows."""
+        batch, cache, width = self._buffers.batch(size), self._kv_cache[-1], self._width
+        last, following = self._last_right(batch, size)
+        batch = replace(batch, token_ids=following.flatten(), slots=self._slots(batch))
+        states = self._mtp.decode(batch, self._states[: size * width], cache)
+        first = torch.arange(0, size * width, width, device=last.device)
+        states, end = states.index_select(0, first + last), batch.positions[first + last]
+        is_real, table = batch.kv_lengths[first] > 0, batch.block_table[first]
+        for index in range(width - 1):
+            token_ids = self._mtp.logits(states).argmax(-1)
+            self._drafts[:size, index] = token_ids
+            if index == width - 2:
+                return
+            position = end + index + 1
+            is_written = is_real & (position < self._rooms[:size])
+            position = torch.where(is_written, position, 0)
+            row = DecodeBatch(
+                token_ids=token_ids,
+                positions=position,
+                kv_lengths=torch.where(is_written, position + 1, 0).to(torch.int32),
+                block_table=table,
+                slots=position,
+            )
+            states = self._mtp.decode(replace(row, slots=self._slots(row)), states, cache)
+
+    def _last_right(self, batch: DecodeBatch, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[size], the last row of each request that is right, and [size, K + 1] the token after
+        each row: of wrong ones, any."""
+        told, sampled, slots, lengths = (
+            each[: size * self._width].view(size, self._width)
+            for each in (batch.token_ids, self._sampled, batch.slots, batch.kv_lengths)
+        )
+        is_known = slots[:, :-1] < 0  # by its KV being there: the next token is no draft
+        is_right = (lengths[:, 1:] > 0) & (is_known | (told[:, 1:] == sampled[:, :-1]))
+        following = torch.where(is_known, told[:, 1:], sampled[:, :-1])
+        return is_right.cumprod(1).sum(1), torch.cat((following, sampled[:, -1:]), dim=1)
+
+    def _slots(self, batch: DecodeBatch) -> torch.Tensor:
+        """Of all rows that are no padding: the MTP layer writes also where the model has written
+        before."""
+        page = (batch.positions // self._page_tokens).unsqueeze(1)
+        slots = batch.block_table.gather(1, page).squeeze(1).to(torch.int64) * self._page_tokens
+        return torch.where(batch.kv_lengths > 0, slots + batch.positions % self._page_tokens, -1)

@@ -1,0 +1,71 @@
+"""A rank that drafts answers as one that does not, token for token."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import DEMO_MODEL
+from tests.decode_worker.one_rank import OneRank, one_rank
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+PROMPTS = [[(7 * n + 3 * j) % 250 + 5 for j in range(length)] for n, length in enumerate((1, 23))]
+# A page has 8 tokens.
+WAYS: Mapping[str, Mapping[str, object]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 5},
+    "filtered": {"temperature": 0.7, "seed": 6, "top_p": 0.9, "top_k": 20, "min_p": 0.02},
+    "logprobs": {"temperature": 0.5, "logprobs": True, "top_logprobs": 3},
+    "ends": {"ignore_eos": False, "min_tokens": 3, "temperature": 1.0},
+    "stops": {"stop_token_ids": tuple(range(20, 90)), "min_tokens": 2, "temperature": 1.0},
+    "biased": {"logit_bias": ((30, 4.0), (40, -3.0)), "temperature": 1.0},
+    "penalised": {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "presence_penalty": 0.1},
+    "matched": {"grammar": {"regex": "[0-9 ]{5,30}"}, "ignore_eos": False},
+}
+
+
+@pytest.fixture(scope="module", params=["demo", "random"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose MTP layer is right most of the time, and one whose is not."""
+    if request.param == "demo":
+        return DEMO_MODEL
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), num_nextn_predict_layers=1)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    with one_rank(folder, tmp_path_factory.mktemp("plain")) as rank:
+        return answers(rank)
+
+
+def answers(rank: OneRank) -> dict[str, list[object]]:
+    """Of all prompts in all ways, at once."""
+    for way, sampling in WAYS.items():
+        for number, prompt in enumerate(PROMPTS):
+            rank.submit(f"{way} {number}", prompt, max_tokens=15 + number, **sampling)
+    rank.run(120)
+    return {
+        name: [answer.tokens, answer.finish, [round(each, 3) for each in answer.logprobs]]
+        for name, answer in rank.answers.items()
+    }
+
+
+@pytest.mark.parametrize(("num_drafts", "num_pages"), [(1, 64), (3, 8)])
+def test_drafts_change_no_answer(
+    folder: Path,
+    tmp_path: Path,
+    expected: dict[str, list[object]],
+    num_drafts: int,
+    num_pages: int,
+) -> None:
+    """In a pool of a few pages requests are preempted."""
+    values = {"speculative_tokens": num_drafts, "num_pages": num_pages}
+    with one_rank(folder, tmp_path, **values) as rank:
+        assert answers(rank) == expected
+        rank.until_free(num_pages)
+        stats = rank.stats
+        assert len(stats.drafts_proposed_total) == num_drafts
+        assert stats.drafts_proposed_total > (0,) * num_drafts
+        # Prompts that make no sense: an MTP layer that was trained is right now and then.
+        share = stats.drafts_accepted_total[0] / stats.drafts_proposed_total[0]
+        assert share > 0.3 if folder == DEMO_MODEL else share < 0.2
