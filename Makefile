@@ -25,7 +25,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all fuzz check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
+.PHONY: help up test test-all lm-eval fuzz check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,13 @@ up: $(VENV)/.installed ## start a whole cluster on this machine (options: UP_ARG
 
 test: check ## lint, types, import contracts, then every test that needs no GPU and is not slow
 	@scripts/test $(TEST_ARGS)
+
+lm-eval: .lm-eval/.installed ## install lm-eval for its tests, in an environment of its own
+
+.lm-eval/.installed:
+	$(PYTHON) -m venv .lm-eval
+	.lm-eval/bin/pip install --quiet $(PIP_ARGS) "lm-eval[api]" transformers
+	@touch $@
 
 fuzz: $(VENV)/.installed-dev ## send hostile bytes to a cluster for FUZZ_SECONDS, keep the seeds that fail
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/cluster/fuzz -x -p no:cacheprovider

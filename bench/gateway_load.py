@@ -11,6 +11,8 @@ ttft      requests of 1,000-token prompts at a fixed mean rate (Poisson), over c
           are kept, answered at once by the stub: the time to the first token is what the gateway
           adds. The same requests to `bench.serving.null_gateway`, which only answers, just
           before, say what of it is the machine's and the benchmark's own
+
+With --tls the gateway and the stubs talk by mutual TLS.
 """
 
 import argparse
@@ -74,10 +76,12 @@ def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
     """Stub cluster and gateway, each on its cores. Raises RuntimeError when one does not start."""
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     _leave_core(arguments)
+    files = certificate(arguments.tls) if arguments.tls else {}
     stub = subprocess.Popen(
         [sys.executable, "-m", "bench.serving.stub_cluster", "--rate", str(arguments.rate),
          "--workers", str(len(LETTERS)),
-         "--token-ids", *(str(tokenizer.token_to_id(letter)) for letter in LETTERS)],
+         "--token-ids", *(str(tokenizer.token_to_id(letter)) for letter in LETTERS),
+         *(f"--tls-{name}={files[name]}" for name in ("cert", "key") if files)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert stub.stdout is not None
@@ -88,10 +92,23 @@ def running(arguments: argparse.Namespace) -> Iterator[Gateway]:
         with _serving(
             arguments, "gateway", "--router", router, "--model", str(arguments.model),
             "--served-model-name", MODEL, "--log-level", arguments.log_level,
+            *(f"--cluster-tls-{name}={file}" for name, file in files.items()),
         ) as gateway:  # fmt: skip
             yield gateway
     finally:
         stub.communicate(timeout=10)
+
+
+def certificate(folder: Path) -> dict[str, Path]:
+    """One for all processes, which has signed itself, made by openssl in `folder`; by flag."""
+    cert, key = folder / "tls.crt", folder / "tls.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=bench", "-addext", "subjectAltName=DNS:epserve",
+         "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return {"cert": cert, "key": key, "ca": cert}
 
 
 @contextmanager
@@ -292,15 +309,17 @@ def cut(tokenizer: tokenizers.Tokenizer, text: str, num_tokens: int) -> str:
 
 def measure(run: BenchRun, arguments: argparse.Namespace) -> Iterator[Record]:
     """Each case with a gateway of its own."""
+    legs = ", legs with mutual TLS" if arguments.tls else ""
     if arguments.only in ("", "streams"):
         case = f"{arguments.streams} streams of {arguments.rate:g} tokens/s, gateway on one core"
+        case += legs
         with running(arguments) as gateway:
             for figure in uvloop.run(measure_streams(gateway, arguments)):
                 yield run.record(case, *figure)
     if arguments.only in ("", "ttft"):
         case = (
             f"{arguments.request_rate:g} requests/s of {arguments.prompt_tokens} prompt tokens, "
-            "gateway on one core"
+            f"gateway on one core{legs}"
         )
         with running_null(arguments) as gateway:
             figures = uvloop.run(measure_ttft(gateway, arguments))
@@ -324,6 +343,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--gateway-cpu", type=int, default=min(os.sched_getaffinity(0)))
     parser.add_argument("--port", type=int, default=21900)
     parser.add_argument("--log-level", default="warning", help="of the gateway")
+    parser.add_argument("--tls", type=Path, metavar="FOLDER", help="for the legs' certificate")
     parser.add_argument("--only", choices=["", "streams", "ttft"], default="")
     arguments = parser.parse_args(argv)
     report(measure(BenchRun.begin(BENCH, on_cpu=True), arguments), path_of(BENCH, arguments))

@@ -33,7 +33,7 @@ from gateway.replies.reply_form import ReplyForm
 from gateway.replies.tokenize_reply import detokenize_reply, tokenize_reply
 from gateway.requests.chat_request import ChatRequest
 from gateway.requests.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
-from gateway.requests.request_body import read_body
+from gateway.requests.request_body import aside, read_body
 from gateway.requests.sampling_fields import SamplingFields
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from gateway.requests.tool_fields import ToolUse
@@ -88,7 +88,7 @@ class Frontend:
         self._check_num_choices(body, 1)
         tools = body.tool_use()
         with tracing.begin("tokenize") as span:
-            rendered = await make_chat_prompt(body, self.model)
+            rendered = await make_chat_prompt(body, self.model, num_bytes=len(await request.body()))
             _note_tokens(span, len(rendered.token_ids))
         by_new_name = body.max_completion_tokens is not None
         prompt = make_prompt(
@@ -161,7 +161,9 @@ class Frontend:
         body = await read_body(request, TokenizeRequest)
         self.check_model(body.model)
         if body.messages is not None:
-            token_ids = (await make_chat_prompt(body.chat(), self.model)).token_ids
+            size = len(await request.body())
+            rendered = await make_chat_prompt(body.chat(), self.model, num_bytes=size)
+            token_ids = rendered.token_ids
         else:
             token_ids = await self.model.tokenizer.encode(
                 body.text, add_special_tokens=body.add_special_tokens is not False
@@ -242,7 +244,8 @@ class Frontend:
     ) -> None:
         """Raises InvalidRequest for a form that cannot be kept to, and DeadlineExceeded where
         others' take too long."""
-        constraint = body.constraint()
+        size = len(await request.body())
+        constraint = await aside(size, body.constraint)
         if not needs_grammar(constraint, tools):
             return
         with tracing.begin("compile grammar"):
@@ -257,9 +260,6 @@ class Frontend:
                     )
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the grammar") from error
-        names_marks = constraint is not None and constraint.kind == "structural_tag"
-        if names_marks or (tools is not None and tools.offered):
-            grammar.special_token_ids.extend(self.model.tool_mark_ids)
         sampling.grammar.CopyFrom(grammar)
 
     async def _prompt(self, body: CompletionRequest, text_or_ids: str | list[int]) -> Prompt:

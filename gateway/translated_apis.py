@@ -47,7 +47,9 @@ class TranslatedApis:
         """POST /v1/messages/count_tokens."""
         body = await read_body(request, CountTokensRequest)
         self.frontend.check_model(body.model)
-        rendered = await make_chat_prompt(messages_api.chat_of(body), self.frontend.model)
+        rendered = await make_chat_prompt(
+            messages_api.chat_of(body), self.frontend.model, num_bytes=len(await request.body())
+        )
         return Response(
             encode_json({"input_tokens": len(rendered.token_ids)}), media_type="application/json"
         )

@@ -208,6 +208,8 @@ class Pusher:
 
     def poll(self) -> list[PushEnded]:
         """Transfers that have ended since the last call, one event for each attempt in them."""
+        if not self._outstanding:
+            self._transfer.poll()  # idle agents, too, have connections to give back
         self.progress()
         events, self._ended = self._ended, []
         return events

@@ -243,58 +243,38 @@ class Grammar(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
-    REGEX_FIELD_NUMBER: _builtins.int
-    EBNF_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
     AFTER_TOKEN_ID_FIELD_NUMBER: _builtins.int
-    COMPACT_FIELD_NUMBER: _builtins.int
     THOUGHTS_FIELD_NUMBER: _builtins.int
-    SPECIAL_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    json_schema: _builtins.str
-    """JSON text; "": any JSON object"""
-    regex: _builtins.str
-    ebnf: _builtins.str
+    lark: _builtins.str
+    """as llguidance reads it; marks are spelled <[token id]>"""
     after_token_id: _builtins.int
     """The constraint begins after the first of these (</think>); absent: with the first token."""
-    compact: _builtins.bool
-    """JSON without free whitespace, so that it ends"""
     @_builtins.property
     def thoughts(self) -> Global___Thoughts:
         """The first token may be `open_token_id` instead; the constraint then begins after the first
         `close_token_id`. Absent: it may not.
         """
 
-    @_builtins.property
-    def special_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """those that `ebnf` means where it spells them"""
-
     def __init__(
         self,
         *,
-        json_schema: _builtins.str = ...,
-        regex: _builtins.str = ...,
-        ebnf: _builtins.str = ...,
+        lark: _builtins.str = ...,
         after_token_id: _builtins.int | None = ...,
-        compact: _builtins.bool = ...,
         thoughts: Global___Thoughts | None = ...,
-        special_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "ebnf", b"ebnf", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "thoughts", b"thoughts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "thoughts", b"thoughts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "compact", b"compact", "ebnf", b"ebnf", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "special_token_ids", b"special_token_ids", "thoughts", b"thoughts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "lark", b"lark", "thoughts", b"thoughts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_token_id: _TypeAlias = _typing.Literal["after_token_id"]  # noqa: Y015
     _WhichOneofArgType__after_token_id: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id"]  # noqa: Y015
     _WhichOneofReturnType__thoughts: _TypeAlias = _typing.Literal["thoughts"]  # noqa: Y015
     _WhichOneofArgType__thoughts: _TypeAlias = _typing.Literal["_thoughts", b"_thoughts"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf"]  # noqa: Y015
-    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__after_token_id) -> _WhichOneofReturnType__after_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__thoughts) -> _WhichOneofReturnType__thoughts | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 

@@ -68,6 +68,7 @@ class NixlTransfer:
         self._peers: set[str] = set()
         self._flights: dict[TransferId, Flight] = {}
         self._ended: list[Completion] = []
+        self._heard: list[Notification] = []
         self._ids = itertools.count(1)
         self._closed = False
 
@@ -139,15 +140,22 @@ class NixlTransfer:
                 self._land(transfer)
             elif state != "PROC":
                 self._lose(flight.peer, f"transfer is in state {state}")
+        if not self._flights:
+            self._hear()  # only inside calls are connections closed that strangers have left
         ended, self._ended = self._ended, []
         return ended
 
     def notifications(self) -> list[Notification]:
+        self._hear()
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _hear(self) -> None:
         try:
             arrived = self._agent.get_new_notifs()
         except NIXL_ERRORS as error:
             raise TransferError(f"cannot receive notifications: {error}") from error
-        return [
+        self._heard += [
             Notification(sender=sender, message=message)
             for sender, messages in arrived.items()
             for message in messages

@@ -51,7 +51,7 @@ from kernels.moe import (
     w4a8_grouped_gemm_packing_triton,
 )
 from kernels.moe.fused_experts import FusedExperts
-from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, TRITON_SIZES
 from kernels.sampling import sample_triton
 
 
@@ -151,7 +151,8 @@ def _mla_prefill(tokens: int, keys: int) -> Call:
 def _w4a8_packing(n: int, k: int) -> Call:
     blocks = integers(8, n // 128, k // 128, BLOCK_BYTES, dtype=torch.uint8)
     nibbles = integers(8, n, k // 2, dtype=torch.int8)
-    return partial(w4a8_grouped_gemm_packing_triton.launch, blocks, nibbles, f32(8, n, k // 128))
+    operands = blocks, nibbles, f32(8, n, k // 128)
+    return partial(w4a8_grouped_gemm_packing_triton.launch, *operands, **TRITON_SIZES)
 
 
 def _rope_write(tokens: int) -> Call:

@@ -5,17 +5,19 @@
 All streams of a worker get their token at the same tick, as the requests of a batch do; ticks are
 multiples of 1 / rate on the machine's monotonic clock, shifted by a part of it from worker to
 worker. The first token of a request comes at once. Prints the router's address and serves until
-its stdin ends.
+its stdin ends. With --tls-cert and --tls-key it asks its callers for the same certificate.
 """
 
 import argparse
 import asyncio
 import gc
+import ssl
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 
@@ -159,15 +161,29 @@ def router_session(workers: Sequence[tuple[StubDecode, str]]) -> Method:
     return lambda send: Session(send, begin, b"").on_message
 
 
+def mutual_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Of a server whose clients show the same certificate; None without one."""
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=cert)
+    context.load_cert_chain(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     workers, servers, ticking = [], [], []
+    tls = mutual_tls(arguments.tls_cert, arguments.tls_key)
     for index in range(arguments.workers):
         decode = StubDecode(
             rate=arguments.rate,
             shift_seconds=index / arguments.workers / arguments.rate,
             token_id=arguments.token_ids[index % len(arguments.token_ids)],
         )
-        server, address = await StubServer.listen({SESSION: decode.session}, streaming=STREAMING)
+        server, address = await StubServer.listen(
+            {SESSION: decode.session}, streaming=STREAMING, tls=tls
+        )
         workers.append((decode, address))
         servers.append(server)
         ticking.append(asyncio.create_task(decode.run()))
@@ -175,7 +191,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         page_tokens=PAGE_TOKENS, max_model_len=arguments.max_model_len, ready=True
     ).SerializeToString()
     methods = {SESSION: router_session(workers), ANNOUNCE: unary(lambda: answer)}
-    router, address = await StubServer.listen(methods, streaming=STREAMING)
+    router, address = await StubServer.listen(methods, streaming=STREAMING, tls=tls)
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
@@ -200,6 +216,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--token-ids", type=int, nargs="+", help="of worker 0, 1, ...")
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--tls-cert", type=Path)
+    parser.add_argument("--tls-key", type=Path)
     configure("stub", "stub", "warning")  # lines on stdout would fill its pipe
     without_pauses()
     uvloop.run(serve(parser.parse_args(argv)))

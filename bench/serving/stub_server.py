@@ -5,6 +5,7 @@ gRPC; whatever else they say ends their connection.
 """
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -57,11 +58,15 @@ class StubServer(asyncio.Protocol):
 
     @classmethod
     async def listen(
-        cls, methods: Mapping[str, Method], *, streaming: frozenset[str]
+        cls,
+        methods: Mapping[str, Method],
+        *,
+        streaming: frozenset[str],
+        tls: ssl.SSLContext | None = None,
     ) -> tuple[asyncio.Server, str]:
         """On a free port; with the address."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: cls(methods, streaming), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: cls(methods, streaming), "127.0.0.1", 0, ssl=tls)
         return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

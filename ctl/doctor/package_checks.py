@@ -162,7 +162,7 @@ def check_own_packages(clashes: Iterable[Clash]) -> Iterator[Finding]:
 
 def check_versions(host: Host) -> Finding:
     """What to write into a bug report."""
-    names = ("epserve", "grpcio", "protobuf", "triton", "safetensors", "xgrammar", "kubernetes")
+    names = ("epserve", "grpcio", "protobuf", "triton", "safetensors", "llguidance", "kubernetes")
     return ok("versions", ", ".join(f"{name} {host.version(name) or 'missing'}" for name in names))
 
 

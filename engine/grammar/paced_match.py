@@ -3,8 +3,8 @@ those that are late.
 
     offer(token)  ->  settle(matches)  ->  is_ready: the mask for the next token is there
 
-What a matcher may spend on one request is bounded, see `fault`. A call of the library cannot be
-broken off; the thread that it keeps is one of many, and yields to the steps.
+What a matcher may spend on one request is bounded, see `fault`, and so is each call of the library,
+see `grammar_match.LIMITS`. The thread that it keeps is one of many, and yields to the steps.
 """
 
 import os
@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+import numpy as np
 
 from core.clock import Clock
 from engine.sampling.history import Match
@@ -34,7 +34,7 @@ NICENESS = 5  # steps go first
 
 class _Work(NamedTuple):
     fits: bool
-    mask: torch.Tensor
+    mask: np.ndarray
     cpu_seconds: float
     seconds: float
 
@@ -56,7 +56,7 @@ class PacedMatch:
         self._num_tokens = len(output)
         self._cpu_seconds = self._last_seconds = 0.0
         self._fault: str | None = None
-        self._mask = torch.empty(0, dtype=torch.int32)
+        self._mask = np.empty(0, dtype=np.uint32)
         self._fits = self._active = True
         self._complete = False
         self._offered: int | None = None
@@ -101,10 +101,11 @@ class PacedMatch:
         self._offered = None
         return self._fits if self.is_ready else True  # the mask has it, at least
 
-    def fill(self, matches: Sequence[Match], bits: torch.Tensor) -> None:
+    def fill(self, matches: Sequence[Match], bits: Any) -> None:  # noqa: ANN401 - as `Match`
+        words = bits.numpy().view(np.uint32)
         for row, match in enumerate(matches):
             assert isinstance(match, PacedMatch)
-            bits[row] = match._mask
+            words[row] = match._mask
 
     def fault(self) -> str | None:
         if self.is_ready:
@@ -129,7 +130,7 @@ class PacedMatch:
     def _take(self, job: "Future[_Work]") -> None:
         self._job = None
         if (error := job.exception()) is not None:
-            self._fault = f"the constraint cannot be matched: {type(error).__name__}"
+            self._fault = f"this constraint cannot be kept to: {error}"
             return
         work = job.result()
         self._fits, self._mask = work.fits, work.mask
@@ -140,7 +141,7 @@ class PacedMatch:
             self._fault = f"the first {self._num_tokens} tokens do not follow the grammar"
 
     def _allows(self, token_id: int) -> bool:
-        return bool(self._mask[token_id // 32].item() >> (token_id % 32) & 1)
+        return bool(self._mask[token_id // 32] >> token_id % 32 & 1)
 
 
 def settle(matches: Sequence[Match]) -> None:

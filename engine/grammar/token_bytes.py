@@ -20,9 +20,9 @@ class TokenBytes(NamedTuple):
     special: frozenset[int]
 
 
-def token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
-    """`vocab_size` entries. Raises CheckpointError when tokenizer.json is missing, broken, or
-    not byte-level BPE."""
+def token_bytes(folder: Path, vocab_size: int | None) -> TokenBytes:
+    """`vocab_size` entries; None: as many as there are. Raises CheckpointError when tokenizer.json
+    is missing, broken, or not byte-level BPE."""
     path = folder / "tokenizer.json"
     try:
         fields = json.loads(path.read_bytes())
@@ -33,8 +33,10 @@ def token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
         raise CheckpointError(f"cannot read {path}: {error!r}") from error
     if decoder != "ByteLevel":
         raise CheckpointError(f"{path}: the decoder is {decoder}, not ByteLevel")
-    entries = [b""] * vocab_size
     added_ids = {token_id for token_id, _, _ in added}
+    if vocab_size is None:
+        vocab_size = max(*vocab.values(), *added_ids) + 1
+    entries = [b""] * vocab_size
     for text, token_id in vocab.items():
         if token_id < vocab_size and token_id not in added_ids:
             entries[token_id] = bytes(BYTE_OF_CHARACTER[character] for character in text)

@@ -6,16 +6,11 @@ from proto import generate_pb2
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output must match; exactly one of the first three is not None. Meanings as in
-    `generate.proto` `Grammar`."""
+    """What the output must match. Meanings as in `generate.proto` `Grammar`."""
 
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
+    lark: str
     after_token_id: int | None = None
-    compact: bool = True
     thoughts: tuple[int, int] | None = None  # ids that open and close them
-    special_token_ids: tuple[int, ...] = ()
 
 
 class ThoughtBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,15 +89,10 @@ def _thought_budget(message: generate_pb2.ThoughtBudget) -> ThoughtBudget:
 
 
 def _grammar(message: generate_pb2.Grammar) -> Grammar:
-    kind = message.WhichOneof("kind")
     return Grammar(
-        json_schema=message.json_schema if kind == "json_schema" else None,
-        regex=message.regex if kind == "regex" else None,
-        ebnf=message.ebnf if kind == "ebnf" else None,
+        lark=message.lark,
         after_token_id=message.after_token_id if message.HasField("after_token_id") else None,
-        compact=message.compact,
         thoughts=(message.thoughts.open_token_id, message.thoughts.close_token_id)
         if message.HasField("thoughts")
         else None,
-        special_token_ids=tuple(message.special_token_ids),
     )

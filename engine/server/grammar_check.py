@@ -1,53 +1,21 @@
 """Refuses grammars that a compiler must not be given."""
 
-import json
-from typing import Any
-
 from core.errors import InvalidRequest
 from proto import generate_pb2
 
-# Compilers take time and stack by size and depth.
-MAX_GRAMMAR_BYTES = 128 * 2**10
-MAX_SCHEMA_DEPTH = 96
+# Compilers take time by size, and stack by the number of rules; of brackets they count the depth.
+MAX_GRAMMAR_BYTES = 2**20
+MAX_LINES = 2048
 
 
 def check_grammar(message: generate_pb2.Grammar) -> None:
-    """Raises InvalidRequest for one that is too large, too deep, or no JSON."""
-    kind = message.WhichOneof("kind")
-    if kind is None:
+    """Raises InvalidRequest for one that is empty or too large."""
+    if not message.lark:
         raise InvalidRequest("the grammar is empty", param="grammar")
-    text: str = getattr(message, kind)
-    num_bytes = len(text.encode())
-    if num_bytes > MAX_GRAMMAR_BYTES:
+    num_bytes, num_lines = len(message.lark.encode()), message.lark.count("\n")
+    if num_bytes > MAX_GRAMMAR_BYTES or num_lines > MAX_LINES:
         raise InvalidRequest(
-            f"a grammar of {num_bytes} bytes is more than {MAX_GRAMMAR_BYTES}", param="grammar"
+            f"a grammar of {num_bytes} bytes and {num_lines} lines is more than"
+            f" {MAX_GRAMMAR_BYTES} and {MAX_LINES}",
+            param="grammar",
         )
-    if kind == "json_schema" and text:
-        _check_schema(text)
-
-
-def _check_schema(text: str) -> None:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the JSON schema is no JSON: {error}", param="grammar") from error
-    if not isinstance(schema, dict | bool):
-        raise InvalidRequest("a JSON schema is an object or a boolean", param="grammar")
-    if _depth(schema) > MAX_SCHEMA_DEPTH:
-        raise InvalidRequest(
-            f"a JSON schema deeper than {MAX_SCHEMA_DEPTH} levels is not possible", param="grammar"
-        )
-
-
-def _depth(value: Any) -> int:  # noqa: ANN401 - any JSON
-    """Level by level: without recursion."""
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [
-            child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
-        ]
-    return depth

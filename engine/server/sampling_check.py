@@ -43,8 +43,8 @@ def check_sampling(params: generate_pb2.SamplingParams, vocab_size: int) -> None
     if params.HasField("grammar"):
         check_grammar(params.grammar)
         grammar, thoughts = params.grammar, params.grammar.thoughts
-        named = (thoughts.open_token_id, thoughts.close_token_id, *grammar.special_token_ids)
-        _check_ids((grammar.after_token_id, *named), vocab_size, "grammar")
+        named = (grammar.after_token_id, thoughts.open_token_id, thoughts.close_token_id)
+        _check_ids(named, vocab_size, "grammar")
 
 
 def check_token_ids(packed: bytes, vocab_size: int, param: str) -> None:

@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
 
     async def compile(self, request: Mapping[str, Any], *, param: str, client: str = "") -> str:
-        """What workers are to be sent, as EBNF; "" where the text of `request` itself will do.
+        """What workers are to be sent, as Lark.
 
         Raises InvalidRequest with the compiler's reason, RateLimited or Overloaded as
         `FairTurns.check`, and Unavailable when there is no compiler.
@@ -74,8 +74,8 @@ class GrammarCompiler:
             self._verdicts.move_to_end(key)
         if "error" in answer:
             raise InvalidRequest(f"{param} does not compile: {answer['error']}", param=param)
-        ebnf: str = answer["ebnf"]
-        return ebnf
+        lark: str = answer["lark"]
+        return lark
 
     async def warm(self) -> None:
         """Starts the first processes, so that no request has to wait for that."""
@@ -154,4 +154,4 @@ class GrammarCompiler:
 
 
 def _num_characters(answer: dict[str, Any]) -> int:
-    return len(answer.get("ebnf", ""))
+    return len(answer.get("lark", ""))

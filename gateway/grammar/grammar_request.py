@@ -10,7 +10,7 @@ from gateway.grammar.grammar_compiler import GrammarCompiler
 from gateway.grammar.json_schema_check import check_schema
 from gateway.grammar.pattern_check import pattern_fault
 from gateway.requests.constraint_fields import Constraint
-from gateway.requests.request_body import parse_json
+from gateway.requests.request_body import aside, parse_json
 from gateway.requests.tool_fields import Tool, ToolUse
 from proto.generate_pb2 import Grammar
 
@@ -47,8 +47,10 @@ async def request_grammar(
     request: dict[str, Any] | None = None
     param = "tools"
     if constraint is not None:
-        _check(constraint)
+        await aside(len(constraint.text), _check, constraint)
         request, param = {"kind": constraint.kind, "text": constraint.text}, constraint.param
+        if constraint.kind == "structural_tag":
+            request["marks"] = form.marks
     if tools is not None and tools.forced:
         if constraint is not None and not constraint.param.startswith("response_format"):
             raise InvalidRequest(
@@ -66,9 +68,7 @@ async def request_grammar(
             is_free=request is None, instead=request,
         )  # fmt: skip
     assert request is not None
-    ebnf = await compiler.compile(request, param=param, client=client)
-    written: dict[str, Any] = {"ebnf": ebnf} if ebnf else {request["kind"]: request["text"]}
-    return Grammar(**written, compact=True)
+    return Grammar(lark=await compiler.compile(request, param=param, client=client))
 
 
 def calls_request(

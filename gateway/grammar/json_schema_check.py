@@ -18,13 +18,11 @@ MAX_SCHEMAS = 20_000
 # Keywords that say something about the value and that the compiler does not keep to.
 UNSUPPORTED = frozenset(
     {
-        "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains",
+        "not", "if", "then", "else", "contains", "minContains", "maxContains",
         "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef",
         "$anchor", "$dynamicAnchor", "additionalItems",
     }
 )  # fmt: skip
-# Keywords beside which the compiler looks at nothing else.
-EXCLUSIVE = ("$ref", "anyOf", "oneOf", "allOf", "const", "enum")
 # They say nothing about the value, or hold schemas for others to refer to.
 NEUTRAL = frozenset(
     {
@@ -34,10 +32,10 @@ NEUTRAL = frozenset(
 )  # fmt: skip
 # Keywords that hold for one type of value, which the compiler wants to be named with them.
 OF_TYPE = {
-    "pattern": "string", "format": "string", "minLength": "string", "maxLength": "string",
+    "patterns": "string", "format": "string", "minLength": "string", "maxLength": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number",
     "exclusiveMaximum": "number", "multipleOf": "number",
-    "minItems": "array", "maxItems": "array", "prefixItems": "array",
+    "minItems": "array", "maxItems": "array", "prefixItems": "array", "uniqueItems": "array",
     "minProperties": "object", "maxProperties": "object", "required": "object",
     "propertyNames": "object",
 }  # fmt: skip
@@ -94,22 +92,13 @@ def _parts(place: _Place, schema: Mapping[str, Any]) -> Iterator[_Place]:
 
 def _fault(schema: dict[str, Any], root: object, followed: set[str]) -> str | None:
     """What is wrong with this schema, its parts apart."""
-    return (
-        wrong_form(schema)
-        or _unsupported(schema)
-        or _bad_reference(schema, root, followed)
-        or _left_out_beside(schema)
-        or _without_type(schema)
-        or _cannot_be_combined(schema)
-    )
+    return wrong_form(schema) or _unsupported(schema) or _bad_reference(schema, root, followed)
 
 
 def _unsupported(schema: dict[str, Any]) -> str | None:
     for name in schema:
         if name in UNSUPPORTED and schema[name] not in (False, None):
             return f"{name} is not supported"
-    if len(schema.get("allOf", ())) > 1:
-        return "allOf with several schemas is not supported"
     return None
 
 
@@ -136,24 +125,9 @@ def _bad_reference(schema: dict[str, Any], root: object, followed: set[str]) -> 
     return None
 
 
-def _left_out_beside(schema: dict[str, Any]) -> str | None:
-    for exclusive in EXCLUSIVE:
-        if exclusive not in schema:
-            continue
-        others = set(schema) - NEUTRAL - {exclusive}
-        if exclusive in ("const", "enum"):
-            others.discard("type")
-        if exclusive == "$ref" and isinstance(schema["$ref"], str):
-            # `#/properties/x`: what is referred to stands beside the reference.
-            others -= {schema["$ref"].split("/")[1]} if "/" in schema["$ref"] else set()
-        if others:
-            return f"{min(others)} beside {exclusive} is not supported"
-        return None
-    return None
-
-
-def _without_type(schema: dict[str, Any]) -> str | None:
-    if any(name in schema for name in EXCLUSIVE):
+def without_type(schema: Mapping[str, Any]) -> str | None:
+    """Which keyword of a schema without `anyOf` and the like needs a type beside it."""
+    if "const" in schema or "enum" in schema:
         return None
     types = schema.get("type")
     listed = types if isinstance(types, list) else [types]
@@ -164,24 +138,6 @@ def _without_type(schema: dict[str, Any]) -> str | None:
         named.add("object")
     for name, type_ in OF_TYPE.items():
         if name in schema and type_ not in named and not (named and type_ != "object"):
+            name = "pattern" if name == "patterns" else name
             return f"{name} needs type {type_!r} beside it"
-    return None
-
-
-def _cannot_be_combined(schema: dict[str, Any]) -> str | None:
-    has_bounds = any(name in schema for name in ("minLength", "maxLength"))
-    if has_bounds and ("pattern" in schema or "format" in schema):
-        return "minLength and maxLength beside pattern or format are not supported"
-    if "pattern" in schema and "format" in schema:
-        return "pattern beside format is not supported"
-    if "multipleOf" in schema and (
-        schema.get("type") != "integer"
-        or any(name in schema for name in OF_TYPE if "inimum" in name or "aximum" in name)
-    ):
-        return "multipleOf is supported for integers without bounds only"
-    names = schema.get("properties", {})
-    if schema.get("additionalProperties", False) is False and "patternProperties" not in schema:
-        missing = [name for name in schema.get("required", ()) if name not in names]
-        if missing:
-            return f"required names {missing[0][:64]!r}, which is not among properties"
     return None

@@ -27,7 +27,7 @@ class BodyForm:
         if scope["type"] != "http" or scope["method"] != "POST":
             return self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        if headers.get("content-encoding", "identity").lower() != "identity":
+        if {one.lower() for one in headers.getlist("content-encoding")} - {"identity"}:
             text = "content encodings are not decoded here: send the body as it is"
             return _unsupported(text, {"accept-encoding": "identity"})(scope, receive, send)
         if not self._takes_unasked and self._is_unasked(headers):

@@ -115,7 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._num_loose_bytes += len(data)
         super().data_received(data)
-        if self._num_loose_bytes > MAX_HEAD_BYTES and not self._is_refused:
+        is_one_line = self._is_in_head and data.endswith(b"\n") and self._names_no_version()
+        if (is_one_line or self._num_loose_bytes > MAX_HEAD_BYTES) and not self._is_refused:
             self.send_400_response("")
         # Most heads come whole: no timer for those.
         if self._head_timer is None and (self._is_in_head or self._is_idle()):
@@ -213,6 +214,10 @@ class HttpProtocol(HttpToolsProtocol):
         is_told = len(hosts) == 1 or (version == "1.0" and not hosts)
         if not is_told or not all(map(HOST.fullmatch, hosts)):
             raise ValueError("host")
+
+    def _names_no_version(self) -> bool:
+        """A request line of HTTP/0.9, behind which nothing more would come."""
+        return self.parser.get_http_version() == "0.0"
 
     def _is_idle(self) -> bool:
         """Nothing is being answered; any data, even blank lines, has ended uvicorn's timer."""

@@ -10,9 +10,12 @@ from gateway.prompt.message_forms import Message, as_templates_read, each_text
 from gateway.prompt.served_model import ServedModel
 from gateway.prompt.tool_prompt import with_tools
 from gateway.requests.chat_request import MessagesFields
+from gateway.requests.request_body import aside
 from gateway.text.think_marks import CLOSE, OPEN, ThinkMarks, leaves_open
 from gateway.text.typed_tokens import TypedTokens
 from proto.generate_pb2 import Grammar, SamplingParams, ThoughtBudget
+
+MESSAGE_BYTES = 256  # a short one takes a template as long as so many bytes of a long one
 
 
 class ChatPrompt(NamedTuple):
@@ -51,9 +54,21 @@ class ChatPrompt(NamedTuple):
             sampling.thought_budget.CopyFrom(budget)
 
 
-async def make_chat_prompt(body: MessagesFields, model: ServedModel) -> ChatPrompt:
-    """Raises InvalidRequest when there is no template, or it refuses the messages or cannot do
-    what they ask for."""
+async def make_chat_prompt(
+    body: MessagesFields, model: ServedModel, *, num_bytes: int
+) -> ChatPrompt:
+    """`num_bytes` are those of the request. Raises InvalidRequest when there is no template, or it
+    refuses the messages or cannot do what they ask for."""
+    size = max(num_bytes, len(body.messages) * MESSAGE_BYTES)
+    text, is_thinking, may_think = await aside(size, _rendered, body, model)
+    if model.sanitizes_control_tokens:
+        return ChatPrompt(await model.tokenizer.encode_marked(text), is_thinking, may_think)
+    token_ids = await model.tokenizer.encode(text, add_special_tokens=False)
+    return ChatPrompt(token_ids, is_thinking, may_think)
+
+
+def _rendered(body: MessagesFields, model: ServedModel) -> tuple[str, bool, bool]:
+    """The prompt's text, and the others of `ChatPrompt`."""
     template = model.chat_template
     if template is None:
         raise InvalidRequest(f"{model.name} has no chat template; use /v1/completions")
@@ -74,10 +89,7 @@ async def make_chat_prompt(body: MessagesFields, model: ServedModel) -> ChatProm
     may_think = body.final_message is None and not text.rstrip().endswith(CLOSE)
     _check_choice(body, template, thinks=is_thinking or (may_think and template.mentions_thoughts))
     may_think = may_think and not is_thinking and body.wants_thoughts is not False
-    if model.sanitizes_control_tokens:
-        return ChatPrompt(await model.tokenizer.encode_marked(text), is_thinking, may_think)
-    token_ids = await model.tokenizer.encode(text, add_special_tokens=False)
-    return ChatPrompt(token_ids, is_thinking, may_think)
+    return text, is_thinking, may_think
 
 
 def _check_choice(body: MessagesFields, template: ChatTemplate, *, thinks: bool) -> None:

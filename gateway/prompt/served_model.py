@@ -28,12 +28,6 @@ class ServedModel:
     tool_format: ToolFormat
     sampling_defaults: SamplingDefaults
 
-    @property
-    def tool_mark_ids(self) -> list[int]:
-        """Of the marks of calls that are tokens."""
-        found = map(self.tokenizer.token_id, self.tool_format.marks)
-        return [one for one in found if one is not None and one not in self.eos_token_ids]
-
     @classmethod
     def load(cls, settings: GatewaySettings) -> "ServedModel":
         """Raises CheckpointError naming the file and field at fault."""

@@ -8,7 +8,6 @@ from pydantic import ConfigDict, Field
 
 from core.errors import InvalidRequest
 from gateway.requests.request_body import ClosedModel, Items, RequestModel
-from gateway.text.ebnf import ebnf_literal
 
 MAX_CHOICES = 1024
 # What each field of a request, and of `structured_outputs`, asks for.
@@ -63,9 +62,9 @@ class StructuredOutputs(ClosedModel):
 
 class Constraint(NamedTuple):
     """What the output must match; `param` is the field that asks for it. The text of a
-    `json_schema` may be empty: any JSON object."""
+    `json_schema` may be empty: any JSON object; that of a `choice` is a JSON list of texts."""
 
-    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    kind: Literal["json_schema", "regex", "ebnf", "choice", "structural_tag"]
     text: str
     param: str
 
@@ -135,13 +134,12 @@ def _constraint(kind: str, value: Any, param: str) -> Constraint:  # noqa: ANN40
         case "choice":
             if not all(value):
                 raise InvalidRequest(f"{param}: choices are not empty", param=param)
-            choices = " | ".join(map(ebnf_literal, value))
-            return Constraint("ebnf", f"root ::= {choices}", param)
+            return Constraint(kind, _json_text(value), param)
         case "regex" | "ebnf":
             return Constraint(kind, value, param)
     raise AssertionError(kind)
 
 
-def _json_text(schema: dict[str, Any]) -> str:
+def _json_text(value: dict[str, Any] | list[str]) -> str:
     # Order and spelling are kept: properties come in the order of the schema.
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

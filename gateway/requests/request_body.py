@@ -1,6 +1,7 @@
 """Request bodies: strict JSON, then a pydantic model; every fault is the client's and named."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,6 +13,8 @@ from core.errors import Cancelled, InvalidRequest
 from gateway.requests.unsupported import refuse_unsupported
 
 MAX_PROBLEMS_SHOWN = 3
+# What is done with larger bodies takes milliseconds, and others would wait for it.
+LARGE_BYTES = 16 * 2**10
 
 
 class RequestModel(BaseModel):
@@ -37,6 +40,7 @@ Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 
 Body = TypeVar("Body", bound=RequestModel)
+Result = TypeVar("Result")
 
 
 async def read_body(request: Request, model: type[Body]) -> Body:
@@ -46,9 +50,22 @@ async def read_body(request: Request, model: type[Body]) -> Body:
     before all of it is there.
     """
     try:
-        body = parse_json(await request.body())
+        content = await request.body()
     except ClientDisconnect as error:
         raise Cancelled("the client went away") from error
+    return await aside(len(content), _parse, content, model)
+
+
+async def aside(size: int, call: Callable[..., Result], *arguments: Any) -> Result:  # noqa: ANN401
+    """What `call` returns, which takes as long as `size`, in bytes of a body, says: in a thread
+    where that is long."""
+    if size <= LARGE_BYTES:
+        return call(*arguments)
+    return await asyncio.to_thread(call, *arguments)
+
+
+def _parse(content: bytes, model: type[Body]) -> Body:
+    body = parse_json(content)
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return parse_fields(body, model)

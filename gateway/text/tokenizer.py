@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # a millisecond or two, about what the way to a thread and back costs a busy process.
 INLINE_CHARACTERS = 4000
 # Of words that are known so many take half as long.
-WORDS_CHARACTERS = 4 * INLINE_CHARACTERS
+WORDS_CHARACTERS = 2 * INLINE_CHARACTERS
 
 
 class Tokenizer:

@@ -48,6 +48,7 @@ DATA_BYTES = 8192
 # What a product reads of a block, and with units.
 READ_BYTES = DATA_BYTES + 2 * BLOCK_ROWS
 BLOCK_BYTES = READ_BYTES + 2 * BLOCK_ROWS
+TRITON_SIZES = {"rows": BLOCK_ROWS, "group": GROUP, "data_bytes": DATA_BYTES}
 # The kernel reads a value v as -v * 2^-9 where it is signed, as v * 2^-8 in zigzag.
 SIGNED_FACTOR = -512.0
 ZIGZAG_FACTOR = 256.0
@@ -142,8 +143,7 @@ def pack_blocks(
     if path_of("w4a8_packing", device) == "triton":
         from kernels.moe.w4a8_grouped_gemm_packing_triton import launch
 
-        sizes = {"rows": BLOCK_ROWS, "group": GROUP, "data_bytes": DATA_BYTES}
-        is_signed, is_unfit = launch(blocks, nibbles, scales, **sizes)
+        is_signed, is_unfit = launch(blocks, nibbles, scales, **TRITON_SIZES)
     else:
         is_signed, is_unfit = pack_values_reference(blocks, nibbles, scales)
     _pack_scales(blocks, scales, is_signed)

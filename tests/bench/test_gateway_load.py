@@ -12,6 +12,7 @@ import pytest
 from bench.gateway_load import LETTERS, lags_of
 from bench.records import read
 from bench.serving.raw_streams import RawStream
+from tests.certificates import needs_openssl
 from tests.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -42,17 +43,21 @@ async def test_output_is_found_where_it_arrived() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_short_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=needs_openssl)])
+def test_a_short_run(tmp_path: Path, tls: bool) -> None:
     port = free_port()
+    options = ["--tls", str(tmp_path)] if tls else []
     result = subprocess.run(
         [sys.executable, "-m", "bench.gateway_load", "--results", str(tmp_path), "--streams", "20",
          "--seconds", "1", "--ramp-seconds", "0.5", "--request-rate", "10",
-         "--warm-up-requests", "25", "--port", str(port), "--record"],
+         "--warm-up-requests", "25", "--port", str(port), "--record", *options],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=200,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    values = {record.metric: record.value for record in read(tmp_path / "gateway.jsonl")}
+    records = list(read(tmp_path / "gateway.jsonl"))
+    assert all(record.case.endswith("mutual TLS") == tls for record in records)
+    values = {record.metric: record.value for record in records}
     assert values["streams_held"] == 20
     assert 0 < values["delivered"] < 1.5  # a busy machine lags behind
     assert values["added_ttft_p50"] > 0

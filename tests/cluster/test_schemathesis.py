@@ -23,7 +23,7 @@ CHECKS = (
 )
 # Examples an operation, the requests that come of them, and what else is tried: coverage is some
 # 4,000 requests, each with one field as it may just be or may not be any more.
-SHORT, LONG = (40, 300, "examples,fuzzing"), (160, 5000, "examples,coverage,fuzzing")
+SHORT, LONG = (40, 200, "examples,fuzzing"), (160, 5000, "examples,coverage,fuzzing")
 
 
 def responses(cluster: Cluster) -> Counter[tuple[str, str]]:

@@ -109,8 +109,7 @@ class FakePrefill:
         num_tokens = len(token_ids)
         history = history_of(sampling, prompt, output)
         if history is not None and sampling.grammar is not None:
-            compiled = self._compiler.compile(sampling.grammar)
-            match = self._compiler.match(sampling.grammar, compiled, sampling.stop_token_ids)
+            match = self._compiler.match(sampling.grammar, sampling.stop_token_ids)
             paced = PacedMatch(match, output, self._threads, SystemClock())
             assert paced.job is not None
             paced.job.result()

@@ -17,6 +17,7 @@ from engine.link.messages import (
 )
 from engine.sampling.sampling_params import Grammar, ThoughtBudget
 from tests.decode_worker.one_rank import Answer, OneRank, one_rank
+from tests.larks import json_schema, regex
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 PROMPT = [(7 * j) % 250 + 5 for j in range(21)]
@@ -49,16 +50,16 @@ PENALTIES: dict[str, dict[str, Any]] = {
     },
 }
 GRAMMARS: dict[str, dict[str, Any]] = {
-    "json": {"grammar": Grammar(json_schema='{"type":"object"}'), **RANDOM},
-    "regex": {"grammar": Grammar(regex=r"[ab]{3,7}(c[0-9]{2})+"), **RANDOM},
-    "greedy": {"grammar": Grammar(regex=r"[ab]{3,7}(c[0-9]{2})+"), "frequency_penalty": 0.5},
+    "json": {"grammar": Grammar(lark=json_schema('{"type":"object"}')), **RANDOM},
+    "regex": {"grammar": Grammar(lark=regex(r"[ab]{3,7}(c[0-9]{2})+")), **RANDOM},
+    "greedy": {"grammar": Grammar(lark=regex(r"[ab]{3,7}(c[0-9]{2})+")), "frequency_penalty": 0.5},
     "later": {
-        "grammar": Grammar(regex="[xyz]*", after_token_id=50),
+        "grammar": Grammar(lark=regex("[xyz]*"), after_token_id=50),
         "logit_bias": ((50, 6.0),),
         **RANDOM,
     },
     "after thoughts": {
-        "grammar": Grammar(regex="[xyz]*", after_token_id=61),
+        "grammar": Grammar(lark=regex("[xyz]*"), after_token_id=61),
         "thought_budget": ThoughtBudget(
             max_tokens=5, open_token_id=60, close_token_ids=(61,), is_open=True
         ),
@@ -108,7 +109,7 @@ def test_a_move_at_any_position_changes_no_token(rank: OneRank, name: str) -> No
 
 @pytest.mark.parametrize(
     "feature",
-    [PENALTIES["all"], {"grammar": Grammar(regex="([ab]c?[0-9]){15,30}"), **RANDOM}],
+    [PENALTIES["all"], {"grammar": Grammar(lark=regex("([ab]c?[0-9]){15,30}")), **RANDOM}],
     ids=["penalties", "grammar"],
 )
 def test_preemption_changes_no_token(folder: Path, tmp_path: Path, feature: dict[str, Any]) -> None:
@@ -134,10 +135,12 @@ def test_outputs_match_their_grammar_and_end_where_it_does(
             PROMPT,
             max_tokens=100,
             ignore_eos=seed % 2 > 0,
-            grammar=Grammar(regex="[ab]{2,5}(c[0-9])*"),
+            grammar=Grammar(lark=regex("[ab]{2,5}(c[0-9])*")),
             **(RANDOM | {"seed": seed}),
         )
-        rank.submit(f"fixed{seed}", PROMPT, min_tokens=seed, grammar=Grammar(regex="(abc|def)x"))
+        rank.submit(
+            f"fixed{seed}", PROMPT, min_tokens=seed, grammar=Grammar(lark=regex("(abc|def)x"))
+        )
     rank.run()
     for seed in range(12):
         free, fixed = rank.answers[f"open{seed}"], rank.answers[f"fixed{seed}"]
@@ -157,12 +160,12 @@ def failure(rank: OneRank, name: str) -> Failed:
 
 def test_what_cannot_follow_a_grammar_is_refused(rank: OneRank) -> None:
     rank.answering = False
-    rank.submit("no grammar", PROMPT, grammar=Grammar(regex="(a"))
-    rank.submit("no such output", PROMPT, [50, 51], grammar=Grammar(regex="a"))
+    rank.submit("no grammar", PROMPT, grammar=Grammar(lark=regex("(a")))
+    rank.submit("no such output", PROMPT, [50, 51], grammar=Grammar(lark=regex("a")))
     rank.run()
     for name in ("no grammar", "no such output"):
         assert failure(rank, name).code == "INVALID_ARGUMENT"
-    assert "parenthesis" in failure(rank, "no grammar").message
+    assert "unclosed group" in failure(rank, "no grammar").message
     rank.release()
     rank.until_free(256)
 
@@ -172,7 +175,7 @@ def test_an_output_that_is_complete_ends_without_another_token(
 ) -> None:
     complete = [texts.index(letter) for letter in (b"a", b"b")]
     rank.answering = False
-    rank.submit("r", PROMPT, complete, grammar=Grammar(regex="ab"))
+    rank.submit("r", PROMPT, complete, grammar=Grammar(lark=regex("ab")))
     rank.run()
     (produced,) = [message for message in rank.heard if isinstance(message, Produced)]
     assert (produced.tokens, produced.finish) == ((), Finish.STOP)

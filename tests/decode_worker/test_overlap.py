@@ -24,6 +24,7 @@ from engine.step.sequence_chunk import SequenceChunk
 from model.batch import AttentionForm, ForwardBatch
 from model.deepseek import DeepseekV3
 from tests.decode_worker.one_rank import OneRank, one_rank
+from tests.larks import regex
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 NUM_TOKENS = 14
@@ -38,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 BY_HISTORY: dict[str, dict[str, Any]] = {
     "penalised": {"frequency_penalty": 1.2, "repetition_penalty": 1.3},
-    "grammar": {"grammar": Grammar(regex="[ab]{3,7}(c[0-9]{2})+"), "temperature": 1.0},
+    "grammar": {"grammar": Grammar(lark=regex("[ab]{3,7}(c[0-9]{2})+")), "temperature": 1.0},
 }
 
 

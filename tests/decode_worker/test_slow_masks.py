@@ -11,13 +11,14 @@ from engine.grammar import paced_match
 from engine.link.messages import Failed, Finish
 from engine.sampling.sampling_params import Grammar
 from tests.decode_worker.one_rank import OneRank, one_rank
+from tests.larks import regex
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 PROMPT = list(range(5, 16))
 MATCHED: dict[str, dict[str, Any]] = {
-    "endless": {"grammar": Grammar(regex="[ab]{3,7}(c[0-9]{2})+"), "temperature": 1.0},
-    "finite": {"grammar": Grammar(regex="[ab]{5}c"), "temperature": 1.0, "seed": 4},
-    "counted": {"grammar": Grammar(regex="[a-f]+"), "presence_penalty": 1.0},
+    "endless": {"grammar": Grammar(lark=regex("[ab]{3,7}(c[0-9]{2})+")), "temperature": 1.0},
+    "finite": {"grammar": Grammar(lark=regex("[ab]{5}c")), "temperature": 1.0, "seed": 4},
+    "counted": {"grammar": Grammar(lark=regex("[a-f]+")), "presence_penalty": 1.0},
 }
 PLAIN: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 1.1, "seed": 3}}
 Schedule = pytest.mark.parametrize("overlap", [False, True])

@@ -270,3 +270,24 @@ async def test_prompts_are_not_logged(
     assert "generation ended" in out + err + caplog.text
     assert secret not in out + err + caplog.text
     assert str(TOKENIZER.encode(secret).ids)[1:-1] not in out + err + caplog.text
+
+
+async def test_what_clients_name_makes_no_series(gateway: Gateway) -> None:
+    async def ask(name: str) -> None:
+        headers = {"authorization": f"Bearer {name}", "x-request-id": name, "x-session-id": name}
+        client = gateway.client
+        for fields in ({"model": name}, {"user": name}, {"stop": [name]}, {name: name}):
+            body = {"model": MODEL, "prompt": "plain"} | fields
+            await client.post("/v1/completions", json=body, headers=headers)
+        await client.post(f"/v1/{name}", json={}, headers=headers)
+        await client.get(f"/v1/models/{name}", headers=headers)
+        await client.get(f"/v1/responses/resp_{name}", headers=headers)
+        await client.post("/v1/responses", json={"input": "a", "previous_response_id": name})
+        await client.post("/v1/messages", json={"metadata": {"user_id": name}})
+
+    await ask("first")
+    await samples(gateway)
+    before = (await samples(gateway)).keys()
+    for number in range(5):
+        await ask(f"name{number}")
+    assert set((await samples(gateway)).keys() - before) == set()

@@ -44,7 +44,14 @@ def test_new_rope_fields_say_the_same_as_old_ones(tmp_path: Path) -> None:
 
 def test_absent_and_null_mean_the_same(tmp_path: Path) -> None:
     config = ModelConfig.from_folder(
-        write(tmp_path, q_lora_rank=None, n_shared_experts=None, rope_scaling=None)
+        write(
+            tmp_path,
+            q_lora_rank=None,
+            n_shared_experts=None,
+            rope_scaling=None,
+            topk_method=None,
+            scoring_func=None,
+        )
     )
     assert config.q_lora_rank is None
     assert config.num_shared_experts == 0

@@ -19,6 +19,7 @@ from engine.sampling import prompt_scores
 from engine.sampling.history import history_of
 from engine.sampling.sampler import SampleRow, sample
 from engine.sampling.sampling_params import Grammar, Sampling
+from tests.larks import regex
 from tests.prefill_worker.one_rank import (
     PAGE,
     Model,
@@ -144,13 +145,13 @@ def test_grammars_are_kept_to_from_where_the_output_is(model: Model, folder: Pat
     texts = token_bytes(folder, 260).texts
     a, b, c = (texts.index(one) for one in (b"a", b"b", b"c"))
     rank, target = OneRank(model), TargetRank(model)
-    abc = Sampling(grammar=Grammar(regex="abc"))
+    abc = Sampling(grammar=Grammar(lark=regex("abc")))
     submits = [
         submit_to(target, "first", tokens(20), abc),
         begun(submit_to(target, "second", [*tokens(20), a], abc), 1),
         begun(submit_to(target, "third", [*tokens(20), a, b], abc), 2),
         begun(submit_to(target, "wrong", [*tokens(20), b], abc), 1),
-        submit_to(target, "bad", tokens(20), Sampling(grammar=Grammar(regex="(a"))),
+        submit_to(target, "bad", tokens(20), Sampling(grammar=Grammar(lark=regex("(a")))),
         submit_to(target, "free", tokens(20, seed=4)),
     ]
     messages = rank.run(rank.tell(*submits), lambda: until_compiled(rank))
@@ -160,7 +161,7 @@ def test_grammars_are_kept_to_from_where_the_output_is(model: Model, folder: Pat
     assert "free" in found
     failed = {m.attempt_id: m for m in messages if isinstance(m, Failed)}
     assert {failed["wrong"].code, failed["bad"].code} == {"INVALID_ARGUMENT"}
-    assert "parenthesis" in failed["bad"].message
+    assert "unclosed group" in failed["bad"].message
     rank.check_nothing_held()
 
 

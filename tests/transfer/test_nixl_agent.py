@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import torch
 
@@ -45,6 +47,25 @@ def test_idle_agent_uses_no_cpu(agent: NixlTransfer) -> None:
 
     # Once is enough: what else lives in this process may have something to do now and then.
     assert any(used() < 0.04 for _ in range(5))
+
+
+def test_connections_that_strangers_leave_are_given_back(agent: NixlTransfer) -> None:
+    """Also by an agent that has nothing to do."""
+    process = psutil.Process()
+    addresses = [
+        tuple(connection.laddr)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert addresses
+    before = process.num_fds()
+    for address in addresses * 20:
+        socket.create_connection(address).close()
+    deadline = time.monotonic() + 30
+    while process.num_fds() > before and time.monotonic() < deadline:
+        agent.poll()
+        time.sleep(0.01)
+    assert process.num_fds() <= before
 
 
 def test_polls_with_nothing_to_do_are_cheap(agent: NixlTransfer) -> None:

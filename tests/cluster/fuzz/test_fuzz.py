@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.cluster.fuzz.attacks import Attack, make_attack
+from bench.serving.attacks import Attack, make_attack
 from tests.cluster.harness import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(0)]

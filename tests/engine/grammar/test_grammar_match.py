@@ -4,6 +4,8 @@
 import json
 import random
 import re
+import time
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from engine.grammar.grammar_match import GrammarCompiler, GrammarMatch
 from engine.grammar.token_bytes import token_bytes
 from engine.sampling.sampling_params import Grammar
+from gateway.grammar.lark import lark_of
+from tests.larks import ebnf, json_schema, regex
 
 EOS, THINK_END, SPECIAL = 0, 1, 2
 TEXTS = ["a", "b", "c", "ab", "bc", "abc", "cc", "{", "}", '"', ":", ",", "1", "2", "0", "-", ".",
@@ -53,12 +57,12 @@ def compiler(folder: Path) -> GrammarCompiler:
 def begin(
     compiler: GrammarCompiler, grammar: Grammar, stop_token_ids: tuple[int, ...] = ()
 ) -> GrammarMatch:
-    return compiler.match(grammar, compiler.compile(grammar), stop_token_ids)
+    return compiler.match(grammar, stop_token_ids)
 
 
 def allowed(match: GrammarMatch) -> set[int]:
     words = match.mask()
-    return {token for token in range(VOCAB) if words[token // 32].item() >> (token % 32) & 1}
+    return {token for token in range(VOCAB) if words[token // 32] >> token % 32 & 1}
 
 
 def walk(match: GrammarMatch, choose: random.Random, most: int = 400) -> str | None:
@@ -95,9 +99,9 @@ PIECES = ["a", "b", "[ab]", "(ab|c)", "(a|bc)", "c?", "(abc)?", "[bc]{1,2}"]
 def test_masks_equal_brute_force(
     compiler: GrammarCompiler, pieces: list[str], data: st.DataObject
 ) -> None:
-    regex = "".join(pieces)
+    text_of_regex = "".join(pieces)
     language = _language(pieces)
-    match = begin(compiler, Grammar(regex=regex))
+    match = begin(compiler, Grammar(lark=regex(text_of_regex)))
     text = ""
     while not match.is_complete:
         expected = {
@@ -107,7 +111,7 @@ def test_masks_equal_brute_force(
         }
         if text in language:
             expected.add(EOS)
-        assert allowed(match) == expected, (regex, text)
+        assert allowed(match) == expected, (text_of_regex, text)
         token = data.draw(st.sampled_from(sorted(expected)))
         for other in {SPECIAL, NUM_USED, 3, 4} - expected:
             assert not match.accept(other)
@@ -116,7 +120,7 @@ def test_masks_equal_brute_force(
             break
         text += TEXTS[token - 3]
     assert text in language
-    assert re.fullmatch(regex, text)
+    assert re.fullmatch(text_of_regex, text)
     # Complete without an end token only when nothing could have followed.
     longer = [string for string in language if string.startswith(text) and string != text]
     assert match.is_complete
@@ -148,20 +152,17 @@ SCHEMAS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema)[:30])
-@pytest.mark.parametrize("compact", [True, False])
-def test_json_is_valid_by_jsonschema(
-    compiler: GrammarCompiler, schema: dict[str, object], compact: bool
-) -> None:
+def test_json_is_valid_by_jsonschema(compiler: GrammarCompiler, schema: dict[str, object]) -> None:
     choose, num_ends = random.Random(7), 0
     for _ in range(15):
-        match = begin(compiler, Grammar(json_schema=json.dumps(schema), compact=compact))
+        match = begin(compiler, Grammar(lark=json_schema(json.dumps(schema))))
         text = walk(match, choose)
         if text is None:
             continue
         num_ends += 1
         value = json.loads(text)
         jsonschema.validate(value, schema)
-        if compact and "e" not in text and "." not in text:  # json writes 1e0 as 1.0
+        if "e" not in text and "." not in text:  # json writes 1e0 as 1.0
             assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert num_ends >= 3
 
@@ -217,14 +218,14 @@ RANDOM_SCHEMAS = st.recursive(
 def test_json_of_random_schemas_is_valid(
     compiler: GrammarCompiler, schema: dict[str, object], seed: int
 ) -> None:
-    text = walk(begin(compiler, Grammar(json_schema=json.dumps(schema))), random.Random(seed))
+    text = walk(begin(compiler, Grammar(lark=json_schema(json.dumps(schema)))), random.Random(seed))
     assert text is None or jsonschema.validate(json.loads(text), schema) is None
     event("has ended" if text is not None else "has no end")
 
 
 def test_no_schema_means_any_object(compiler: GrammarCompiler) -> None:
-    match = begin(compiler, Grammar(json_schema=""))
-    for text in ("{", '"', "a", '":', "[", "1", ", ", "true", "]", "}"):
+    match = begin(compiler, Grammar(lark=json_schema("")))
+    for text in ("{", '"', "a", '":', "[", "1", ",", "true", "]", "}"):
         assert not match.is_complete
         assert match.accept(TEXTS.index(text) + 3), text
     assert match.is_complete
@@ -232,7 +233,7 @@ def test_no_schema_means_any_object(compiler: GrammarCompiler) -> None:
 
 
 def test_grammar_begins_behind_a_token(compiler: GrammarCompiler) -> None:
-    match = begin(compiler, Grammar(ebnf='root ::= "a" "b"?', after_token_id=THINK_END))
+    match = begin(compiler, Grammar(lark=ebnf('root ::= "a" "b"?'), after_token_id=THINK_END))
     for token in (5, EOS, SPECIAL, 9):
         assert not match.is_active
         assert match.accept(token)
@@ -248,7 +249,7 @@ def test_grammar_begins_behind_a_token(compiler: GrammarCompiler) -> None:
 
 def test_stop_tokens_without_text_end_an_output_that_may_end(compiler: GrammarCompiler) -> None:
     letter = TEXTS.index("a") + 3
-    match = begin(compiler, Grammar(regex="a+"), stop_token_ids=(SPECIAL, letter))
+    match = begin(compiler, Grammar(lark=regex("a+")), stop_token_ids=(SPECIAL, letter))
     assert SPECIAL not in allowed(match)
     assert match.accept(letter)
     assert {SPECIAL, EOS, letter} <= allowed(match)
@@ -257,32 +258,55 @@ def test_stop_tokens_without_text_end_an_output_that_may_end(compiler: GrammarCo
 
 
 @pytest.mark.parametrize(
-    "grammar",
+    ("lark", "reason"),
     [
-        Grammar(regex="(a"),
-        Grammar(regex="a\0"),
-        Grammar(ebnf="root ::= nowhere"),
-        Grammar(ebnf='start ::= "a"'),
-        Grammar(ebnf="root ::= root"),
-        Grammar(json_schema='{"$ref":"#/nowhere"}'),
-        Grammar(json_schema='{"type":"strange"}'),
-        Grammar(json_schema="false"),
-        Grammar(json_schema='{"type":"integer","minimum":1e400}'),
+        ("start: /(a/", "unclosed group"),
+        ("start: nowhere", "nowhere"),
+        ('root: "a"', "start"),
+        ('start: %json {"$ref":"#/nowhere"}', "does not exist"),
+        ('start: %json {"type":"strange"}', "strange"),
+        ("start: %json {", "json"),
+        ("start: /a{2,1}/", "repetition"),
     ],
-    ids=lambda grammar: str(grammar)[:50],
 )
-def test_no_grammar(compiler: GrammarCompiler, grammar: Grammar) -> None:
-    with pytest.raises(ValueError, match="^[^/]+") as caught:
-        compiler.compile(grammar)
-    assert "/project/" not in str(caught.value)
+def test_no_grammar(compiler: GrammarCompiler, lark: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as caught:
+        begin(compiler, Grammar(lark=lark))
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("literal", ["</think>", "\\u003c/think\\u003e", "\\x3C/think\\U0000003e"])
-def test_marks_are_tokens_only_where_the_grammar_names_them(
-    compiler: GrammarCompiler, literal: str
-) -> None:
-    assert THINK_END not in allowed(begin(compiler, Grammar(regex=".*")))
-    match = begin(compiler, Grammar(ebnf=f'root ::= "{literal}" [ab]'))
+@pytest.mark.parametrize("lark", [ebnf("root ::= root"), regex("[^\\s\\S]")])
+def test_no_output(compiler: GrammarCompiler, lark: str) -> None:
+    with pytest.raises(ValueError, match="no output"):
+        begin(compiler, Grammar(lark=lark)).mask()
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        regex("(.{1,100}){1,100}"),
+        regex("(?:[a-z ]{1,90}){1,90}!"),
+        ebnf("root ::= root root | [a-z ]*"),
+        ebnf("root ::= s\ns ::= s s | s s s | [a-z ]"),
+        json_schema('{"type":"string","pattern":"^(.{1,30}){1,30}$"}'),
+    ],
+)
+def test_the_work_of_a_mask_is_bounded(compiler: GrammarCompiler, lark: str) -> None:
+    """It ends, one way or the other, where each byte more would double it."""
+    match = begin(compiler, Grammar(lark=lark))
+    cpu = time.process_time()
+    with suppress(ValueError):
+        for token in ('"', *"abcabcabcabc"):
+            if TEXTS.index(token) + 3 in allowed(match):
+                match.accept(TEXTS.index(token) + 3)
+    assert time.process_time() - cpu < 5
+
+
+def test_marks_are_tokens_only_where_the_grammar_names_them(compiler: GrammarCompiler) -> None:
+    assert THINK_END not in allowed(begin(compiler, Grammar(lark=regex(".*"))))
+    request = {"kind": "ebnf", "text": 'root ::= "\\x3C/think\\U0000003e" [ab]'}
+    marks = {"</think>": THINK_END}
+    match = begin(compiler, Grammar(lark=lark_of(request, marks, marks)))
     assert allowed(match) == {THINK_END}
     assert match.accept(THINK_END)
     assert match.accept(TEXTS.index("a") + 3)

@@ -12,10 +12,11 @@ import pytest
 from core.clock import ManualClock
 from core.errors import EpserveError, InternalError, InvalidRequest, Overloaded
 from engine.grammar import grammars as module
-from engine.grammar.grammars import COMPILE_SECONDS, MAX_REMEMBERED, NUM_THREADS, Grammars
+from engine.grammar.grammars import COMPILE_SECONDS, NUM_THREADS, Grammars
 from engine.grammar.token_bytes import token_bytes
 from engine.sampling.history import Match
 from engine.sampling.sampling_params import Grammar, Sampling
+from tests import larks
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 VOCAB, EOS = 260, 1
@@ -34,7 +35,7 @@ def grammars(folder: Path) -> Iterator[Grammars]:
 
 
 def regex(text: str, **values: Any) -> Sampling:  # noqa: ANN401 - fields of Grammar
-    return Sampling(grammar=Grammar(regex=text, **values))
+    return Sampling(grammar=Grammar(lark=larks.regex(text), **values))
 
 
 def wait(grammars: Grammars, num: int) -> dict[str, Match | EpserveError]:
@@ -71,38 +72,13 @@ def test_each_name_is_told_once_and_has_its_own_state(grammars: Grammars, folder
     assert (b.is_active, later.is_active) == (True, False)
 
 
-def test_equal_grammars_are_compiled_once(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = []
-    real = module._compile
-
-    def counting(compiler: Any, grammar: Grammar) -> Any:  # noqa: ANN401
-        compiled.append(grammar)
-        return real(compiler, grammar)
-
-    monkeypatch.setattr(module, "_compile", counting)
-    for number in range(6):
-        grammars.begin(str(number), regex("a{3}", after_token_id=number % 2 or None))
-    wait(grammars, 6)
-    grammars.begin("again", regex("a{3}"))
-    assert is_match(wait(grammars, 1)["again"])
-    assert compiled == [Grammar(regex="a{3}")]
-    for number in range(MAX_REMEMBERED + 1):
-        grammars.begin(str(number), regex(f"b{number}"))
-    wait(grammars, MAX_REMEMBERED + 1)
-    grammars.begin("again", regex("a{3}"))
-    wait(grammars, 1)
-    assert compiled.count(Grammar(regex="a{3}")) == 2
-
-
 def test_what_is_no_grammar_is_the_callers_fault(grammars: Grammars) -> None:
     grammars.begin("bad", regex("(a"))
     grammars.begin("good", regex("a"))
     news = wait(grammars, 2)
     assert is_match(news["good"])
     assert isinstance(news["bad"], InvalidRequest)
-    assert "parenthesis" in news["bad"].message
+    assert "unclosed group" in news["bad"].message
     assert news["bad"].param == "grammar"
 
 
@@ -125,10 +101,10 @@ def test_nobody_waits_for_ever_or_after_leaving(
     grammars = Grammars(folder, VOCAB, (EOS,), clock)
     real = module._compile
 
-    def blocked(compiler: Any, grammar: Grammar) -> Any:  # noqa: ANN401
+    def blocked(*arguments: Any) -> Any:  # noqa: ANN401 - as `module._compile`
         begun.set()
         assert go.wait(30)
-        return real(compiler, grammar)
+        return real(*arguments)
 
     monkeypatch.setattr(module, "_compile", blocked)
     began = time.monotonic()
@@ -154,10 +130,10 @@ def test_who_waited_behind_slow_grammars_of_others_is_not_to_blame(
     clock, go, compile_ = ManualClock(), threading.Event(), module._compile
     begun = threading.Semaphore(0)
 
-    def slow(compiler: Any, grammar: Grammar) -> Any:  # noqa: ANN401 - as `module._compile`
+    def slow(*arguments: Any) -> Any:  # noqa: ANN401 - as `module._compile`
         begun.release()
         assert go.wait(30)
-        return compile_(compiler, grammar)
+        return compile_(*arguments)
 
     monkeypatch.setattr(module, "_compile", slow)
     grammars = Grammars(folder, VOCAB, (EOS,), clock)
@@ -181,20 +157,17 @@ def test_what_nobody_waits_for_does_not_queue_up(
 ) -> None:
     go, compiled = threading.Event(), []
 
-    def slow(_compiler: Any, grammar: Grammar) -> None:  # noqa: ANN401 - as `module._compile`
+    def slow(_: Any, grammar: Grammar, *_others: Any) -> None:  # noqa: ANN401 - as above
         assert go.wait(30)
-        compiled.append(grammar.regex)
+        compiled.append(grammar.lark)
 
     monkeypatch.setattr(module, "_compile", slow)
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 4)
     grammars = Grammars(folder, VOCAB, (EOS,), ManualClock())
-    grammars.begin("awaited", regex("a"))
     for number in range(20):
         grammars.begin("gone", regex(f"{number}"))
         grammars.drop("gone")
+    grammars.begin("awaited", regex("a"))
     go.set()
-    assert grammars._threads is not None
     grammars._threads.shutdown(wait=True)
-    assert "a" in compiled
-    assert "19" in compiled
-    assert len(compiled) <= 4 + NUM_THREADS
+    assert larks.regex("a") in compiled
+    assert len(compiled) <= 1 + NUM_THREADS

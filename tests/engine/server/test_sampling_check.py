@@ -1,6 +1,5 @@
 """Sampling parameters and token ids: the same on the other side, or refused by name."""
 
-import json
 from contextlib import nullcontext
 
 import msgspec
@@ -10,7 +9,7 @@ from google.protobuf.text_format import Parse
 from core.errors import InvalidRequest
 from core.token_ids import pack_ids
 from engine.sampling.sampling_params import Grammar, Sampling, ThoughtBudget, sampling_of
-from engine.server.grammar_check import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
+from engine.server.grammar_check import MAX_GRAMMAR_BYTES, MAX_LINES
 from engine.server.sampling_check import (
     MAX_ALLOWED,
     MAX_BAD_WORDS,
@@ -53,11 +52,9 @@ FULL = Sampling(
     "grammar",
     [
         None,
-        Grammar(json_schema="", compact=False),
-        Grammar(json_schema='{"type":"object"}', after_token_id=0),
-        Grammar(regex="", after_token_id=6),
-        Grammar(ebnf="", thoughts=(3, 0), special_token_ids=(4, 5)),
-        Grammar(ebnf='root ::= "a"'),
+        Grammar(lark="start: /a/"),
+        Grammar(lark="start: /a/", after_token_id=0),
+        Grammar(lark="start: /a/", thoughts=(3, 0)),
     ],
 )
 def test_parameters_come_through(grammar: Grammar | None) -> None:
@@ -88,16 +85,8 @@ def test_absent_fields_change_nothing() -> None:
         ("bad_words {token_ids: 1}" * (MAX_BAD_WORDS + 1), "bad_words"),
         ("allowed_token_ids: 1 " * (MAX_ALLOWED + 1), "allowed_token_ids"),
         ("grammar {}", "grammar"),
-        ('grammar {json_schema: "{"}', "grammar"),
-        ('grammar {json_schema: "[]"}', "grammar"),
-        (f'grammar {{regex: "{"a" * (MAX_GRAMMAR_BYTES + 1)}"}}', "grammar"),
-        (
-            "grammar {json_schema: "
-            + json.dumps('{"not":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH)
-            + "}",
-            "grammar",
-        ),
-        ('grammar {json_schema: "' + "[" * 100_000 + '"}', "grammar"),
+        (f'grammar {{lark: "{"a" * (MAX_GRAMMAR_BYTES + 1)}"}}', "grammar"),
+        ('grammar {lark: "' + r"\n" * (MAX_LINES + 1) + '"}', "grammar"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
@@ -118,10 +107,9 @@ def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
                 max_tokens=0, open_token_id=3, close_token_ids=(4, 10), is_open=False
             )
         ),
-        Sampling(grammar=Grammar(regex="a", after_token_id=10)),
-        Sampling(grammar=Grammar(regex="a", thoughts=(10, 0))),
-        Sampling(grammar=Grammar(regex="a", thoughts=(0, 10))),
-        Sampling(grammar=Grammar(regex="a", special_token_ids=(3, 10))),
+        Sampling(grammar=Grammar(lark="start: /a/", after_token_id=10)),
+        Sampling(grammar=Grammar(lark="start: /a/", thoughts=(10, 0))),
+        Sampling(grammar=Grammar(lark="start: /a/", thoughts=(0, 10))),
     ],
 )
 def test_tokens_that_the_model_does_not_know_are_refused(sampling: Sampling) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
-from gateway.grammar.grammar_process import _shown
 from gateway.grammar.json_schema_check import check_schema
 from gateway.grammar.pattern_check import MAX_REPEATS, pattern_fault
 from gateway.grammar.schema_form import FORMS, TYPES, wrong_form
@@ -125,16 +124,3 @@ def test_expressions_that_re_takes_are_left_alone(pieces: list[str]) -> None:
     text = "".join(pieces)
     re.compile(text)
     assert pattern_fault(text) is None
-
-
-@pytest.mark.parametrize(
-    ("error", "shown"),
-    [
-        ("[04:05:06] /project/cpp/a.cc:12: Regex parsing error at position 3: Unmatched ')'",
-         "Regex parsing error at position 3: Unmatched ')'"),
-        ("Check failed: (val <= MAX_INT64) is false: too large", "it is not valid"),
-        ("std::bad_alloc", "it is not valid"),
-    ],
-)  # fmt: skip
-def test_errors_tell_nothing_of_the_library(error: str, shown: str) -> None:
-    assert _shown(RuntimeError(error), "regex").startswith(shown)

@@ -23,6 +23,7 @@ from gateway.requests.tool_fields import FunctionDefinition, Tool, ToolUse
 from proto.generate_pb2 import Grammar
 from tests.gateway.model_folder import EOS_ID, THINK, make_model_folder, make_tokenizer
 from tests.gateway.output.test_tool_formats import read
+from tests.larks import regex
 
 pytest.importorskip("torch")
 from engine.grammar import grammar_match, paced_match  # noqa: E402 - needs torch
@@ -73,14 +74,11 @@ async def compiled(
     tools: ToolUse,
     constraint: Constraint | None = None,
 ) -> Grammar:
-    grammar = await request_grammar(constraint, tools, form, compiler, client="c")
-    grammar.special_token_ids.extend(TOKENIZER.token_to_id(mark) for mark in form.marks)
-    return grammar
+    return await request_grammar(constraint, tools, form, compiler, client="c")
 
 
 def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
-    wanted = sampling_params._grammar(grammar)
-    return worker(folder).match(wanted, compiled_by_worker(folder, wanted), ())
+    return worker(folder).match(sampling_params._grammar(grammar))
 
 
 @cache
@@ -88,13 +86,8 @@ def worker(folder: Path) -> grammar_match.GrammarCompiler:
     return grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
 
 
-@cache
-def compiled_by_worker(folder: Path, grammar: sampling_params.Grammar) -> Any:
-    return worker(folder).compile(grammar)
-
-
 def allowed(match: grammar_match.GrammarMatch) -> list[int]:
-    words = match.mask().numpy().view("uint32")
+    words = match.mask()
     return [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
 
 
@@ -183,7 +176,7 @@ async def test_a_constraint_or_calls(
 
 async def test_thoughts_come_before_what_is_constrained(folder: Path) -> None:
     open_id, close_id = map(TOKENIZER.token_to_id, THINK)
-    grammar = Grammar(regex="ab", compact=True)
+    grammar = Grammar(lark=regex("ab"))
     grammar.thoughts.open_token_id, grammar.thoughts.close_token_id = open_id, close_id
     letter_a, letter_b = (TOKENIZER.token_to_id(letter) for letter in "ab")
     match = begin(folder, grammar)
@@ -202,7 +195,7 @@ async def test_thoughts_come_before_what_is_constrained(folder: Path) -> None:
 async def test_a_step_waits_for_no_thoughts(folder: Path) -> None:
     """As a rank works with it: wherever the tokens so far end, the next mask is the same."""
     open_id, close_id = map(TOKENIZER.token_to_id, THINK)
-    grammar = Grammar(regex="ab", compact=True)
+    grammar = Grammar(lark=regex("ab"))
     grammar.thoughts.open_token_id, grammar.thoughts.close_token_id = open_id, close_id
     letter_a, letter_b = (TOKENIZER.token_to_id(letter) for letter in "ab")
     tokens = [open_id, letter_b, close_id, letter_a, letter_b]

@@ -61,7 +61,8 @@ REFUSED = {
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
     "two hosts": b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "a host that is none": b"GET /health HTTP/1.1\r\nHost: a/b@c\r\n\r\n",
-    "0.9": b"GET /health\r\n\r\n",
+    "0.9": b"GET /health\r\n",
+    "0.9 and a blank line": b"GET /health\r\n\r\n",
     "0.9, said": b"GET /health HTTP/0.9\r\nHost: x\r\n\r\n",
     "1.2": b"GET /health HTTP/1.2\r\nHost: x\r\n\r\n",
     "2.0": b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n",
@@ -207,6 +208,9 @@ async def test_encodings_are_not_decoded(gateway: Gateway, encoding: str) -> Non
         reply = await gateway.client.post(path, content=b"\x1f\x8b", headers=headers)
         assert reply.status_code == 415
         assert reply.json()["error"]["code"] == "unsupported_media_type"
+    twice = [("content-encoding", "identity"), ("content-encoding", encoding)]
+    reply = await gateway.client.post("/tokenize", content=request(), headers=twice)
+    assert reply.status_code == 415
     reply = await gateway.client.post(
         "/v1/completions", content=request(), headers={"content-encoding": "identity"}
     )

@@ -18,6 +18,7 @@ from tests.gateway.conftest import ANSWERS, TOKENIZER, Gateway, running_gateway,
 from tests.gateway.fake_cluster import FakeCluster, Plan
 from tests.gateway.model_folder import TEMPLATE, make_model_folder
 from tests.gateway.stream import join
+from tests.larks import accepts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -181,14 +182,15 @@ async def test_marks_without_a_call_are_text(gateway: Gateway) -> None:
     ],
 )
 async def test_a_grammar_forces_calls(
-    gateway: Gateway, choice: Any, matching: tuple[str, ...], other: tuple[str, ...]
+    gateway: Gateway,
+    model_folder: Path,
+    choice: Any,
+    matching: tuple[str, ...],
+    other: tuple[str, ...],
 ) -> None:
-    xgrammar = pytest.importorskip("xgrammar")
-    from xgrammar.testing import _is_grammar_accept_string
-
     await gateway.chat("one call", tools=TOOLS, tool_choice=choice)
     (request,) = gateway.cluster.first.requests
-    grammar = xgrammar.Grammar.from_ebnf(request.sampling.grammar.ebnf)
+    lark = request.sampling.grammar.lark
     arguments = {"weather": '{"city":"Bern"}', "time": '{"zone":"CET"}'}
 
     def output(names: str) -> str:
@@ -196,21 +198,18 @@ async def test_a_grammar_forces_calls(
         return CALLS_BEGIN + "\n".join(calls) + CALLS_BEGIN.replace("begin", "end")
 
     for names in matching:
-        assert _is_grammar_accept_string(grammar, output(names))
+        assert accepts(model_folder, lark, output(names))
     for names in other:
-        assert not _is_grammar_accept_string(grammar, output(names))
+        assert not accepts(model_folder, lark, output(names))
     wrong = output(matching[0]).replace('"}', '","more":1}')
-    assert not _is_grammar_accept_string(grammar, wrong)
+    assert not accepts(model_folder, lark, wrong)
 
 
-async def test_a_constraint_leaves_calls_possible(gateway: Gateway) -> None:
+async def test_a_constraint_leaves_calls_possible(gateway: Gateway, model_folder: Path) -> None:
     """The answer keeps to it; a model that may call tools still can."""
-    xgrammar = pytest.importorskip("xgrammar")
-    from xgrammar.testing import _is_grammar_accept_string
-
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     wrapped = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    calls = CALLS_BEGIN + v3_call("weather", '{"city":"Bern", "days":[1]}') + CALLS_END
+    calls = CALLS_BEGIN + v3_call("weather", '{"city":"Bern","days":[1]}') + CALLS_END
     for fields, answer, wrong in (
         ({"response_format": wrapped}, '{"n":5}', '{"n":"5"}'),
         ({"response_format": {"type": "json_object"}}, '{"a":[{}]}', "[1]"),
@@ -221,11 +220,11 @@ async def test_a_constraint_leaves_calls_possible(gateway: Gateway) -> None:
         reply = await gateway.chat("one call", tools=TOOLS, **fields)
         assert reply.status_code == 200, reply.text
         (request,) = gateway.cluster.first.requests
-        grammar = xgrammar.Grammar.from_ebnf(request.sampling.grammar.ebnf)
+        lark = request.sampling.grammar.lark
         for text in (answer, calls, calls.replace("weather", "time")):
-            assert _is_grammar_accept_string(grammar, text), text
+            assert accepts(model_folder, lark, text), text
         for text in (wrong, answer + calls, calls.replace("weather", "nobody"), CALLS_BEGIN):
-            assert not _is_grammar_accept_string(grammar, text), text
+            assert not accepts(model_folder, lark, text), text
 
 
 async def test_forced_calls_beside_a_format(gateway: Gateway) -> None:
@@ -235,7 +234,7 @@ async def test_forced_calls_beside_a_format(gateway: Gateway) -> None:
     for fields in ({}, {"response_format": {"type": "json_object"}}, {"response_format": wrapped}):
         assert (await gateway.chat("one call", **wanted, **fields)).status_code == 200
     first, *others = (one.sampling.grammar for one in gateway.cluster.first.requests)
-    assert "weather" in first.ebnf
+    assert "weather" in first.lark
     assert others == [first, first]
     reply = await gateway.chat("one call", **wanted, guided_regex="a")
     assert reply.json()["error"]["param"] == "guided_regex"

@@ -23,7 +23,9 @@ def with_template(folder: Path, template: str, **settings: Any) -> ServedModel:
 
 
 async def prompt_of(model: ServedModel, messages: list[dict[str, Any]], **body: Any) -> ChatPrompt:
-    return await make_chat_prompt(ChatRequest(model="m", messages=messages, **body), model)
+    return await make_chat_prompt(
+        ChatRequest(model="m", messages=messages, **body), model, num_bytes=0
+    )
 
 
 async def text_of(model: ServedModel, messages: list[dict[str, Any]], **body: Any) -> str:

@@ -203,8 +203,8 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"$ref": "#"}, "back to itself"),
     ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
      "back to itself"),
-    ({"type": "string", "pattern": "(["}, "Regex"),
-    ({"type": "string", "pattern": "(?=a)b"}, "ookahead"),
+    ({"type": "string", "pattern": "(["}, "unclosed"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
     ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
     ({"type": "string", "pattern": "a+", "minLength": 5}, "not supported"),
     ({"enum": []}, "enum"),
@@ -221,7 +221,7 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {"a": {"type": "array", "items": {"if": {}}}}},
      "#/properties/a/items"),
     ({"type": "object", "properties": 5}, "properties"),
-    (False, "false"),
+    (False, "no output"),
     (5, "object"),
 ]  # fmt: skip
 

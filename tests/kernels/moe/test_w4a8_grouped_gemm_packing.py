@@ -5,6 +5,7 @@ from kernels.moe.w4a8_grouped_gemm_packing import (
     BLOCK_BYTES,
     DATA_BYTES,
     SIGNED_FACTOR,
+    TRITON_SIZES,
     ZIGZAG_FACTOR,
     PackedWeights,
     dequantise_weights,
@@ -70,11 +71,11 @@ def test_the_triton_path_packs_the_same_bits(
     want = pack_weights(weight, scale).blocks[..., :DATA_BYTES]
     weight, scale = weight.to(device), scale.to(device)
     blocks = torch.zeros(2, 2, 3, BLOCK_BYTES, dtype=torch.uint8, device=device)
-    _, is_unfit = launch(blocks, weight, scale)
+    _, is_unfit = launch(blocks, weight, scale, **TRITON_SIZES)
     assert torch.equal(blocks[..., :DATA_BYTES].cpu(), want)
     assert not bool(is_unfit.any())
     weight[1, 130, 5], scale[1, 130] = -128, -1
-    _, is_unfit = launch(blocks, weight, scale)
+    _, is_unfit = launch(blocks, weight, scale, **TRITON_SIZES)
     assert is_unfit.tolist() == [[False, False], [False, True]]
 
 
