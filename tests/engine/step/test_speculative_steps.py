@@ -1,10 +1,5 @@
-<<<<<<< HEAD
 """Steps with drafts against whole passes of the model and its MTP layer; acceptance that is made
 up."""
-=======
-"""Steps with drafts against whole passes of the model and its MTP layer; right drafts where weights
-are made up."""
->>>>>>> mtp
 
 from dataclasses import replace
 
