@@ -20,9 +20,10 @@ _TIME = (
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
     r"(?:Z|[+-](?:0[0-9]|1[0-4]):[0-5][0-9])"
 )
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
-_HOST = rf"(?:{_LABEL}\.){{1,4}}[A-Za-z]{{2,20}}"
-_NAME = r"[A-Za-z0-9_+-]{1,30}"
+# Short ones: beside a pattern and lengths their states multiply.
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,18}[A-Za-z0-9])?"
+_HOST = rf"(?:{_LABEL}\.){{1,3}}[A-Za-z]{{2,10}}"
+_NAME = r"[A-Za-z0-9_+-]{1,20}"
 _IN_PATH = r"[A-Za-z0-9_.~!$&'()*+,;=:@-]"
 _HEX = "[0-9a-fA-F]"
 FORMATS = {
@@ -62,9 +63,9 @@ def plain_string(schema: dict[str, Any]) -> dict[str, Any]:
     patterns = plain_patterns("" if (name, pattern) == ("duration", _DURATION) else pattern)
     joined: list[dict[str, Any]] = [{"pattern": one} for one in patterns]
     wanted = {"pattern": f"^(?:{FORMATS[name]})$"} if name in FORMATS else {"format": name}
-    if name in FORMATS or name in _KNOWN:
-        if not joined or _is_possible([*joined, wanted]):
-            joined.append(wanted)
+    is_known = name in FORMATS or name in _KNOWN
+    if is_known and (not joined or _is_possible([*joined, wanted])):
+        joined.append(wanted)
     if not joined:
         return new
     rest = [*new.get("allOf", ()), *joined[1:]]
