@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from gateway.grammar.json_schema_check import SINGLE_SCHEMAS
-from gateway.grammar.schema_form import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS
+from gateway.grammar.schema_form import COUNTS, LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS
 from gateway.grammar.string_schemas import plain_string
 
 MAX_CHOICES = 64  # of properties of which some are needed
@@ -26,7 +26,10 @@ Schema = dict[str, Any]
 def rewritten(schema: Any) -> Any:  # noqa: ANN401 - any JSON, as below
     """Raises ValueError saying what cannot be kept to, and where."""
     rewriter = _Rewriter(schema)
-    new = rewriter.part(schema, "#")
+    try:
+        new = rewriter.part(schema, "#")
+    except RecursionError as error:
+        raise ValueError("its references are nested too deeply, or lead to themselves") from error
     return new | {"$defs": new.get("$defs", {}) | rewriter.opened} if rewriter.opened else new
 
 
@@ -69,7 +72,7 @@ class _Rewriter:
             return [
                 self.part(one, f"{path}/{i}", is_joined=is_joined) for i, one in enumerate(value)
             ]
-        return value
+        return int(value) if name in COUNTS else value
 
     def _opened(self, reference: str) -> str:
         if reference not in self._names:
@@ -139,7 +142,7 @@ class _Rewriter:
             raise ValueError("propertyNames beside patternProperties is not supported")
         new["additionalProperties"] = False
         if pattern:
-            if not all(re.search(pattern, name) for name in properties):
+            if not all(_is_found(pattern, name) for name in properties):
                 raise ValueError("propertyNames does not allow one of properties")
             return new | ({"patternProperties": {pattern: rest}} if rest is not False else {})
         allowed = [name for name in values or () if isinstance(name, str)]
@@ -155,7 +158,7 @@ class _Rewriter:
         if not new.pop("uniqueItems", False) or high <= 1:
             return new
         values = None if "prefixItems" in new else self._values(new.get("items"))
-        if values is None:
+        if values is None or low > MAX_CHOICES:
             raise ValueError("uniqueItems is supported where items are an enum, or at most one")
         sets: list[list[Any]] = []
         for size in range(low, int(min(high, len(values))) + 1):
@@ -211,6 +214,13 @@ def _pattern_of(named: Any) -> str | None:  # noqa: ANN401 - a schema
     raise ValueError("propertyNames is supported as an enum, a pattern, a format, or lengths")
 
 
+def _is_found(pattern: str, text: str) -> bool:
+    try:
+        return bool(re.search(pattern, text))
+    except re.error as error:
+        raise ValueError(f"pattern: {error}") from error
+
+
 def _items_closed(new: Schema) -> Schema:
     rest = new.pop("unevaluatedItems", True)
     if rest is True or "items" in new:
@@ -226,7 +236,7 @@ def _counted(new: Schema) -> Schema:
     optional = [name for name in properties if name not in required]
     is_closed = new.get("additionalProperties") is False and "patternProperties" not in new
     if is_closed and new.get("maxProperties", 0) >= len(properties):
-        new.pop("maxProperties")
+        new.pop("maxProperties", None)
     missing = new.get("minProperties", 0) - len(required)
     if not optional or "maxProperties" in new or missing <= is_closed:
         return new
