@@ -76,7 +76,8 @@ class _Rewriter:
 
     def _opened(self, reference: str) -> str:
         if reference not in self._names:
-            name = self._names[reference] = f"opened{len(self._names)}"
+            name = self._names[reference] = f"$opened{len(self._names)}"
+            self.opened[name] = True  # until it is known
             self.opened[name] = self.part(self._target(reference), reference, is_joined=True)
         return f"#/$defs/{self._names[reference]}"
 
@@ -88,7 +89,9 @@ class _Rewriter:
 
     def _resolved(self, schema: Any) -> Any:  # noqa: ANN401
         while isinstance(schema, dict) and "$ref" in schema:
-            schema = self._target(schema["$ref"])
+            name = schema["$ref"].rpartition("/")[2]
+            is_opened = name in self.opened
+            schema = self.opened[name] if is_opened else self._target(schema["$ref"])
         return schema
 
     def _closed(self, new: Schema, schema: Schema, *, is_open: bool) -> Schema:
