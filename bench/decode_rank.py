@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
 from bench.kernel_cases.gpu_timing import copy_bytes_per_second
 from bench.ranks.emulated_rank import PAGE_TOKENS, EmulatedRank, pages_for
 from bench.ranks.rank_runs import measure_all, parser_of
-from bench.ranks.step_breakdown import by_purpose, profile_step, write_breakdown
+from bench.ranks.step_breakdown import Kernel, by_purpose, profile_step, write_breakdown
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture, RepeatedCall
 from engine.step.sequence_chunk import SequenceChunk
@@ -97,18 +98,21 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
             case, "step", "ms", replay_ms(graphs, batch, device, arguments.steps),
             peer=PEER, peer_value=peer,
         )  # fmt: skip
-        launch = partial(_launched, graphs, chunks, batch)
-        launched = 1000 * steps_seconds(launch, arguments.steps)
+        launched = 1000 * steps_seconds(partial(greedy_step, graphs, chunks), arguments.steps)
         yield run.record(case, "step with its launch", "ms", launched)
         least = memory_bytes(rank, batch, arguments.context) / rate
         yield run.record(case, "step if memory were all", "ms", 1000 * least)
         if batch in arguments.profile:
             kernels = profile_step(partial(graphs.replay, batch), device)
-            name = f"{BENCH}_{rank.weights}_{batch}.json"
-            write_breakdown(arguments.results / "details" / name, case, kernels)
-            yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
-            for purpose, microseconds in by_purpose(kernels).items():
-                yield run.record(case, f"time in {purpose}", "us", microseconds)
+            file = arguments.results / "details" / f"{BENCH}_{rank.weights}_{batch}.json"
+            yield from broken_down(run, case, kernels, file)
+
+
+def broken_down(run: BenchRun, case: str, kernels: list[Kernel], file: Path) -> Iterator[Record]:
+    write_breakdown(file, case, kernels)
+    yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
+    for purpose, microseconds in by_purpose(kernels).items():
+        yield run.record(case, f"time in {purpose}", "us", microseconds)
 
 
 def measure_drafting(
@@ -140,10 +144,11 @@ def measure_drafting(
         if batch in arguments.profile:
             kernels = profile_step(partial(steps.replay, batch), device)
             name = f"{BENCH}_{rank.weights}_{batch}_drafts{num_drafts}.json"
-            write_breakdown(arguments.results / "details" / name, case, kernels)
-            yield run.record(case, "kernels", "count", sum(kernel.count for kernel in kernels))
-            for purpose, microseconds in by_purpose(kernels).items():
-                yield run.record(case, f"time in {purpose}", "us", microseconds)
+            yield from broken_down(run, case, kernels, arguments.results / "details" / name)
+
+
+def greedy_step(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
+    return graphs.run(chunks, len(chunks)).argmax(-1)
 
 
 def whole_step(steps: SpeculativeSteps, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
@@ -165,10 +170,6 @@ def memory_bytes(rank: EmulatedRank, batch: int, context: int) -> float:
     held[VOCABULARY] //= 2
     latents = config.num_layers * batch * (context + 1) * config.kv_dim
     return float(sum(held.values()) + latents * rank.kv_cache.itemsize)
-
-
-def _launched(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], batch: int) -> torch.Tensor:
-    return graphs.run(chunks, batch).argmax(-1)
 
 
 def replay_ms(

@@ -86,8 +86,10 @@ class _Recorder:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self.api: Any = trace
+        self.propagator = TraceContextTextMapPropagator()
         self.provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(sample_ratio),
             resource=Resource.create(resource),
@@ -111,22 +113,12 @@ class _Recorder:
         attributes: Attributes | None,
         start_ns: int | None,
     ) -> Any:  # noqa: ANN401 - a span of the library, which may be absent
-        api = self.api
-        context = api.set_span_in_context(api.INVALID_SPAN)
-        if parent is not None:
-            _, trace_id, span_id, flags = parent.traceparent.split("-")[:4]
-            remote = api.SpanContext(
-                int(trace_id, 16),
-                int(span_id, 16),
-                is_remote=True,
-                trace_flags=api.TraceFlags(int(flags, 16)),
-                trace_state=api.TraceState.from_header([parent.tracestate]),
-            )
-            context = api.set_span_in_context(api.NonRecordingSpan(remote))
+        nothing = self.api.set_span_in_context(self.api.INVALID_SPAN)
+        headers = {} if parent is None else parent._asdict()
         return self.tracer.start_span(
             name,
-            context=context,
-            kind=api.SpanKind[kind.name],
+            context=self.propagator.extract(headers, nothing),
+            kind=self.api.SpanKind[kind.name],
             attributes=attributes,
             start_time=start_ns,
             record_exception=False,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from core.file_version import file_version
 from core.log import get_logger
 
 log = get_logger("core.watched_files")
@@ -39,3 +38,13 @@ class WatchedFiles(Generic[Content]):
 
     def _versions(self) -> list[object]:
         return [file_version(file) for file in self._files]
+
+
+def file_version(file: Path) -> tuple[int, int, int] | None:
+    """Changes when the file is written or replaced, when a link to it is turned, and when who may
+    read it changes; None: it is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns, status.st_size

@@ -8,7 +8,7 @@ from decode_worker.request import Request
 from engine.link.messages import TokenOut
 from engine.sampling.history import History
 from engine.sampling.sampler import SampleRow
-from engine.sampling.sequence_end import most_tokens, suppressed_token_ids
+from engine.sampling.sequence_end import suppressed_token_ids
 from engine.step.pending_step import PendingStep, PendingToken
 from engine.step.sequence_chunk import UNKNOWN, SequenceChunk
 
@@ -91,13 +91,8 @@ def _most_drafts(request: Request, facts: RankFacts) -> int:
     after each of them: none there."""
     if request.sampling.grammar is not None:
         return 0
-    last = most_tokens(
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=request.sampling,
-        max_model_len=facts.max_model_len,
-    )
-    room = len(request.pages) * facts.page_tokens
-    return max(0, min(room, last - 1) - request.num_known_soon)
+    room = len(request.pages) * facts.page_tokens - request.num_known_soon
+    return max(0, min(room, request.num_to_come(facts.max_model_len) - 1))
 
 
 def _sample_row(

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from decode_worker.arrival import Arrival
-from engine.link.messages import Prefilled
+from decode_worker.events import RankFacts
+from engine.link.messages import Finish, Prefilled, TokenOut
 from engine.sampling.history import History, Match
 from engine.sampling.sampling_params import Sampling
+from engine.sampling.sequence_end import finish_after, most_tokens
 
 
 class RequestPhase(Enum):
@@ -68,6 +70,30 @@ class Request:
     attempt: Attempt | None = None
     pages: list[int] = field(default_factory=list)  # page ids in token order
 
+    def take(
+        self, tokens: Sequence[TokenOut], facts: RankFacts
+    ) -> tuple[tuple[TokenOut, ...], Finish | None]:
+        """Takes tokens until one ends it, and says how: those after it are as if never sampled.
+        None: its grammar does not allow the first of them; with a grammar there is but one."""
+        for count, token in enumerate(tokens):
+            if self.history is not None and not self.history.append(token.token_id):
+                return tuple(tokens[:count]), None
+            self.num_tokens += 1
+            self.token_id_before, self.last_token_id = self.last_token_id, token.token_id
+            finish = finish_after(
+                token.token_id,
+                num_tokens=self.num_tokens,
+                num_prompt_tokens=self.num_prompt_tokens,
+                sampling=self.sampling,
+                eos_token_ids=facts.eos_token_ids,
+                max_model_len=facts.max_model_len,
+            )
+            if self.history is not None and self.history.is_complete:
+                finish = Finish.STOP
+            if finish is not Finish.NONE:
+                return tuple(tokens[: count + 1]), finish
+        return tuple(tokens), Finish.NONE
+
     @property
     def num_in_flight(self) -> int:
         """Tokens after the known ones that are being computed."""
@@ -90,6 +116,15 @@ class Request:
         return match is not None and (
             not match.is_ready or (match.is_slow and self.num_in_flight > 0)
         )
+
+    def num_to_come(self, max_model_len: int) -> int:
+        """Tokens after those known soon at most."""
+        most = most_tokens(
+            num_prompt_tokens=self.num_prompt_tokens,
+            sampling=self.sampling,
+            max_model_len=max_model_len,
+        )
+        return most - self.num_known_soon
 
     @property
     def num_known_soon(self) -> int:

@@ -6,7 +6,6 @@ from decode_worker.events import RankFacts
 from decode_worker.plan import RequestView, Snapshot
 from decode_worker.request import Request
 from engine.kv.pages import PagePool
-from engine.sampling.sequence_end import is_full, most_tokens
 
 
 def snapshot_of(
@@ -38,12 +37,7 @@ def snapshot_of(
 
 def _ends_in_flight(request: Request, facts: RankFacts) -> bool:
     """Whether what is in flight is the last token, whatever it is."""
-    return request.num_in_flight > 0 and is_full(
-        num_tokens=request.num_known_soon,
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=request.sampling,
-        max_model_len=facts.max_model_len,
-    )
+    return request.num_in_flight > 0 and request.num_to_come(facts.max_model_len) <= 0
 
 
 def _view(request: Request, facts: RankFacts) -> RequestView:
@@ -58,11 +52,5 @@ def _view(request: Request, facts: RankFacts) -> RequestView:
 def _num_ahead(request: Request, facts: RankFacts) -> int:
     """Tokens after the known ones whose KV a step may write: drafts that it verifies, and all but
     the last of those that it makes, none that would be past the end."""
-    if not facts.speculative_tokens:
-        return 0
-    last = most_tokens(
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=request.sampling,
-        max_model_len=facts.max_model_len,
-    )
-    return max(0, min(2 * facts.speculative_tokens - 1, last - 1 - request.num_known_soon))
+    to_come = request.num_to_come(facts.max_model_len)
+    return max(0, min(2 * facts.speculative_tokens - 1, to_come - 1))

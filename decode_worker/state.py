@@ -64,11 +64,9 @@ from engine.link.messages import (
     RankMessage,
     Reserved,
     Submit,
-    TokenOut,
 )
 from engine.sampling.history import Match, history_of
 from engine.sampling.sampling_params import sampling_of
-from engine.sampling.sequence_end import finish_after
 
 
 class RankState:
@@ -281,47 +279,17 @@ class RankState:
         return messages
 
     def _append(self, request: Request, outcome: Outcome) -> list[RankMessage]:
-        """Takes tokens until one ends the request: those after it are as if never sampled."""
-        produced: list[TokenOut] = []
-        finish, fault = Finish.NONE, ""
-        for token in outcome.tokens:
-            if request.history is not None and not request.history.append(token.token_id):
-                fault = f"no token that follows {request.num_tokens} tokens fits the grammar"
-                break
-            produced.append(token)
-            finish = self._take(request, token.token_id)
-            if finish is not Finish.NONE:
-                break
+        tokens, finish = request.take(outcome.tokens, self.facts)
         request.drafts = outcome.drafts
-        self.totals.tokens_generated += len(produced)
-        self.totals.count_drafts(outcome.num_proposed, len(produced) - 1)
-        messages: list[RankMessage] = []
-        if produced:
-            name, num_proposed = request.request_id, outcome.num_proposed
-            tokens = tuple(produced)
-            messages.append(
-                Produced(request_id=name, tokens=tokens, finish=finish, num_proposed=num_proposed)
-            )
-        if fault:
-            return [*messages, *self._give_up(request, "INVALID_ARGUMENT", fault)]
+        self.totals.tokens_generated += len(tokens)
+        self.totals.count_drafts(outcome.num_proposed, len(tokens) - 1)
+        name, num_proposed = request.request_id, outcome.num_proposed
+        if finish is None:
+            text = f"no token that follows {request.num_tokens} tokens fits the grammar"
+            return self._give_up(request, "INVALID_ARGUMENT", text)
         if finish is not Finish.NONE:
             self._forget(request)
-        return messages
-
-    def _take(self, request: Request, token_id: int) -> Finish:
-        """One more token, and what it does to the request."""
-        request.num_tokens += 1
-        request.token_id_before, request.last_token_id = request.last_token_id, token_id
-        if request.history is not None and request.history.is_complete:
-            return Finish.STOP
-        return finish_after(
-            token_id,
-            num_tokens=request.num_tokens,
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=request.sampling,
-            eos_token_ids=self.facts.eos_token_ids,
-            max_model_len=self.facts.max_model_len,
-        )
+        return [Produced(request_id=name, tokens=tokens, finish=finish, num_proposed=num_proposed)]
 
     def _grow(self, request_id: str) -> list[RankMessage]:
         request = self._in_phase(request_id, RequestPhase.RUNNING)

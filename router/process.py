@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
 
 from core.address import parse_address
 from core.clock import SystemClock
@@ -71,7 +72,8 @@ class RouterProcess:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                watchers = Watchers(self.cluster, self._watch, group)
+                watch = partial(watch_worker, report=self.cluster.apply, settings=settings)
+                watchers = Watchers(self.cluster, watch, group)
                 await self._server.start()
                 log.info("router serves", address=self.address, metrics_port=metrics_server.port)
                 following = group.create_task(self._follow(watchers), name="discovery")
@@ -83,9 +85,6 @@ class RouterProcess:
                 watchers.close()
         finally:
             metrics_server.close()
-
-    async def _watch(self, member: Member) -> None:
-        await watch_worker(member, self.cluster.apply, self._settings)
 
     async def _follow(self, watchers: Watchers) -> None:
         roster = Roster()

@@ -66,16 +66,13 @@ def _per_head(make: Tensors, tokens: int) -> Iterator[Case]:
     """Out of longer vectors and into such."""
     for n, k in ((LATENT, NOPE), (NOPE, LATENT)):
         x, out = make.rows(tokens, HEADS, k + ROPE), make.rows(tokens, HEADS, n + ROPE)
-        quantised = make.fp8(HEADS, n, k)
-        scale = make.random(HEADS, n // 128, k // 128)
-        plain = quantised.bfloat16()
-        for name, weight, given in (("bf16", plain, None), ("fp8", quantised, scale)):
-            yield Case(
-                bench="head_linear", name=f"{name} m{tokens} heads{HEADS} n{n} k{k}",
-                call=partial(head_linear, x[..., :k], weight, out[..., :n], scale=given),
-                num_bytes=weight.nbytes + BF16 * tokens * HEADS * (n + k),
-                num_flops=2.0 * tokens * HEADS * n * k,
-            )  # fmt: skip
+        weight = make.rows(HEADS, n, k)
+        yield Case(
+            bench="head_linear", name=f"bf16 m{tokens} heads{HEADS} n{n} k{k}",
+            call=partial(head_linear, x[..., :k], weight, out[..., :n]),
+            num_bytes=weight.nbytes + BF16 * tokens * HEADS * (n + k),
+            num_flops=2.0 * tokens * HEADS * n * k,
+        )  # fmt: skip
 
 
 def _absorb(make: Tensors, tokens: int, weights: Sequence[Tensor]) -> Iterator[Case]:

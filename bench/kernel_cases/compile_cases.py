@@ -39,7 +39,6 @@ from kernels.elementwise.combine import Combination
 from kernels.gemm import (
     fp8_gemm_triton,
     grouped_linear_triton,
-    head_linear_triton,
     router_gemm_triton,
 )
 from kernels.moe import (
@@ -100,7 +99,7 @@ def _fused_moe(tokens: int, dtype: torch.dtype) -> Call:
     )  # fmt: skip
     topk_idx = integers(tokens, CHOICES, dtype=torch.int64)
     return partial(
-        fused_moe_triton.launch, empty(tokens, HIDDEN), topk_idx, f32(tokens, CHOICES), experts, 2.5
+        fused_moe_triton.launch, empty(tokens, HIDDEN), topk_idx, f32(tokens, CHOICES), experts
     )
 
 
@@ -112,13 +111,6 @@ def _gate(tokens: int) -> Call:
         num_replicas=integers(EXPERTS, dtype=torch.int64),
         counts=integers(EXPERTS, dtype=torch.int64), first=3,
         is_row=empty(tokens, dtype=torch.bool),
-    )  # fmt: skip
-
-
-def _head_linear(tokens: int, n: int, k: int) -> Call:
-    return partial(
-        head_linear_triton.launch, empty(tokens, HEADS, k), fp8(HEADS, n, k),
-        f32(HEADS, n // 128, k // 128), None,
     )  # fmt: skip
 
 
@@ -272,7 +264,7 @@ def _between_ranks() -> dict[str, Call]:
             rescale_triton.launch, rows, empty_scales(rows), f32(1), integers(LOCAL)
         ),
         "combine": partial(
-            combine_triton.launch, x, integers(CHOICES, 128), choices, 2.5, x
+            combine_triton.launch, x, integers(CHOICES, 128), choices, x
         ),
     }  # fmt: skip
 
@@ -310,9 +302,6 @@ def _products() -> dict[str, Call]:
         )
     for rows in (1, 128):
         cases[f"join splits b{rows}"] = partial(mla_decode_triton.join_splits, _splits(rows))
-    for tokens in (16, 128):
-        cases[f"head_linear m{tokens} n512"] = _head_linear(tokens, LATENT, NOPE)
-        cases[f"head_linear m{tokens} n128"] = _head_linear(tokens, NOPE, LATENT)
     cases["mla_decode b128 pages of 32"] = _mla_decode(128, 1, 64, 32)
     cases["mla_decode b1 q1"] = _mla_decode(1, 1, 64)
     cases["mla_decode b128 q1"] = _mla_decode(128, 1, 64)

@@ -1,5 +1,5 @@
 """Rows of experts around the products, at the sizes of DeepSeek-V3: packed to travel between ranks,
-and in the masked layout; and weights that are fetched ahead of a product."""
+and in the masked layout; int4 weights that are packed, and weights fetched ahead of a product."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +24,7 @@ from kernels.elementwise import quantise_triton
 from kernels.elementwise.rescale import rescale
 from kernels.elementwise.silu_mul import silu_mul, silu_mul_quantise
 from kernels.moe.pack_tokens import pack_tokens
+from kernels.moe.w4a8_grouped_gemm_packing import BLOCK_BYTES, pack_blocks
 
 SENT = (1, 128)  # tokens of a rank
 MASKED = (8, 32, 128)  # rows of each expert
@@ -35,6 +36,19 @@ def cases(make: Tensors) -> Iterator[Case]:
         yield from _packed(make, tokens)
     for rows in MASKED:
         yield from _masked(make, rows)
+    yield _packing(make)
+
+
+def _packing(make: Tensors) -> Case:
+    """Of int4 weights at load, eight experts at a time."""
+    shape, num_blocks = (8, 2 * WIDTH), 8 * 2 * WIDTH // 128 * HIDDEN // 128
+    nibbles = make.full((*shape, HIDDEN // 2), 0x37, torch.int8)
+    scales = make.full((*shape, HIDDEN // 128), 0.01, torch.float32)
+    return Case(
+        bench="w4a8_packing", name=f"e8 n{2 * WIDTH} k{HIDDEN}",
+        call=partial(pack_blocks, nibbles, scales),
+        num_bytes=nibbles.nbytes + scales.nbytes + num_blocks * BLOCK_BYTES,
+    )  # fmt: skip
 
 
 def _packed(make: Tensors, tokens: int) -> Iterator[Case]:

@@ -169,7 +169,7 @@ def _routed(make: Tensors, tokens: int) -> Iterator[Case]:
         yield Case(
             bench="fused_moe", name=f"{name} m{tokens} x 8 e{LOCAL} of {EXPERTS}",
             call=partial(
-                fused_moe, hidden, local, weights, experts, scaling=2.5,
+                fused_moe, hidden, local, weights, experts,
                 expected_rows=round(num_rows / LOCAL),
             ),
             num_bytes=size * num_weights + 2 * BF16 * hidden.numel(),

@@ -162,7 +162,7 @@ def _around_experts(make: Tensors, tokens: int) -> Iterator[Case]:
     row_of = _row_of(make, local)
     yield Case(
         bench="combine", name=f"m{tokens} e{LOCAL} of {EXPERTS} h{HIDDEN}",
-        call=lambda: combine(rows, row_of, weights, scaling=2.5, base=x),
+        call=lambda: combine(rows, row_of, weights, base=x),
         num_bytes=(num_here + 2 * tokens) * HIDDEN * BF16,
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from core.errors import CheckpointError
 from core.start_time import start_seconds
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
 from ctl.base.cluster_access import RUN_FOLDER_PREFIX, make_token
@@ -29,7 +28,7 @@ from ctl.local.readiness import wait_until_ready
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
 from ctl.local.terminal import Terminal
-from ctl.plan.asking import NoPlan
+from ctl.plan.asking import explained_errors
 from ctl.plan.cards import own_cards
 from rpc.cluster_credentials import load
 
@@ -64,18 +63,11 @@ def up(
             raise typer.BadParameter("no GPU found (nvidia-smi -L)", param_hint="--device")
         ranks = options.decode_ranks or min(DECODE_RANKS, num_gpus)
         options = replace(options, decode_ranks=ranks)
-    try:
+    with explained_errors():
         options = _with_model(options)
         specs = _layout(options, num_gpus)
         if num_gpus and not _fits(specs):
             raise typer.Exit(1)
-    except CheckpointError as error:
-        raise typer.BadParameter(error.message, param_hint="--model") from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except NoPlan as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
     assert options.model is not None
     # Workers give up first, and say which of their ranks is late.
     seconds = ready_timeout or start_seconds(options.model) + _WORKER_MARGIN_SECONDS

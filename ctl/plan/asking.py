@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import msgspec
+import typer
 
+from core.errors import CheckpointError
 from core.group_plan import GroupPlan, GroupQuestion
 from ctl.base.python_process import describe_exit, package_environment
 
@@ -15,6 +18,21 @@ _BAD_FLAGS = 2
 
 class NoPlan(Exception):
     """Why there is none, in lines."""
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """What is wrong with a model or an option, or why there is no plan, becomes words on stderr
+    and an exit status."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise typer.BadParameter(error.message, param_hint="--model") from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except NoPlan as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def ask(questions: Sequence[GroupQuestion]) -> list[GroupPlan]:

@@ -9,17 +9,20 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from core.errors import CheckpointError
-from core.group_plan import GroupPlan
-from ctl.base.flags import WORKER_ROLES, parse_settings
+from core.group_plan import Gpu, GroupPlan, GroupQuestion
+from ctl.base.flags import WORKER_ROLES, flag_arguments, parse_settings
 from ctl.base.options import with_options
 from ctl.base.output import Output, make_console, print_json
-from ctl.plan.asking import NoPlan, ask
+from ctl.plan.asking import ask, explained_errors
 from ctl.plan.cards import CARDS_GIB, card
 from ctl.plan.model_folder import model_folder
-from ctl.plan.questions import question
 from ctl.plan.report import print_plans
 from ctl.plan.values_file import WorkerValues, alike, read_values
+
+# Flags that say which group it is: --ranks, not --set.
+_DECIDED = frozenset({"model", "device", "ranks", "nodes", "node-rank", "rendezvous"})
+# Groups of several nodes must have one; nothing goes there.
+_RENDEZVOUS = "127.0.0.1:1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +87,11 @@ def plan(options: PlanOptions, output: Output = "table") -> None:
 
     Exit status 1 if a group does not fit; then what to change is said, tried before.
     """
-    try:
+    with explained_errors():
         model, groups = _groups(options)
         plans = plans_of(
             options.model or model, options.gpu, groups, deep_ep=options.deep_ep, rdma=options.rdma
         )
-    except CheckpointError as error:
-        raise typer.BadParameter(error.message, param_hint="--model") from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except NoPlan as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
     if output == "json":
         print_json([_as_json(each) for each in plans])
     else:
@@ -133,7 +129,7 @@ def plans_of(
         raise ValueError("name a model: --model FOLDER")
     with model_folder(model) as folder:
         told = partial(
-            question,
+            _question,
             model=str(folder),
             shown_name=Path(model).name,
             gpu=card(gpu),
@@ -141,6 +137,32 @@ def plans_of(
             rdma=rdma,
         )
         return ask([told(group) for group in on_gpus])
+
+
+def _question(
+    group: WorkerValues, *, model: str, shown_name: str, gpu: Gpu, deep_ep: bool, rdma: bool
+) -> GroupQuestion:
+    """`shown_name` is that of the model. ValueError for a setting that has an option of its
+    own."""
+    if taken := sorted(_DECIDED & set(group.settings)):
+        raise ValueError(f"{group.role}.{taken[0]} is decided by the group's own options")
+    flags = {
+        "model": model,
+        "device": group.device,
+        "ranks": str(group.ranks),
+        "nodes": str(group.nodes),
+        **({"rendezvous": _RENDEZVOUS} if group.nodes > 1 else {}),
+        "served-model-name": shown_name,
+        **group.settings,
+    }
+    return GroupQuestion(
+        name=group.role,
+        role=group.role,
+        flags=tuple(flag_arguments(flags)),
+        gpu=gpu,
+        has_deep_ep=deep_ep,
+        has_rdma=rdma,
+    )
 
 
 def _as_json(plan: GroupPlan) -> object:

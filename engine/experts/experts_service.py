@@ -4,6 +4,7 @@ Layers are named as in the model, dense ones counted; further in only MoE layers
 """
 
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -113,17 +114,12 @@ class ExpertsService(experts_pb2_grpc.ExpertsServicer):
         )
 
     def _plan(self, plan: RebalancePlan) -> experts_pb2.RebalancePlan:
+        numbers = self._group.layer_numbers
         return experts_pb2.RebalancePlan(
             group=self._group.name,
             placement_version=plan.placement_version,
             layers=[
-                experts_pb2.LayerPlan(
-                    layer=self._group.layer_numbers[layer.layer],
-                    balancedness_before=layer.balancedness_before,
-                    balancedness_after=layer.balancedness_after,
-                    num_moves=layer.num_moves,
-                    physical_to_logical=layer.physical_to_logical,
-                )
+                experts_pb2.LayerPlan(**asdict(layer) | {"layer": numbers[layer.layer]})
                 for layer in plan.layers
             ],
             num_moves=plan.num_moves,

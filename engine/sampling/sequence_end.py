@@ -21,22 +21,10 @@ def finish_after(
     num_output = num_tokens - num_prompt_tokens
     if num_output >= sampling.min_tokens and _ends(token_id, sampling, eos_token_ids):
         return Finish.STOP
-    is_last = is_full(
-        num_tokens=num_tokens,
-        num_prompt_tokens=num_prompt_tokens,
-        sampling=sampling,
-        max_model_len=max_model_len,
-    )
-    return Finish.LENGTH if is_last else Finish.NONE
-
-
-def is_full(
-    *, num_tokens: int, num_prompt_tokens: int, sampling: Sampling, max_model_len: int
-) -> bool:
-    """Whether no token can follow `num_tokens`, whatever they are."""
-    return num_tokens >= most_tokens(
+    most = most_tokens(
         num_prompt_tokens=num_prompt_tokens, sampling=sampling, max_model_len=max_model_len
     )
+    return Finish.LENGTH if num_tokens >= most else Finish.NONE
 
 
 def most_tokens(*, num_prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:

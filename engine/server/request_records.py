@@ -10,7 +10,7 @@ A leg is one call for one choice of a request.
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 
 from core.log import REQUEST_ID
@@ -68,28 +68,14 @@ class LegRecord:
     def message(self, worker: ProcessIdentity) -> RequestLeg:
         """As `worker` tells it."""
         peer = self.peer
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("traced_id", "peer", "num_produced", "num_prefilled"):
+            del told[name]
         return RequestLeg(
+            **told,
             worker=worker,
-            leg_id=self.leg_id,
-            accepted_at=self.accepted_at,
-            rank=self.rank,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_earlier_tokens=self.num_earlier_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            num_computed_tokens=self.num_computed_tokens,
-            num_output_tokens=self.num_output_tokens,
-            queue_seconds=self.queue_seconds,
-            compute_seconds=self.compute_seconds,
-            transfer_seconds=self.transfer_seconds,
-            kv_bytes=self.kv_bytes,
-            first_token_seconds=self.first_token_seconds,
-            total_seconds=self.total_seconds,
             num_preemptions=max(0, self.num_attempts - 1),
-            num_attempts=self.num_attempts,
             num_steps=max(0, self.num_produced - self.num_prefilled),
-            num_accepted_drafts=self.num_accepted_drafts,
-            num_rejected_drafts=self.num_rejected_drafts,
-            finish=self.finish,
             peer=WorkerRefText(
                 name=peer.name if peer else "",
                 address=peer.address if peer else "",

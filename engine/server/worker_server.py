@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -49,17 +49,14 @@ Register = Callable[[Any, grpc.aio.Server], None]
 ServiceFactory = Callable[[WorkerFront, WorkerMetrics], WorkerService]
 
 
-class RoleService:
+class RoleService(NamedTuple):
     """The gRPC service of a role: how to build it and how to register it."""
 
-    def __init__(
-        self, role: str, build: ServiceFactory, register: Register, module: ModuleType, name: str
-    ) -> None:
-        self.role = role
-        self.build = build
-        self.register = register
-        self.module = module
-        self.name = name
+    role: str
+    build: ServiceFactory
+    register: Register
+    module: ModuleType
+    name: str
 
 
 class WorkerServer:

@@ -14,14 +14,12 @@ import hmac
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from core.file_version import file_version
-from core.log import get_logger
+from core.watched_files import WatchedFiles
 from gateway.limits.rate_limit import Limits
-
-log = get_logger("gateway.api_keys")
 
 LOOK_SECONDS = 1.0
 HASH_PREFIX = "sha256:"
@@ -54,13 +52,12 @@ class ApiKeys:
         self, *, file: Path | None, keys: Iterable[str], limits: Limits, max_priority: int = 0
     ) -> None:
         """`limits` and `max_priority` are those of keys that do not name their own. Raises
-        ValueError for a line that makes no sense, and OSError for a missing file."""
-        self._file = file
-        self._usual = Client(name="", limits=limits, max_priority=max_priority)
-        self._fixed = [_parse(key, self._usual, "the API keys") for key in keys]
-        self._seen = file and file_version(file)
-        self._keys = [*self._fixed, *_read(file, self._usual)]
+        ValueError for a line that makes no sense, and for a file that cannot be read."""
+        usual = Client(name="", limits=limits, max_priority=max_priority)
+        self._fixed = [_parse(key, usual, "the API keys") for key in keys]
+        self._file = file and WatchedFiles("list of API keys", (file,), partial(_read, file, usual))
         self._everybody = Client(name=EVERYBODY, limits=limits, max_priority=None)
+        self.reload()
 
     @property
     def is_open(self) -> bool:
@@ -89,24 +86,16 @@ class ApiKeys:
 
     def reload(self) -> None:
         """One look at the file."""
-        version = self._file and file_version(self._file)
-        if version == self._seen:
-            return
-        self._seen = version
-        try:
-            keys = _read(self._file, self._usual)
-        except (OSError, ValueError) as error:
-            log.error("API keys not read again", reason=str(error))
-            return
-        self._keys = [*self._fixed, *keys]
-        log.info("API keys read again", num_keys=len(self._keys))
+        self._keys = [*self._fixed, *(self._file.current() if self._file else ())]
 
 
-def _read(file: Path | None, usual: Client) -> list[_Key]:
-    if file is None:
-        return []
+def _read(file: Path, usual: Client) -> list[_Key]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error
     keys = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if text and not text.startswith("#"):
             keys.append(_parse(text, usual, f"{file.name}, line {number}"))

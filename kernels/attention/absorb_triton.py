@@ -56,14 +56,8 @@ def _absorb_values(
 
 
 def launch(
-    latents: torch.Tensor,
-    kv_b: torch.Tensor,
-    nope_dim: int,
-    *,
-    follows: bool = False,
-    shape: AbsorbShape | None = None,
+    latents: torch.Tensor, kv_b: torch.Tensor, nope_dim: int, *, follows: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`shape`: another one than that of the number of tokens, to measure it."""
     num_tokens, num_heads, latent_dim = latents.shape
     out = latents.new_empty(num_tokens, num_heads * GROUP, dtype=torch.float8_e4m3fn)
     scale = empty_scales(out)
@@ -74,7 +68,7 @@ def launch(
     assert latents.is_contiguous()
     assert weight.stride(2) == 1
     assert weight.stride(1) == latent_dim
-    shape, is_dependent = shape or shape_for(num_tokens), follows and dependent(latents)
+    shape, is_dependent = shape_for(num_tokens), follows and dependent(latents)
     _absorb_values[num_heads, triton.cdiv(num_tokens, shape.tokens)](
         latents, weight, out, scale, num_tokens, num_heads, weight.stride(0), scale.stride(1),
         latent_dim=latent_dim, group=GROUP, largest=LARGEST, smallest=SMALLEST,

@@ -221,14 +221,8 @@ def launch(
     *,
     value_dim: int,
     scale: float,
-    tokens: int = 64,
-    num_stages: int = 3,
-    min_tiles: int = MIN_TILES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [B * Q, heads, C] and lse [B * Q, heads] float32; zeros and -inf for no row.
-
-    The last three say how the work is cut and prefetched; float32, which needs twice the room, has
-    its own."""
+    """out [B * Q, heads, C] and lse [B * Q, heads] float32; zeros and -inf for no row."""
     num_tokens, num_heads, width = query.shape
     num_rows = len(kv_lengths)
     num_queries = num_tokens // max(1, num_rows)
@@ -244,8 +238,8 @@ def launch(
     padded_value = max(16, triton.next_power_of_2(value_dim))
     padded_rope = max(16, triton.next_power_of_2(rope_dim))
     is_half = query.element_size() == 2
-    if not is_half:
-        tokens, num_stages = 16, 1
+    # float32 needs twice the room. Three: page ids, latents and products, one iteration ahead each.
+    tokens, num_stages = (TOKENS, 3) if is_half else (16, 1)
     lines = min(MAX_LINES if is_half else 16, max(16, triton.next_power_of_2(num_lines)))
     num_blocks = triton.cdiv(num_lines, lines)
     num_parts = max(1, programs(query.device, padded_value) // num_blocks)
@@ -258,16 +252,15 @@ def launch(
     exact = padded_value + padded_rope == width
     _attend[num_blocks, num_parts](
         *operands, num_rows, num_queries, block_table.stride(0), num_parts, scale * LOG2_E,
-        min_tiles, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
+        MIN_TILES, num_heads=num_heads, width=width, value_dim=value_dim, rope_dim=rope_dim,
         page_tokens=cache.shape[1], lines=lines, tokens=tokens, rows=rows,
         padded_value=padded_value, padded_rope=padded_rope, exact=exact,
         # Of float32 inputs only. Three times the registers are too many for wide latents.
         precision="tf32x3" if padded_value <= 128 else "tf32",
-        # Three: page ids, latents and products, one iteration ahead each.
         num_stages=num_stages, dependent=is_dependent, num_warps=8, launch_pdl=is_dependent,
     )  # fmt: skip
     join(
-        kv_lengths, split, split_lse, out, out_lse, num_parts, min_tiles, tokens=tokens, every=False
+        kv_lengths, split, split_lse, out, out_lse, num_parts, MIN_TILES, tokens=tokens, every=False
     )
     return out, out_lse
 

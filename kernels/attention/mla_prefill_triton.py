@@ -132,11 +132,7 @@ def launch(
     lse: torch.Tensor,  # [T, heads] float32, changed in place: natural logarithm of sums of exp
     *,
     scale: float,
-    keys: int = 64,
-    num_stages: int = 3,
-    num_warps: int = 8,
 ) -> None:
-    """The last three for 2-byte types; float32 has its own."""
     num_heads, value_dim, rope_dim = query.shape[1], out.shape[2], key_rope.shape[1]
     nope_dim = both.shape[2] - value_dim
     assert query.shape[2] == nope_dim + rope_dim
@@ -144,9 +140,8 @@ def launch(
     check_contiguous(both=both, out=out, lse=lse)
     if not len(group.blocks):
         return
-    is_half = query.element_size() == 2
-    queries = BLOCK_QUERIES
-    if not is_half:
+    queries, keys, num_stages, num_warps = BLOCK_QUERIES, 64, 3, 8
+    if query.element_size() > 2:
         queries, keys, num_stages, num_warps = 32, 32, 1, 4
     cut = BLOCK_QUERIES // queries
     padded = [max(16, triton.next_power_of_2(each)) for each in (nope_dim, rope_dim, value_dim)]

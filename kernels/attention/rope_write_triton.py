@@ -109,8 +109,6 @@ def launch(
     latent_norm: torch.Tensor | None = None,
     eps: float = 0.0,
     rotated: torch.Tensor | None = None,
-    heads: int = HEADS,
-    num_warps: int = NUM_WARPS,
 ) -> None:
     """Queries begin at even addresses and have even strides, in elements."""
     num_tokens, num_heads, _ = query.shape
@@ -125,14 +123,14 @@ def launch(
     assert latent.stride(1) == key_rope.stride(1) == 1
     pairs = torch.int32 if query.element_size() == 2 else torch.int64
     query_pairs, rotated_pairs = query_rope.view(pairs), rotated.view(pairs)
-    blocks, is_dependent = triton.cdiv(num_heads, heads), dependent(query)
+    blocks, is_dependent = triton.cdiv(num_heads, HEADS), dependent(query)
     _rope_write[(num_tokens * (blocks + 1),)](
         query_pairs, rotated_pairs, latent, latent_norm, key_rope,
         torch.view_as_real(rotation).view(torch.int64), slots, cache,
         cache.shape[0] * cache.shape[1], num_heads,
         *query_pairs.stride()[:2], *rotated_pairs.stride()[:2],
         latent.stride(0), key_rope.stride(0), latent_dim, eps,
-        half=half, padded_half=triton.next_power_of_2(half), heads=heads, blocks=blocks,
+        half=half, padded_half=triton.next_power_of_2(half), heads=HEADS, blocks=blocks,
         padded_latent=triton.next_power_of_2(latent_dim), has_norm=latent_norm is not None,
-        dependent=is_dependent, num_warps=num_warps, launch_pdl=is_dependent,
+        dependent=is_dependent, num_warps=NUM_WARPS, launch_pdl=is_dependent,
     )  # fmt: skip

@@ -28,7 +28,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "fused_moe": ("triton",),
     "gate": ("triton",),
     "grouped_linear": ("triton",),
-    "head_linear": ("triton",),
     "mla_decode": ("flash_mla", "triton"),
     "mla_prefill": ("cuda", "triton"),
     "pack_tokens": ("triton",),

@@ -1,6 +1,6 @@
 """Brings the experts' results back to their tokens.
 
-    out[t] = base[t] + scaling * sum over k of weights[t, k] * rows[row_of[k, t]]
+    out[t] = base[t] + sum over k of weights[t, k] * rows[row_of[k, t]]
 
 in float32, choices in the order k = 0, 1, ...; those whose row_of is -1 are left out.
 
@@ -26,8 +26,8 @@ from kernels.build.paths import path_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """What is still to be combined, with a scaling of one: shapes in this file's docstring. The
-    norm after it (`rms_norm`) does that on its way. Raises ValueError as `combine`."""
+    """What is still to be combined: shapes in this file's docstring. The norm after it (`rms_norm`)
+    does that on its way. Raises ValueError as `combine`."""
 
     rows: torch.Tensor
     row_of: torch.Tensor
@@ -54,7 +54,6 @@ def combine(
     row_of: torch.Tensor,
     weights: torch.Tensor,
     *,
-    scaling: float = 1.0,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Raises ValueError for shapes, dtypes or devices that do not fit, and on a CPU for rows that
@@ -63,8 +62,8 @@ def combine(
     if path_of("combine", rows.device) == "triton":
         from kernels.elementwise.combine_triton import launch
 
-        return launch(rows, row_of, weights, scaling, base)
-    return combine_reference(rows, row_of, weights, scaling=scaling, base=base)
+        return launch(rows, row_of, weights, base)
+    return combine_reference(rows, row_of, weights, base=base)
 
 
 def combine_reference(
@@ -72,7 +71,6 @@ def combine_reference(
     row_of: torch.Tensor,
     weights: torch.Tensor,
     *,
-    scaling: float = 1.0,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     total = rows.new_zeros(row_of.shape[1], rows.shape[1], dtype=torch.float32)
@@ -81,7 +79,6 @@ def combine_reference(
         here = numbers >= 0
         values = rows[numbers.clamp_min(0).long()].float() * weights[:, choice, None]
         total += torch.where(here[:, None], values, 0.0)
-    total *= scaling
     return (total if base is None else total + base.float()).to(rows.dtype)
 
 

@@ -104,16 +104,14 @@ def launch(
     scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
-    num_warps: int = 0,
     expected_rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `run`. `groups`, `rows`, to measure them: of a program."""
     is_many = counts is None and x.shape[-2] >= MANY_ROWS[1]
     usual = MANY_ROWS if is_many else FEW_ROWS
-    usual_warps = 2 if is_many and x.shape[-2] >= 512 else 4
     return run(
         x, counts, gated=False, scale=scale, groups=groups or usual[0], rows=rows or usual[1],
-        num_warps=num_warps or usual_warps, expected_rows=expected_rows,
+        num_warps=2 if is_many and x.shape[-2] >= 512 else 4, expected_rows=expected_rows,
     )  # fmt: skip
 
 

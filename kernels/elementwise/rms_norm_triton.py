@@ -99,7 +99,6 @@ def launch(
     plain: bool = True,
     quantises: bool = False,
     scale: torch.Tensor | None = None,
-    num_warps: int = 0,
 ) -> tuple[torch.Tensor | None, ...]:
     """As `kernels.elementwise.rms_norm.rms_norms`; a combination needs a residual."""
     shaped = residual if isinstance(x, Combination) else x
@@ -126,7 +125,7 @@ def launch(
         assert base is None or base.is_contiguous()
     groups, is_dependent = triton.next_power_of_2(triton.cdiv(width, GROUP)), dependent(shaped)
     num_choices = 0 if parts is None else len(parts.row_of)
-    usual = _usual_warps(num_rows, groups, num_choices > 0, plain and quantises)
+    num_warps = _num_warps(num_rows, groups, num_choices > 0, plain and quantises)
     _rms_norm[(num_rows,)](
         base, *((None, None, None) if parts is None else (parts.rows, parts.row_of, parts.weights)),
         residual, weight, total, out, values, scales, given, scale, num_rows, width,
@@ -135,13 +134,13 @@ def launch(
         eps, num_choices=num_choices, at_once=num_choices if num_rows <= FEW_COMBINED else AT_ONCE,
         has_base=base is not None, group=GROUP, groups=groups, largest=LARGEST, smallest=SMALLEST,
         has_residual=residual is not None, plain=plain, quantised=quantises,
-        has_given=given is not None, dependent=is_dependent,
-        num_warps=num_warps or usual, launch_pdl=is_dependent,
+        has_given=given is not None, dependent=is_dependent, num_warps=num_warps,
+        launch_pdl=is_dependent,
     )  # fmt: skip
     return out, values, scales, given, total
 
 
-def _usual_warps(num_rows: int, groups: int, combines: bool, has_both: bool) -> int:
+def _num_warps(num_rows: int, groups: int, combines: bool, has_both: bool) -> int:
     """Of few rows the longest load counts, of many how many rows are under way."""
     if groups < 32:
         return 4

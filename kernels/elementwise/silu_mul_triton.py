@@ -47,11 +47,8 @@ def launch(
     counts: torch.Tensor | None = None,
     *,
     expected_rows: int = 0,
-    block: int = 2 * BLOCK,
-    num_warps: int = 8,
 ) -> torch.Tensor:
-    """x [T, 2 I], or [E, C, 2 I] with `counts`, contiguous. `block` columns of a program, where all
-    rows are in use."""
+    """x [T, 2 I], or [E, C, 2 I] with `counts`, contiguous."""
     *lead, num_rows, double_width = x.shape
     width = double_width // 2
     out = x.new_empty(*lead, num_rows, width)
@@ -59,8 +56,8 @@ def launch(
     if not out.numel():
         return out
     if counts is None:
-        _silu_mul[num_rows, triton.cdiv(width, block)](
-            x, out, width, block=block, dependent=is_dependent, num_warps=num_warps,
+        _silu_mul[num_rows, triton.cdiv(width, 2 * BLOCK)](
+            x, out, width, block=2 * BLOCK, dependent=is_dependent, num_warps=8,
             launch_pdl=is_dependent,
         )  # fmt: skip
     else:
@@ -78,7 +75,6 @@ def launch_quantise(
     scale: torch.Tensor | None = None,
     groups: int = 0,
     rows: int = 0,
-    num_warps: int = 4,
     expected_rows: int = 0,
     owner: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,5 +84,5 @@ def launch_quantise(
         usual = SHAPE_OF_SOME if x.shape[-2] < MANY_ROWS else SHAPE_OF_MANY
     return run(
         x, counts, gated=True, scale=scale, groups=groups or usual[0], rows=rows or usual[1],
-        num_warps=num_warps, expected_rows=expected_rows, owner=owner,
+        num_warps=4, expected_rows=expected_rows, owner=owner,
     )  # fmt: skip

@@ -111,8 +111,6 @@ def launch(
     weight: torch.Tensor,
     *,
     few_rows: int = FEW_ROWS,
-    columns: int = 0,
-    num_warps: int = 0,
     shape: RouterTritonShape | None = None,
 ) -> torch.Tensor:
     """Up to `few_rows` tokens are too few for the matrix instruction. `shape`: another one than
@@ -124,8 +122,7 @@ def launch(
     if not num_rows:
         return out
     if num_rows <= few_rows:
-        usual = ONE_OR_TWO_ROWS if num_rows <= 2 else MORE_ROWS
-        columns, num_warps = columns or usual[0], num_warps or usual[1]
+        columns, num_warps = ONE_OR_TWO_ROWS if num_rows <= 2 else MORE_ROWS
         _router_gemv[(triton.cdiv(n, columns),)](
             hidden.contiguous(), weight.contiguous(), out, n, k, num_rows=num_rows,
             columns=columns, padded=triton.next_power_of_2(k),

@@ -2,7 +2,7 @@
 weighted sum.
 
     y[t, k]  = down[e] @ silu_mul(gate_up[e] @ hidden[t]),  e = topk_idx[t, k]
-    out[t]   = scaling * sum over k of topk_weights[t, k] * y[t, k]      choices of -1 left out
+    out[t]   = sum over k of topk_weights[t, k] * y[t, k]                choices of -1 left out
 
     hidden        [T, H]      bfloat16 or float32
     topk_idx      [T, K]      int64 local experts in 0 .. E - 1, or -1: not here; on a device the
@@ -35,7 +35,6 @@ def fused_moe(
     topk_weights: torch.Tensor,
     experts: FusedExperts,
     *,
-    scaling: float = 1.0,
     expected_rows: int | None = None,
 ) -> torch.Tensor:
     """`expected_rows`, the rows that an expert is likely to have (default: as if all choices were
@@ -56,8 +55,8 @@ def fused_moe(
     if path_of("fused_moe", hidden.device) == "triton":
         from kernels.moe.fused_moe_triton import launch
 
-        return launch(hidden, topk_idx, topk_weights, experts, scaling, expected_rows)
-    return fused_moe_reference(hidden, topk_idx, topk_weights, experts, scaling=scaling)
+        return launch(hidden, topk_idx, topk_weights, experts, expected_rows)
+    return fused_moe_reference(hidden, topk_idx, topk_weights, experts)
 
 
 def fused_moe_reference(
@@ -65,8 +64,6 @@ def fused_moe_reference(
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
     experts: FusedExperts,
-    *,
-    scaling: float = 1.0,
 ) -> torch.Tensor:
     rows = hidden.new_zeros(topk_idx.numel(), hidden.shape[1])
     for expert in range(experts.gate_up.shape[0]):
@@ -79,7 +76,7 @@ def fused_moe_reference(
         rows[chosen] = down.to(rows.dtype)
     numbers = torch.arange(topk_idx.numel(), device=hidden.device).view(topk_idx.shape)
     row_of = torch.where(topk_idx < 0, -1, numbers).t()
-    return combine(rows, row_of, topk_weights, scaling=scaling)
+    return combine(rows, row_of, topk_weights)
 
 
 def _product(

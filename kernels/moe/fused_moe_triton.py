@@ -120,7 +120,6 @@ def launch(
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
     experts: FusedExperts,
-    scaling: float,
     expected_rows: int | None = None,
 ) -> torch.Tensor:
     if not hidden.numel():
@@ -142,7 +141,7 @@ def launch(
         rows = _aligned(topk_idx.contiguous(), num_experts, up.block_m)
         middle = _run(hidden, experts.gate_up, rows, up, gathers=True)
         out = _run(silu_mul(middle), experts.down, rows, down, gathers=False)
-    return combine(out, rows.row_of, topk_weights, scaling, None)
+    return combine(out, rows.row_of, topk_weights, None)
 
 
 def fp8_cuts(

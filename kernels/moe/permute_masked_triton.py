@@ -150,8 +150,6 @@ def launch(
     scale: torch.Tensor | None,
     *,
     quantises: bool = False,
-    groups: int = MAX_GROUPS,
-    num_warps: int = 0,
 ) -> MaskedRows:
     out = empty_masked(hidden, topk_idx, num_experts, capacity, scale, quantises=quantises)
     num_tokens, num_choices = topk_idx.shape
@@ -169,13 +167,13 @@ def launch(
     width, rows = hidden.shape[1], out.rows
     block = min(BLOCK_BYTES // hidden.element_size(), triton.next_power_of_2(width))
     if quantises:  # a row's places are looked for once, if the row is not cut
-        groups = min(groups, triton.next_power_of_2(width // GROUP))
+        groups = min(MAX_GROUPS, triton.next_power_of_2(width // GROUP))
         block = groups * GROUP
     else:
         groups = 1 if scale is None else triton.next_power_of_2(scale.shape[1])
         if hidden.element_size() == 1:  # bytes are bytes, and what every Triton knows
             hidden, rows = hidden.view(torch.uint8), rows.view(torch.uint8)
-    num_warps = num_warps or (8 if quantises and groups > MAX_GROUPS // 2 else 4)
+    num_warps = 8 if quantises and groups > MAX_GROUPS // 2 else 4
     _copy[num_tokens * num_choices + (num_experts if finds else 0), triton.cdiv(width, block)](
         hidden, scale, topk_idx, rows, out.scales, out.row_of, out.counts, num_tokens, width,
         1 if scale is None else scale.shape[1], capacity, first, num_experts, hidden.stride(0),

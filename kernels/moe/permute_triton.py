@@ -112,7 +112,6 @@ def rank_choices(
     *,
     chunk: int = 0,
     parts: int = 0,
-    num_warps: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """topk_idx [T, K] int64, contiguous -> which of its expert's choices each one is [T K] int32
     (those of -1: anything), and counts [E] int32, written to those given."""
@@ -124,7 +123,7 @@ def rank_choices(
     usual = (CHUNK, 4) if num_entries <= CHUNK else (LARGE_CHUNK, 8)
     if num_entries >= 2 * HUGE_CHUNK:
         usual = (HUGE_CHUNK, 16)
-    chunk, num_warps = chunk or usual[0], num_warps or usual[1]
+    chunk, num_warps = chunk or usual[0], usual[1]
     parts = min(parts or max(1, PROGRAMS // num_experts), triton.cdiv(num_entries, chunk))
     part_size = triton.cdiv(triton.cdiv(num_entries, max(1, parts)), chunk) * chunk
     _rank[num_experts, max(1, triton.cdiv(num_entries, max(1, part_size)))](
@@ -141,9 +140,6 @@ def launch(
     alignment: int,
     scale: torch.Tensor | None,
     most: int | None = None,
-    *,
-    block: int = 0,
-    num_warps: int = 0,
 ) -> Permuted:
     permuted = empty_permuted(hidden, topk_idx, num_experts, alignment, scale, most)
     num_tokens, num_choices = topk_idx.shape
@@ -153,8 +149,7 @@ def launch(
     num_groups = 1 if scale is None else scale.shape[1]
     experts = triton.next_power_of_2(num_experts)
     named = max(16, NAMED // experts)
-    usual = FEW_TOKENS if num_tokens < 1024 else MANY_TOKENS
-    block, num_warps = block or usual[0], num_warps or usual[1]
+    block, num_warps = FEW_TOKENS if num_tokens < 1024 else MANY_TOKENS
     block = min(block, triton.next_power_of_2(width))
     # Bytes are bytes: FP8 travels as what every Triton knows.
     view = torch.uint8 if hidden.element_size() == 1 else hidden.dtype

@@ -77,6 +77,7 @@ def _text_choice(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
         "text": "".join(part["text"] for part in parts),
         "logprobs": logprobs,
         "finish_reason": _finish_reason(parts),
+        "stop_reason": parts[-1]["stop_reason"],
     }
 
 
@@ -102,6 +103,7 @@ def _chat_choice(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
         "message": message,
         "logprobs": logprobs if found else None,
         "finish_reason": _finish_reason(parts),
+        "stop_reason": parts[-1]["stop_reason"],
     }
 
 

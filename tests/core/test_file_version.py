@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from core.file_version import file_version
+from core.watched_files import file_version
 
 
 def turn_link(file: Path) -> None:

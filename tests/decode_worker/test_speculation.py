@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.sampling.sampling_params import Grammar
 from tests.cluster.harness import DEMO_MODEL
 from tests.decode_worker.one_rank import OneRank, one_rank
+from tests.larks import regex
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 PROMPTS = [[(7 * n + 3 * j) % 250 + 5 for j in range(length)] for n, length in enumerate((1, 23))]
@@ -20,7 +22,7 @@ WAYS: Mapping[str, Mapping[str, object]] = {
     "stops": {"stop_token_ids": tuple(range(20, 90)), "min_tokens": 2, "temperature": 1.0},
     "biased": {"logit_bias": ((30, 4.0), (40, -3.0)), "temperature": 1.0},
     "penalised": {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "presence_penalty": 0.1},
-    "matched": {"grammar": {"regex": "[0-9 ]{5,30}"}, "ignore_eos": False},
+    "matched": {"grammar": Grammar(lark=regex("[0-9 ]{5,30}")), "ignore_eos": False},
 }
 
 

@@ -167,12 +167,6 @@ def products() -> dict[str, Case]:
             operands={"x": floats(TOKENS, HEADS, 8), "weight": floats(HEADS, 7, 8),
                       "out": floats(TOKENS, HEADS, 7)},
         ),
-        "head_linear fp8": Case(
-            call=head_linear,
-            operands={"x": floats(TOKENS, HEADS, 256), "weight": fp8(HEADS, 128, 256),
-                      "scale": floats(HEADS, 1, 2)},
-            free=frozenset({("x", 0)}) | n_of_w,
-        ),
         "grouped_linear": Case(
             call=grouped_linear, operands={"x": floats(TOKENS, 8), "weight": plain},
             options={"counts": [1, 0, 3, 2]}, free=n_of_w,

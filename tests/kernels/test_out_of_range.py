@@ -144,8 +144,8 @@ def test_fused_moe(rng: torch.Generator, device: str) -> None:
     )
     hidden = randn(rng, 7, WIDTH).to(device)
     weights = torch.rand(7, CHOICES, generator=rng).to(device)
-    found = fused_moe_triton.launch(hidden, ids, weights, experts, 2.0)
-    want = fused_moe_reference(hidden, known, weights, experts, scaling=2.0)
+    found = fused_moe_triton.launch(hidden, ids, weights, experts)
+    want = fused_moe_reference(hidden, known, weights, experts)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
@@ -164,7 +164,7 @@ def combination(rng: torch.Generator, device: str) -> tuple[Combination, torch.T
 
 def test_combine(rng: torch.Generator, device: str) -> None:
     x, known = combination(rng, device)
-    found = combine_triton.launch(x.rows, x.row_of, x.weights, 1.0, None)
+    found = combine_triton.launch(x.rows, x.row_of, x.weights, None)
     torch.testing.assert_close(found, combine_reference(x.rows, known, x.weights))
 
 

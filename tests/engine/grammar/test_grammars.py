@@ -17,6 +17,7 @@ from engine.grammar.token_bytes import token_bytes
 from engine.sampling.history import Match
 from engine.sampling.sampling_params import Grammar, Sampling
 from tests import larks
+from tests.eventually import eventually
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 VOCAB, EOS = 260, 1
@@ -52,7 +53,9 @@ def is_match(result: Match | EpserveError) -> bool:
     return not isinstance(result, EpserveError)
 
 
-def test_each_name_is_told_once_and_has_its_own_state(grammars: Grammars, folder: Path) -> None:
+async def test_each_name_is_told_once_and_has_its_own_state(
+    grammars: Grammars, folder: Path
+) -> None:
     x, y = (token_bytes(folder, VOCAB).texts.index(text) for text in (b"x", b"y"))
     for name in ("a", "b"):
         grammars.begin(name, regex("xy"))
@@ -67,7 +70,9 @@ def test_each_name_is_told_once_and_has_its_own_state(grammars: Grammars, folder
     assert not isinstance(later, EpserveError)
     assert a.accept(x)
     assert b.accept(x)
+    await eventually(lambda: a.is_ready and b.is_ready)
     assert a.accept(y)
+    await eventually(lambda: a.is_ready)
     assert (a.is_complete, b.is_complete) == (True, False)
     assert (b.is_active, later.is_active) == (True, False)
 

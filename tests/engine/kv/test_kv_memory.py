@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def plan(folder: Path, memory_bytes: int, max_position: int = 4096, **told: Any) -> KvPlan:  # noqa: ANN401
-    config: Any = SimpleNamespace(num_layers=2, kv_dim=10, max_position=max_position)
+    config: Any = SimpleNamespace(num_kv_layers=2, kv_dim=10, max_position=max_position)
     settings = WorkerSettings(model=folder, kv_memory_fraction=0.5, **told)
     return plan_kv(settings, config, itemsize=4, memory_bytes=memory_bytes)
 
@@ -59,7 +59,7 @@ def test_a_host_keeps_memory_for_others_unless_told_otherwise(folder: Path) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_is_zero_and_of_the_agreed_shape(folder: Path, dtype: torch.dtype) -> None:
-    config: Any = SimpleNamespace(num_layers=2, kv_dim=10, max_position=640)
+    config: Any = SimpleNamespace(num_kv_layers=2, kv_dim=10, max_position=640)
     settings = WorkerSettings(model=folder, kv_pages=5)
     made = plan_kv(settings, config, itemsize=dtype.itemsize, memory_bytes=0)
     cache = make_kv_cache(settings, config, made, torch.device("cpu"), dtype)

@@ -1,5 +1,5 @@
-"""Steps with drafts against whole passes of the model and its MTP layer; right drafts where weights
-are made up."""
+"""Steps with drafts against whole passes of the model and its MTP layer; acceptance that is made
+up."""
 
 from dataclasses import replace
 

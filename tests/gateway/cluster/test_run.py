@@ -15,6 +15,7 @@ STOP = Unavailable("the gateway is shutting down")
 
 class Text:
     finish_reason = None
+    num_tokens = 0
 
     def feed(self, tokens: Any, finish: Any) -> ChoiceDelta:
         return ChoiceDelta("a", [])
@@ -56,6 +57,7 @@ class Choice:
 def make_run(num_choices: int) -> tuple[RequestRun, list[Choice]]:
     class Nothing:
         clock = metrics = None
+        tells_token_ids = tells_prompt_logprobs = False
         num_choices = 0
         prompts = ()
 

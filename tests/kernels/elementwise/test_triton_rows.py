@@ -297,5 +297,5 @@ def test_permute_and_combine(
     weights = torch.rand(shape, generator=rng).to(device)
     base = randn(rng, num_tokens, 256).to(device)
     for added in (None, base):
-        out = combine_triton.launch(rows, want.row_of, weights, 2.5, added)
-        close(out, combine_reference(rows, want.row_of, weights, scaling=2.5, base=added))
+        out = combine_triton.launch(rows, want.row_of, weights, added)
+        close(out, combine_reference(rows, want.row_of, weights, base=added))

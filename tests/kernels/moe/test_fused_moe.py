@@ -47,14 +47,14 @@ def test_reference_one_token_at_a_time(request: pytest.FixtureRequest) -> None:
     rng = generator(request.node.nodeid)
     hidden, experts = randn(rng, 6, HIDDEN), experts_of(rng, "cpu", torch.float32)
     topk_idx, topk_weights = choices(rng, 6)
-    out = fused_moe_reference(hidden, topk_idx, topk_weights, experts, scaling=2.0)
+    out = fused_moe_reference(hidden, topk_idx, topk_weights, experts)
     for t in range(6):
         want = torch.zeros(HIDDEN, dtype=torch.float64)
         for k, expert in enumerate(topk_idx[t].tolist()):
             if expert >= 0:
                 both = experts.gate_up[expert].double() @ hidden[t].double()
                 inner = F.silu(both[:WIDTH]) * both[WIDTH:]
-                want += 2.0 * topk_weights[t, k] * (experts.down[expert].double() @ inner)
+                want += topk_weights[t, k] * (experts.down[expert].double() @ inner)
         torch.testing.assert_close(out[t].double(), want, rtol=1e-4, atol=1e-4)
 
 
@@ -70,10 +70,10 @@ def test_triton(request: pytest.FixtureRequest, device: str, num_tokens: int, fp
     hidden = randn(rng, num_tokens, HIDDEN).to(device, plain)
     topk_idx, topk_weights = (each.to(device) for each in choices(rng, num_tokens or 1))
     topk_idx, topk_weights = topk_idx[:num_tokens], topk_weights[:num_tokens]
-    want = fused_moe_reference(hidden, topk_idx, topk_weights, experts, scaling=2.5)
+    want = fused_moe_reference(hidden, topk_idx, topk_weights, experts)
     for out in (
-        fused_moe_triton.launch(hidden, topk_idx, topk_weights, experts, 2.5),
-        fused_moe(hidden, topk_idx, topk_weights, experts, scaling=2.5),
+        fused_moe_triton.launch(hidden, topk_idx, topk_weights, experts),
+        fused_moe(hidden, topk_idx, topk_weights, experts),
     ):
         assert out.dtype == plain
         assert (out.float() - want.float()).norm() <= TOLERANCE * want.float().norm()

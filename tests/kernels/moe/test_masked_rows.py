@@ -306,6 +306,6 @@ def test_combine_of_tokens_without_experts(rng: torch.Generator, device: str) ->
     want = combine_reference(rows, row_of, weights)
     assert torch.equal(want[1], torch.zeros_like(want[1]))
     torch.testing.assert_close(want[2], 1.5 * rows[5])
-    found = combine_triton.launch(rows, row_of, weights, 1.0, None)
+    found = combine_triton.launch(rows, row_of, weights, None)
     torch.testing.assert_close(found, want)
     assert not combine_reference(rows[:0], torch.full_like(row_of, -1), weights).any()
