@@ -65,7 +65,7 @@ MEANINGS = {
     "as `prompt_logprobs` in the choice, or beside the choices of a chat",
     "regex": "the output matches this expression",
     "repetition_penalty": "logits of tokens in prompt or output are divided by it",
-    "response_format": "OpenAI's, and `structural_tag` of xgrammar in both of its forms",
+    "response_format": "OpenAI's, and `structural_tag` in both of its forms",
     "return_token_ids": "choices have `token_ids`, and `prompt_token_ids` are told; chunks have "
     "those that are new",
     "separate_reasoning": "false: thoughts stay in the text",

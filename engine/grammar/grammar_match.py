@@ -26,7 +26,7 @@ NUM_THREADS = 4
 _PLACE = re.compile(
     r"(at )?\d+\(\d+\): |failed to compile JSON schema: |invalid regex .*? \(in regex\): "
 )
-_EXCERPT = re.compile(r"\n *\d+ \| .*", re.DOTALL)
+_EXCERPT = re.compile(r"\n *\d+ \| .*|: +\((And|Or|Not|Regex|SearchRegex) .*", re.DOTALL)
 MAX_REASON = 500
 
 

@@ -23,22 +23,6 @@ UNSUPPORTED = frozenset(
         "$anchor", "$dynamicAnchor", "additionalItems",
     }
 )  # fmt: skip
-# They say nothing about the value, or hold schemas for others to refer to.
-NEUTRAL = frozenset(
-    {
-        "$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default",
-        "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "nullable", "example",
-    }
-)  # fmt: skip
-# Keywords that hold for one type of value, which the compiler wants to be named with them.
-OF_TYPE = {
-    "patterns": "string", "format": "string", "minLength": "string", "maxLength": "string",
-    "minimum": "number", "maximum": "number", "exclusiveMinimum": "number",
-    "exclusiveMaximum": "number", "multipleOf": "number",
-    "minItems": "array", "maxItems": "array", "prefixItems": "array", "uniqueItems": "array",
-    "minProperties": "object", "maxProperties": "object", "required": "object",
-    "propertyNames": "object",
-}  # fmt: skip
 SINGLE_SCHEMAS = (
     "items", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
@@ -122,22 +106,4 @@ def _bad_reference(schema: dict[str, Any], root: object, followed: set[str]) -> 
             target = target[part]
         schema = target if isinstance(target, dict) else {}
     followed |= seen
-    return None
-
-
-def without_type(schema: Mapping[str, Any]) -> str | None:
-    """Which keyword of a schema without `anyOf` and the like needs a type beside it."""
-    if "const" in schema or "enum" in schema:
-        return None
-    types = schema.get("type")
-    listed = types if isinstance(types, list) else [types]
-    named = {one for one in listed if isinstance(one, str)}
-    if "integer" in named:
-        named.add("number")
-    if "properties" in schema or "patternProperties" in schema:
-        named.add("object")
-    for name, type_ in OF_TYPE.items():
-        if name in schema and type_ not in named and not (named and type_ != "object"):
-            name = "pattern" if name == "patterns" else name
-            return f"{name} needs type {type_!r} beside it"
     return None

@@ -3,20 +3,14 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from llguidance import regex_to_lark
 
-from gateway.grammar.json_schema_check import SINGLE_SCHEMAS
-from gateway.grammar.schema_form import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS
+from gateway.grammar.schema_rewrite import rewritten
 
 # Whether only one of several schemas fits is not looked at.
 SCHEMA_OPTIONS = {"whitespace_flexible": False, "coerce_one_of": True}
 ASCII_CLASSES = "dws"  # \d, \w and \s know ASCII only
-# They say what other properties there may be, or leave it to others.
-OPENING = frozenset(
-    {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "$ref"}
-)
 ANY_TEXT = "/(?s:.*)/"
 Marks = Mapping[str, int]
 
@@ -58,28 +52,8 @@ def json_term(text: str) -> str:
     schema = json.loads(text) if text else {"type": "object"}
     if schema is False:
         raise ValueError("no output can match it")
-    closed = {} if schema is True else _closed(schema)
-    return f"%json {json.dumps({**closed, 'x-guidance': SCHEMA_OPTIONS})}"
-
-
-def _closed(schema: Any) -> Any:  # noqa: ANN401 - a schema, or a boolean
-    """Objects have no other properties than those named, where a schema leaves that open: a model
-    would go on with them. What `allOf` joins stays as it is."""
-    if not isinstance(schema, dict):
-        return schema
-    closed = {}
-    for name, value in schema.items():
-        if name in SINGLE_SCHEMAS:
-            closed[name] = _closed(value)
-        elif name in MAPS_OF_SCHEMAS:
-            closed[name] = {key: _closed(part) for key, part in value.items()}
-        elif name in LISTS_OF_SCHEMAS and not (name == "allOf" and len(value) > 1):
-            closed[name] = [_closed(part) for part in value]
-        else:
-            closed[name] = value
-    if "properties" in schema and OPENING.isdisjoint(schema):
-        closed["additionalProperties"] = False
-    return closed
+    plain = {} if schema is True else rewritten(schema)
+    return f"%json {json.dumps({**plain, 'x-guidance': SCHEMA_OPTIONS})}"
 
 
 def text_without(texts: list[str]) -> str:

@@ -9,6 +9,7 @@ from gateway.grammar.pattern_check import pattern_fault
 TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
 LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 # Above these the compiler's own numbers wrap, or are others.
 MAX_COUNT = 2**31 - 1
 MAX_NUMBER = 2**63 - 1
@@ -63,13 +64,11 @@ FORMS: dict[str, _Form] = {
     "examples": _LIST,
 }
 FORMS |= dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER)
-FORMS |= dict.fromkeys(
-    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT
-)
+FORMS |= dict.fromkeys(COUNTS, _COUNT)
 FORMS |= dict.fromkeys(LISTS_OF_SCHEMAS, _SCHEMAS)
 FORMS |= dict.fromkeys(MAPS_OF_SCHEMAS, _MAP)
 FORMS |= dict.fromkeys(("title", "description", "$comment", "$id", "$schema", "$ref"), _STRING)
-FORMS |= dict.fromkeys(("deprecated", "readOnly", "writeOnly"), _BOOLEAN)
+FORMS |= dict.fromkeys(("deprecated", "readOnly", "writeOnly", "uniqueItems"), _BOOLEAN)
 
 
 def wrong_form(schema: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Structural tags, xgrammar's way to say what is free text and what is not, as rules of Lark."""
+"""Structural tags, which say what is free text and what is not, as rules of Lark."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

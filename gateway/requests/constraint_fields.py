@@ -36,7 +36,7 @@ class JsonSchemaFormat(ClosedModel):
 
 
 class ResponseFormat(ClosedModel):
-    """The last three are of structural tags: xgrammar's form of today, and the one before it."""
+    """The last three are of structural tags: the form of today, and the one before it."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None

@@ -137,5 +137,5 @@ async def test_a_prefix_is_continued(gateway: Gateway) -> None:
     (request,) = gateway.cluster.first.requests
     prompt = TOKENIZER.decode(list(unpack_ids(request.prompt_token_ids)), skip_special_tokens=False)
     assert prompt == "<|bos|><|User|>plain<|Assistant|>The cat"
-    counted = (await gateway.post("/tokenize", messages=messages)).json()
+    counted = (await gateway.client.post("/tokenize", json={"messages": messages})).json()
     assert counted["tokens"] == list(unpack_ids(request.prompt_token_ids))

@@ -2,16 +2,12 @@
 
 import json
 import random
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from jsonschema import Draft202012Validator
-from tokenizers import AddedToken
 
 from core.clock import SystemClock
 from gateway.formats.registry import TOOL_FORMATS
@@ -21,22 +17,17 @@ from gateway.grammar.grammar_request import request_grammar
 from gateway.requests.constraint_fields import Constraint
 from gateway.requests.tool_fields import FunctionDefinition, Tool, ToolUse
 from proto.generate_pb2 import Grammar
-from tests.gateway.model_folder import EOS_ID, THINK, make_model_folder, make_tokenizer
+from tests.gateway.model_folder import EOS_ID, THINK
 from tests.gateway.output.test_tool_formats import read
 from tests.larks import regex
 
 pytest.importorskip("torch")
 from engine.grammar import grammar_match, paced_match  # noqa: E402 - needs torch
-from engine.sampling import sampling_params  # noqa: E402 - as above
+from tests.gateway.grammar.walks import TOKENIZER, allowed, begin, walk  # noqa: E402 - as above
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 each_format = pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.models)
-MARKS = sorted({mark for form in TOOL_FORMATS for mark in form.marks})
-TOKENIZER = make_tokenizer()
-TOKENIZER.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
-VOCAB_SIZE = TOKENIZER.get_vocab_size()
-
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}},
                 "required": ["city"], "additionalProperties": False},
@@ -54,20 +45,6 @@ STRICT = tuple(tool(name, strict=True) for name in SCHEMAS)
 LOOSE = tuple(tool(name, strict=False) for name in SCHEMAS)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_model_folder(tmp_path_factory.mktemp("tools") / "model")
-    TOKENIZER.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def compiler(folder: Path) -> AsyncIterator[GrammarCompiler]:
-    compiler = GrammarCompiler(folder, (EOS_ID,))
-    yield compiler
-    await compiler.close()
-
-
 async def compiled(
     compiler: GrammarCompiler,
     form: ToolFormat,
@@ -75,35 +52,6 @@ async def compiled(
     constraint: Constraint | None = None,
 ) -> Grammar:
     return await request_grammar(constraint, tools, form, compiler, client="c")
-
-
-def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
-    return worker(folder).match(sampling_params._grammar(grammar))
-
-
-@cache
-def worker(folder: Path) -> grammar_match.GrammarCompiler:
-    return grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
-
-
-def allowed(match: grammar_match.GrammarMatch) -> list[int]:
-    words = match.mask()
-    return [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
-
-
-def walk(match: grammar_match.GrammarMatch, choose: random.Random) -> str:
-    """An output, as its marks spell it; marks and quotes are likelier than letters."""
-    tokens: list[int] = []
-    while not match.is_complete:
-        assert len(tokens) < 2000
-        may = allowed(match)
-        likely = [token for token in may if token > 260 or TOKENIZER.id_to_token(token) in '"}']
-        token = choose.choice(likely if likely and choose.random() < 0.5 else may)
-        assert match.accept(token)
-        if token == EOS_ID:
-            break
-        tokens.append(token)
-    return TOKENIZER.decode(tokens, skip_special_tokens=False)
 
 
 def follow(match: grammar_match.GrammarMatch, text: str) -> bool:

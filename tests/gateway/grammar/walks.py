@@ -3,7 +3,6 @@
 import random
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken
 
@@ -20,8 +19,7 @@ VOCAB_SIZE = TOKENIZER.get_vocab_size()
 
 
 def begin(folder: Path, grammar: Grammar) -> grammar_match.GrammarMatch:
-    wanted = sampling_params._grammar(grammar)
-    return worker(folder).match(wanted, compiled_by_worker(folder, wanted), ())
+    return worker(folder).match(sampling_params._grammar(grammar))
 
 
 @cache
@@ -29,13 +27,8 @@ def worker(folder: Path) -> grammar_match.GrammarCompiler:
     return grammar_match.GrammarCompiler(folder, VOCAB_SIZE, (EOS_ID,))
 
 
-@cache
-def compiled_by_worker(folder: Path, grammar: sampling_params.Grammar) -> Any:
-    return worker(folder).compile(grammar)
-
-
 def allowed(match: grammar_match.GrammarMatch) -> list[int]:
-    words = match.mask().numpy().view("uint32")
+    words = match.mask()
     return [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
 
 

@@ -105,7 +105,7 @@ async def test_the_client_decides(shared_cluster: FakeCluster, tmp_path: Path) -
             (request,) = shared_cluster.first.requests
             last = unpack_ids(request.prompt_token_ids)[-1]
             assert last == TOKENIZER.token_to_id(THINK[0 if opens else 1])
-            counted = await gateway.post("/tokenize", messages=messages, **fields)
+            counted = await gateway.client.post("/tokenize", json={"messages": messages} | fields)
             assert counted.json()["tokens"] == list(unpack_ids(request.prompt_token_ids))
 
 
