@@ -1,6 +1,7 @@
 """Clusters for all tests that only talk to them."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -27,7 +28,9 @@ def observed(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> 
     """With two decode workers that draft, logs in JSON, and traces."""
     options = ["--decode-workers", "2", "--decode-ranks", "1", "--speculative-tokens", "2"]
     options += ["--served-model-name", "demo", "--otlp-endpoint", collector.address]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPSERVE_LOG_FORMAT", "json")
-        with Cluster(tmp_path_factory.mktemp("observed"), *options) as cluster:
-            yield cluster
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # of this cluster alone
+            patch.setenv("EPSERVE_LOG_FORMAT", "json")
+            cluster = Cluster(tmp_path_factory.mktemp("observed"), *options)
+            stack.enter_context(cluster)
+        yield cluster
