@@ -51,7 +51,9 @@ def _unscaled(config: ModelConfig, experts: Sequence[Sequence[int]]) -> Iterator
 
 
 def _input_scales(config: ModelConfig, mlp: str) -> Iterator[str]:
-    """Of all experts of a layer, whose largest is the layer's."""
-    for expert in range(config.num_experts):
-        names = mlp_tensors(f"{mlp}.experts.{expert}", 0, 0)
-        yield from map(input_scale_name, names)
+    """Of all experts of a layer, whose largest is the layer's: before gate and up, then of down."""
+    experts = (f"{mlp}.experts.{expert}" for expert in range(config.num_experts))
+    names = [[*map(input_scale_name, mlp_tensors(expert, 0, 0))] for expert in experts]
+    for gate, up, _ in names:
+        yield from (gate, up)
+    yield from (down for *_, down in names)
