@@ -262,10 +262,13 @@ def check_arrived(model: Model, target: TargetRank, submit: SubmitPrefill) -> No
     num_pages = -(-submit.num_tokens // PAGE)
     expected = sorted(product(range(model.config.num_kv_layers), range(num_pages)))
     assert sorted(target.layer_pages(submit.attempt_id)) == expected
-    kv, _ = model.reference(submit.token_ids)
-    got = target.kv(submit)
+    check_kv(target.kv(submit), model.reference(submit.token_ids)[0])
+
+
+def check_kv(got: torch.Tensor, kv: torch.Tensor) -> None:
+    """[L, T, kv_dim] each. The MTP layer's at the end of a page is of the token that came next when
+    it was computed."""
     torch.testing.assert_close(got[:-1], kv[:-1], rtol=1e-4, atol=1e-5)
-    # The MTP layer's at the end of a page is of the token that came next when it was computed.
     torch.testing.assert_close(
         *(_without_page_ends(each[-1]) for each in (got, kv)), rtol=1e-4, atol=1e-5
     )

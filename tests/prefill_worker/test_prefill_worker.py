@@ -34,11 +34,7 @@ from rpc.client import channel, to_error
 from tests.eventually import eventually
 from tests.free_ports import free_port
 from tests.packed_sampling import params_of
-from tests.prefill_worker.one_rank import (
-    PAGE,
-    Model,
-    tokens,
-)
+from tests.prefill_worker.one_rank import PAGE, Model, check_kv, tokens
 from transfer.nixl_agent import NixlTransfer
 
 NUM_RANKS = 2
@@ -60,6 +56,7 @@ def worker_process(model: Model) -> Iterator[Started]:
         "listen": address,
         "page-tokens": PAGE,
         "kv-pages": MAX_TOKENS // PAGE,
+        "speculative-tokens": 1,
         "chunk-tokens": 2 * PAGE,  # a long prompt takes many steps: time to interfere
     }
     command = [sys.executable, "-m", "prefill_worker"]
@@ -220,10 +217,11 @@ async def test_kv_lands_in_the_target_and_equals_one_forward_pass(
             *(client.prefill.Prefill(r, timeout=60) for r, _ in requests)
         )
         for prompt, (request, target), reply in zip(batch, requests, replies, strict=True):
-            await client.receiver.wait_for(request.attempt_id, model.config.num_layers, len(prompt))
+            num_layers = model.config.num_kv_layers
+            await client.receiver.wait_for(request.attempt_id, num_layers, len(prompt))
             kv, logits = model.reference(prompt)
             landed = client.receiver.kv(target, len(prompt))
-            torch.testing.assert_close(landed, kv, rtol=1e-4, atol=1e-5)
+            check_kv(landed, kv)
             assert reply.first_token.token_id == int(logits.argmax())
             best = float(logits.log_softmax(0).max())
             assert reply.first_token.logprob == pytest.approx(best, abs=1e-4)
@@ -391,7 +389,7 @@ async def test_draining_ends_the_worker(model: Model, client: Client, worker: St
     await client.watch_until(lambda status: num_steps(status) > before)
     worker[1].send_signal(signal.SIGTERM)
     assert (await call).num_computed_tokens == 500
-    await client.receiver.wait_for(request.attempt_id, model.config.num_layers, 500)
+    await client.receiver.wait_for(request.attempt_id, model.config.num_kv_layers, 500)
     code = await code_of(client.prefill.Prefill(late, timeout=30))
     assert code in (UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it leaves at this moment
     assert await asyncio.to_thread(worker[1].wait, 60) == 0
