@@ -20,8 +20,8 @@ LIMIT = 4 * 2**20
 
 def body_of(num_bytes: int) -> bytes:
     """Valid JSON of exactly that size."""
-    frame = json.dumps({"model": MODEL, "prompt": "plain", "padding": ""}).encode()
-    return frame[:-2] + b"x" * (num_bytes - len(frame)) + frame[-2:]
+    frame = json.dumps({"model": MODEL, "prompt": "plain"}).encode()
+    return frame[:-1] + b" " * (num_bytes - len(frame)) + frame[-1:]
 
 
 async def chunks_of(content: bytes, size: int = 65536) -> AsyncIterator[bytes]:
