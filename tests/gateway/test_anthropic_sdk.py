@@ -16,6 +16,7 @@ from core.errors import Overloaded, Unavailable
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway
 from tests.gateway.fake_cluster import FakeCluster, Plan
 from tests.gateway.model_folder import make_model_folder
+from tests.larks import json_schema
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -218,7 +219,7 @@ async def test_structured_text(gateway: Gateway, client: anthropic.AsyncAnthropi
     schema = {**Place.model_json_schema(), "additionalProperties": False}
     await ask(client, "plain", output_config={"format": {"type": "json_schema", "schema": schema}})
     (request,) = gateway.cluster.first.requests
-    assert json.loads(request.sampling.grammar.json_schema) == schema
+    assert request.sampling.grammar.lark == json_schema(json.dumps(schema))
 
 
 async def test_what_a_coding_agent_sends(gateway: Gateway) -> None:

@@ -17,6 +17,7 @@ from gateway.responses_api.response_store import ResponseStore
 from tests.gateway.conftest import ANSWERS, MODEL, Gateway, running_gateway
 from tests.gateway.fake_cluster import FakeCluster, Plan
 from tests.gateway.model_folder import make_model_folder
+from tests.larks import json_schema
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -235,8 +236,9 @@ async def test_structured_text(gateway: Gateway, client: openai.AsyncOpenAI) -> 
         await client.responses.parse(model=MODEL, input="plain", text_format=Place)
     await ask(client, "plain", text={"format": {"type": "json_object"}, "verbosity": "low"})
     first, second = gateway.cluster.first.requests
-    assert json.loads(first.sampling.grammar.json_schema)["required"] == ["name"]
-    assert second.sampling.HasField("grammar")
+    schema = {**Place.model_json_schema(), "additionalProperties": False}
+    assert first.sampling.grammar.lark == json_schema(json.dumps(schema))
+    assert second.sampling.grammar.lark == json_schema("")
 
 
 async def test_cut_off(client: openai.AsyncOpenAI) -> None:
