@@ -7,6 +7,7 @@ whose seeds are tried each time.
 import asyncio
 import ipaddress
 import itertools
+import json
 import os
 import re
 import time
@@ -123,15 +124,19 @@ async def talk(port: int, attack: Attack) -> bytes:
     return reply
 
 
-async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> list[str]:
-    """The events of a stream, without what differs by itself."""
+async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """What a stream says in all: where its events end is a matter of time."""
     reply = await client.post("/v1/completions", json=body | {"stream": True})
     assert reply.status_code == 200, reply.text
-    return [
-        re.sub(r'"(id|created)":("[^"]*"|\d+)', "", line)
-        for line in reply.text.splitlines()
-        if line.startswith("data: ")
-    ]
+    *events, done = (line for line in reply.text.splitlines() if line.startswith("data: "))
+    assert done == "data: [DONE]"
+    choices = [json.loads(event[6:])["choices"][0] for event in events]
+    scores = [each["logprobs"]["token_logprobs"] for each in choices if each["logprobs"]]
+    return {
+        "text": "".join(each["text"] for each in choices),
+        "logprobs": [*itertools.chain.from_iterable(scores)],
+        "finish": [each["finish_reason"] for each in choices if each["finish_reason"]],
+    }
 
 
 async def attack_all(cluster: Cluster, ports: list[int]) -> None:
