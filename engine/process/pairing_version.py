@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 # and decode, the notices of a transfer, the descriptors of its agents, or which token a seed draws
 # at a position mean something else. What only adds, with what was always so as its default, leaves
 # it as it is.
-PAIRING_VERSION = 1
+PAIRING_VERSION = 2
 
 
 @cache

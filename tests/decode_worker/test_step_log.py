@@ -15,7 +15,7 @@ def inflight(
     step = PendingStep([True] * num_requests, lambda job: job())
     step._began, step._ended = StepMark(seconds=computed_from), StepMark(seconds=computed_to)
     rows = {f"r{row}": row for row in range(num_requests)}
-    return InflightStep(step=step, rows=rows, began=began)
+    return InflightStep(step=step, rows=rows, chunks=(), began=began)
 
 
 def test_seconds_and_gaps() -> None:
