@@ -5,7 +5,7 @@
 A demo cluster on this machine's CPU. Plain streams run all the time; beside them come, at a fixed
 rate, requests that are all unlike each other (`bench.serving.nasty_traffic`) and, at every port,
 bytes that are none (`bench.serving.attacks`). Once a minute a line tells what each process holds;
-`bench.soak_picture` draws them. The records compare the last quarter of the time with the second,
+`bench.pictures.soak` draws them. The records compare the last quarter of the time with the second,
 which begins when caches have filled up: the KV pools, whose memory is only taken when it is first
 written to, are small for that.
 """

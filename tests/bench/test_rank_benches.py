@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bench import decode_rank, prefill_rank
+from bench.pictures.step import draw, read_step
 from bench.ranks.deepseek_v3_config import SMALL, write_config
 from bench.ranks.emulated_rank import EmulatedRank, InTurn, pages_for
 from bench.ranks.step_breakdown import (
@@ -18,7 +19,6 @@ from bench.ranks.step_breakdown import (
     write_breakdown,
 )
 from bench.records import RESULTS, read
-from bench.step_picture import draw, read_step
 from model.config import ModelConfig
 
 FLAGS = ["--small", "--layers", "2", "--record"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from bench.pictures.soak import draw, main, read_lines
 from bench.records import read
 from bench.serving.nasty_traffic import Manner, NastyTraffic
 from bench.soak import held, records
-from bench.soak_picture import draw, main, read_lines
 from loadgen.records import BenchRun
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,6 +1,6 @@
 """Picture of what drafts gain, from records of `bench.decode_rank --speculative`:
 
-    python -m bench.drafts_picture docs/images/drafts.png
+    python -m bench.pictures.drafts docs/images/drafts.png
 
 Output tokens a second of one rank against its batch, for each number of drafts, as times of what it
 gives without drafts in the same run. Acceptance is synthetic there. Draws the newest records.
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from bench.pictures.save import save_picture
 from bench.records import RESULTS, read
 from bench.table import newest
 from loadgen.records import Record
@@ -65,10 +66,7 @@ def draw(found: Gains, path: Path) -> None:
         axis.legend(frameon=False)
     axes[0, 0].set_ylim(bottom=0)  # of all, once all is drawn
     axes[0, 0].set_ylabel("output tokens a second, times of K = 0")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the version of the library, which would make every drawing another file.
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.kernel_cases.w4a8_floor import W4a8Shape
-from bench.kernels_picture import BYTES_PER_SECOND, curves, draw
+from bench.pictures.kernels import BYTES_PER_SECOND, curves, draw
 from bench.records import RESULTS, read
 from loadgen.records import BenchRun
 

@@ -1,6 +1,6 @@
 """Picture of where the time of a step goes, from what `--profile` of a bench wrote:
 
-    python -m bench.step_picture picture.png bench/results/details/decode_rank_*.json
+    python -m bench.pictures.step picture.png bench/results/details/decode_rank_*.json
 
 A bar for each purpose of kernels, and for each of the kernels that take longest. Some files also
 have a floor of them: what they could not be faster than, drawn before it.
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.pictures.save import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,10 +84,7 @@ def draw(steps: Sequence[Step], path: Path) -> None:
         left.set_title(f"{step.case}:\n{together}", fontsize=10)
         right.set_title("the kernels that take longest", fontsize=10)
         left.legend(frameon=False, fontsize=9, loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the version of the library, which would make every drawing another file.
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def _draw_bars(axis: "Axes", bars: Sequence[Bar]) -> None:

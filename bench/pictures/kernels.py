@@ -1,6 +1,6 @@
 """Picture of the W4A8 grouped product, from records:
 
-    python -m bench.kernels_picture docs/images/w4a8-grouped-gemm.png
+    python -m bench.pictures.kernels docs/images/w4a8-grouped-gemm.png
 
 Time against tokens an expert: ours with a scale for each 128 columns of activations and with one a
 row, DeepGEMM's in FP8, and the floor from bytes and FLOPs, for both projections of an expert. Draws
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.kernel_cases.w4a8_floor import W4a8Shape
+from bench.pictures.save import save_picture
 from bench.records import RESULTS, read
 from bench.table import newest
 from loadgen.records import Record
@@ -88,10 +89,7 @@ def draw(found: Sequence[Curve], path: Path, caption: str) -> None:
     caption += "; floor: bytes at the rate of a large copy, or FLOPs"
     figure.text(0.5, 0.005, caption, ha="center", fontsize=8, color="#53585f")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the version of the library, which would make every drawing another file.
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    save_picture(figure, path, dpi=110)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.drafts_picture import draw, gains
+from bench.pictures.drafts import draw, gains
 from loadgen.records import BenchRun, Record
 
 RUN = BenchRun(date="", commit="", gpu="", bench="decode_rank")

@@ -1,6 +1,6 @@
 """Picture of what the processes of a cluster held over time, from the lines of `bench.soak`:
 
-python -m bench.soak_picture docs/images/soak.png bench/results/details/soak.jsonl
+python -m bench.pictures.soak docs/images/soak.png bench/results/details/soak.jsonl
 """
 
 import argparse
@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.pictures.save import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,10 +50,7 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
         _draw_panel(axis, panel, lines)
     answered = sum(sum(line["answers"].values()) for line in lines)
     figure.suptitle(f"A cluster under {answered:,} requests, nearly all of them nasty")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the version of the library, which would make every drawing another file.
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def _draw_panel(axis: "Axes", panel: Panel, lines: Sequence[dict[str, Any]]) -> None:

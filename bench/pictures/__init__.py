@@ -1,0 +1,1 @@
+"""Pictures from records: each a program that draws one."""
