@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -40,8 +39,9 @@ def weight_of(logit, best, factor, factor_rest):
 @triton.jit
 def factors_of(temperature):
     """Of `weight_of`, from a temperature in float64."""
-    # Beyond it no other token weighs anything, and float32 would overflow.
-    exact = tl.minimum(LOG2_E / temperature, 1e30)
+    # log2(e) as a literal: a constant would make the quotient one in Triton's interpreter. Beyond
+    # 1e30 no other token weighs anything, and float32 would overflow.
+    exact = tl.minimum(1.4426950408889634 / temperature, 1e30)
     factor = exact.to(tl.float32)
     return factor, (exact - factor.to(tl.float64)).to(tl.float32)
 

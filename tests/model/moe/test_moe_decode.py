@@ -46,10 +46,8 @@ def tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
 
 def assert_same(got: torch.Tensor, want: torch.Tensor, kind: str) -> None:
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
-    if kind == "fp8":  # summed in an order that depends on the number of rows
-        assert not len(want) or norm_error(got, want) < 1e-3
-    else:
-        assert torch.equal(got, want)
+    # The order of sums depends on the number of rows, and on the CPU.
+    assert not len(want) or norm_error(got, want) < (1e-3 if kind == "fp8" else 1e-6)
 
 
 @pytest.mark.parametrize(
