@@ -49,6 +49,12 @@ class LegRecord:
     num_rejected_drafts: int = 0
     finish: str = ""
 
+    def __post_init__(self) -> None:
+        if self.peer is not None:
+            # A part of a message keeps the whole of it: the request's prompt, for thousands.
+            whole, self.peer = self.peer, WorkerRef()
+            self.peer.CopyFrom(whole)
+
     def note_produced(self, produced: Produced) -> None:
         self.num_produced += bool(produced.tokens)
         self.num_accepted_drafts += produced.num_accepted

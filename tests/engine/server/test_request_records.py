@@ -1,11 +1,15 @@
 """What a worker remembers of its requests."""
 
 import time
+from random import randbytes
+
+import psutil
 
 from core.log import request_context
 from core.request_ids import call_id, choice_id
 from engine.link.messages import Prefilled, TokenOut
 from engine.server.request_records import LegRecord, RequestRecords
+from proto.generate_pb2 import GenerateRequest
 from proto.router_pb2 import WorkerRef
 from proto.worker_pb2 import ProcessIdentity
 
@@ -87,6 +91,20 @@ def test_a_preempted_request_counts_its_prompt_once_and_its_kv_twice() -> None:
     assert (message.num_attempts, message.num_preemptions) == (2, 1)
     assert message.num_steps == 3  # two of the five tokens came from prefill
     assert (message.peer.name, message.worker.name) == ("p", "w")
+
+
+def test_records_do_not_keep_requests() -> None:
+    records = RequestRecords()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for _ in range(100):
+        request = GenerateRequest(prompt_token_ids=randbytes(2**20))
+        request.prefill.address = "10.0.0.1:9000"
+        record = records.begin(LegRecord(leg_id="a", rank=0, num_prompt_tokens=1,
+                                         num_earlier_tokens=0, peer=request.prefill))  # fmt: skip
+        records.end(record, "stop", 1.0)
+    assert record.peer == request.prefill
+    assert process.memory_info().rss - before < 20 * 2**20  # of 100 MB
 
 
 def test_recording_costs_little() -> None:
