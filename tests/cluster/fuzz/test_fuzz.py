@@ -171,7 +171,11 @@ async def test_streams_beside_attacks_are_as_without(cluster: Cluster) -> None:
             bodies = ({"model": cluster.model} | body for body in STREAMS)
             return asyncio.gather(*(stream(client, body) for body in bodies))
 
-        quiet = await streams()
+        # Logits are rounded as the CPU sums rows in a batch of this size.
+        quiet = [
+            each | {"logprobs": pytest.approx(each["logprobs"], rel=1e-4, abs=1e-5)}
+            for each in await streams()
+        ]
         attacking = asyncio.create_task(attack_all(cluster, ports))
         while not attacking.done():
             assert await streams() == quiet
