@@ -1,6 +1,7 @@
 """Flags of the cluster's processes: by role, and on a command line."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 Role = Literal["gateway", "router", "prefill", "decode"]
@@ -25,7 +26,7 @@ def flag_arguments(flags: Mapping[str, str]) -> list[str]:
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
     """Flags of a command line that `flag_arguments` made."""
     flags = {}
-    for name, value in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for name, value in pairwise([*arguments, "--"]):
         if not name.startswith("--"):
             continue
         if not value.startswith("--"):

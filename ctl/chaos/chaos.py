@@ -46,7 +46,7 @@ def chaos(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(printable(str(error))) from error
     if dry_run:
-        typer.echo(write_scenario(faults, f"seed {seed}"), nl=False)
+        typer.echo(write_scenario(faults, str(scenario or f"seed {seed}")), nl=False)
         return
     done = asyncio.run(injector.run(faults, lambda one: _say(one, console)))
     if failed := sum(bool(one.problem) for one in done):

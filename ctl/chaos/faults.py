@@ -57,12 +57,12 @@ class Fault:
     @classmethod
     def parse(cls, line: str) -> "Fault":
         """Raises ValueError, with the line, for one that is no fault."""
-        at, kind, *words = line.split() if len(line.split()) > 1 else ("", "")
         given = {}
-        while len(words) >= 2 and words[-2] in ("by", "for"):
-            *words, name, value = words
-            given[name] = value
         try:
+            at, kind, *words = line.split()
+            while len(words) >= 2 and words[-2] in ("by", "for"):
+                *words, name, value = words
+                given[name] = value
             fault = cls(
                 at_seconds=float(at),
                 kind=Kind(kind),

@@ -15,7 +15,7 @@ from ctl.bench import served_model
 from ctl.chaos.clients import Clients
 from ctl.chaos.faults import Fault, Kind, Layout
 from ctl.chaos.limits import no_new_descriptors, no_writes
-from ctl.local.own_cluster import OwnCluster
+from ctl.local.own_cluster import NotOurs, OwnCluster
 from ctl.local.proxies import Rule, control_path, ruled
 from ctl.local.readiness import wait_until_ready
 from loadgen.openai_stream import Target
@@ -55,7 +55,9 @@ class Injector:
     def of(cls, cluster: OwnCluster, api_key: str = "") -> "Injector":
         """Asks the gateway for its model. Raises OSError when it does not answer, ValueError when
         that makes no sense."""
-        (gateway,) = (each for each in cluster.processes().values() if each.role == "gateway")
+        gateway = cluster.processes().get("gateway")
+        if gateway is None:
+            raise NotOurs("the gateway of this `ctl up` does not run")
         url = f"{'https' if gateway.spec.speaks_tls else 'http'}://{gateway.spec.address}"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         model = served_model(url, api_key)

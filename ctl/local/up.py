@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,9 +121,12 @@ def run(
 async def _supervise(
     supervisor: Supervisor, run_folder: str, proxied: Mapping[str, Address]
 ) -> int:
-    if not proxied:
-        return await supervisor.run()
-    async with proxies(Path(run_folder), proxied):
+    async with AsyncExitStack() as stack:
+        if proxied:
+            try:
+                await stack.enter_async_context(proxies(Path(run_folder), proxied))
+            except OSError as error:
+                raise typer.BadParameter(str(error), param_hint="--proxies") from error
         return await supervisor.run()
 
 

@@ -74,7 +74,7 @@ def test_a_scenario_as_people_write_it() -> None:
     ("line", "reason"),
     [
         ("soon kill router", "could not convert"),
-        ("1", "could not convert"),
+        ("1", "not enough values"),
         ("1 bite router for 2", "'bite' is not a valid Kind"),
         ("1 kill", "takes 1 different"),
         ("1 kill router for 2", "all but kills"),
