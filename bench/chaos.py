@@ -95,7 +95,7 @@ async def footprint(url: str) -> Footprint:
 
 def leaks(before: Footprint, after: Footprint) -> dict[str, float]:
     """What there is more of, or workers that there are fewer of."""
-    found = {
+    found: dict[str, float] = {
         "pages": after.num_pages,
         "open requests": after.num_open,
         "missing workers": before.num_ready - after.num_ready,

@@ -57,11 +57,12 @@ class ClusterAccess:
     @staticmethod
     def of_environment(environment: Mapping[str, str]) -> "ClusterAccess":
         """What a process that was started with it has been told."""
-        names = ClusterAccess.__dataclass_fields__
-        given = {name: environment.get(_variable(name)) for name in names}
-        tls_name = given.pop("cluster_tls_name")
-        files = {name: Path(value) for name, value in given.items() if value}
-        return ClusterAccess(**files, **({"cluster_tls_name": tls_name} if tls_name else {}))
+        given: dict[str, Any] = {
+            name: value if name == "cluster_tls_name" else Path(value)
+            for name in ClusterAccess.__dataclass_fields__
+            if (value := environment.get(_variable(name)))
+        }
+        return ClusterAccess(**given)
 
 
 def make_token(run_folder: str, router: str) -> Path:

@@ -1,6 +1,8 @@
 """`ctl chaos`: faults for a running `ctl up`, to see what its clients notice."""
 
 import asyncio
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ from rich.console import Console
 
 from core.printable import printable
 from ctl.base.output import make_console
-from ctl.chaos.faults import Kind, make_schedule, read_scenario, write_scenario
+from ctl.chaos.faults import Fault, Kind, make_schedule, read_scenario, write_scenario
 from ctl.chaos.injector import Injected, Injector
 from ctl.local.own_cluster import OwnCluster
 
@@ -48,10 +50,21 @@ def chaos(
     if dry_run:
         typer.echo(write_scenario(faults, str(scenario or f"seed {seed}")), nl=False)
         return
-    done = asyncio.run(injector.run(faults, lambda one: _say(one, console)))
+    try:
+        done = asyncio.run(_run(injector, faults, console))
+    except asyncio.CancelledError:
+        raise typer.Exit(1) from None
     if failed := sum(bool(one.problem) for one in done):
         console.print(f"{failed} of {len(done)} faults did not end well")
         raise typer.Exit(1)
+
+
+async def _run(injector: Injector, faults: Sequence[Fault], console: Console) -> list[Injected]:
+    """CancelledError after a signal that ends the command: once everything is undone."""
+    running = asyncio.create_task(injector.run(faults, lambda one: _say(one, console)))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    return await running
 
 
 def _say(one: Injected, console: Console) -> None:

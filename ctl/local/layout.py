@@ -58,10 +58,9 @@ def cluster(
     routers = []
     for index in range(options.routers):
         name = "router" if options.routers == 1 else f"router-{index}"
-        metrics_port = next(worker_ports)
         port = next(worker_ports) if index else options.router_port
-        listening = [f"{LOOPBACK}:{each}" for each in (port, metrics_port)]
-        routers.append(_spec(options, "router", name, *listening, addresses))
+        address, metrics_address = (f"{LOOPBACK}:{each}" for each in (port, next(worker_ports)))
+        routers.append(_spec(options, "router", name, address, metrics_address, addresses))
     flags = {
         "router": _reached(options, routers),
         "workers": str(options.gateway_workers),

@@ -13,8 +13,8 @@ from bench.records import read
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-SEED = 12
-NUM_FAULTS = 20
+SEED = 410
+NUM_FAULTS = 16
 LOAD = ("--streams", "6", "--tokens", "120")
 
 
