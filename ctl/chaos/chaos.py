@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from core.printable import printable
+from ctl.admin.connection import DEFAULT_ROUTER
 from ctl.base.output import make_console
 from ctl.chaos.faults import Fault, Kind, make_schedule, read_scenario, write_scenario
 from ctl.chaos.injector import Injected, Injector
@@ -19,7 +20,7 @@ from ctl.local.own_cluster import OwnCluster
 def chaos(
     router: Annotated[
         str, typer.Option(envvar="EPSERVE_ROUTER", help="host:port of a router of the `ctl up`")
-    ] = "127.0.0.1:8001",
+    ] = DEFAULT_ROUTER,
     seed: Annotated[int, typer.Option(help="What is drawn follows from it alone")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Faults in all")] = 50,
     rate: Annotated[
