@@ -25,7 +25,7 @@ PYTHON ?= $(shell for name in python3.12 python3.11 python3; do \
   >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lm-eval fuzz check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
+.PHONY: help up test test-all lm-eval fuzz soak check proto docs test-gpu bench bench-gateway bench-rebalance bench-kernels bench-decode bench-prefill bench-accuracy bench-cluster bench-ep tune-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ lm-eval: .lm-eval/.installed ## install lm-eval for its tests, in an environment
 
 fuzz: $(VENV)/.installed-dev ## send hostile bytes to a cluster for FUZZ_SECONDS, keep the seeds that fail
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/cluster/fuzz -x -p no:cacheprovider
+
+soak: $(VENV)/.installed-dev ## a thousand faults under load, compared with undisturbed twins, recorded
+	@$(BIN)/python -m bench.chaos --record $(BENCH_ARGS)
 
 test-all: check ## the same with the slow tests (and those for a GPU, where there is one)
 	@scripts/test --all $(TEST_ARGS)

@@ -17,6 +17,7 @@ from ctl.admin.rebalance_experts import rebalance_experts
 from ctl.admin.status import status
 from ctl.admin.workers import workers
 from ctl.bench import bench
+from ctl.chaos.chaos import chaos
 from ctl.doctor.doctor import doctor
 from ctl.local.up import up
 from ctl.plan.plan import plan
@@ -43,6 +44,7 @@ for command, example in (
     (quantize, "ctl quantize --model /models/DeepSeek-V3 --output /models/DeepSeek-V3-W4AFP8"),
     (doctor, "ctl doctor --device cuda --model /models/DeepSeek-V3"),
     (bench, "ctl bench --concurrency 16 --num-prompts 128"),
+    (chaos, "ctl chaos --seed 7 --count 50 --rate 0.5"),
 ):
     app.command(epilog=f"Example: {example}")(command)
 app.add_typer(probe.app, name="probe")

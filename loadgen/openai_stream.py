@@ -17,7 +17,12 @@ _MAX_LINE_BYTES = 4 * 2**20
 
 
 class StreamError(Exception):
-    """The server refused, broke off, or does not speak the protocol."""
+    """The server refused, broke off, or does not speak the protocol. `code` is that of a streamed
+    error, or the HTTP status of a refusal."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Target:
 class Streamed:
     """What came back; times in seconds of `time.perf_counter`."""
 
-    sent_at: float
+    sent_at: float = 0.0
     token_times: list[float] = field(default_factory=list)  # events that carried output
     finished_at: float = 0.0
     finish_reason: str = ""
@@ -55,9 +60,14 @@ class Streamed:
 
 
 async def stream(
-    target: Target, endpoint: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    target: Target,
+    endpoint: str,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    into: Streamed | None = None,
 ) -> Streamed:
-    """POSTs `body` with streaming and usage switched on and reads to the end.
+    """POSTs `body` with streaming and usage switched on and reads to the end. `into` has what came
+    of a stream that fails, too.
 
     Raises StreamError for an HTTP or streamed error and for an answer without [DONE];
     OSError when there is no connection.
@@ -65,7 +75,8 @@ async def stream(
     payload = json.dumps(
         {**body, "stream": True, "stream_options": {"include_usage": True}}
     ).encode()
-    result = Streamed(sent_at=time.perf_counter())
+    result = into or Streamed()
+    result.sent_at = time.perf_counter()
     context = ssl.create_default_context() if target.secure else None
     reader, writer = await asyncio.open_connection(
         target.host, target.port, ssl=context, limit=_MAX_LINE_BYTES
@@ -75,7 +86,7 @@ async def stream(
         await writer.drain()
         status, chunked = await _read_head(reader)
         if status != 200:
-            raise StreamError(f"HTTP {status}: {await _error_text(reader)}")
+            raise StreamError(f"HTTP {status}: {await _error_text(reader)}", str(status))
         done = False
         async for line in _lines(reader, chunked):
             if line == b"data: [DONE]":
@@ -144,7 +155,8 @@ async def _lines(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[b
 def _take_event(result: Streamed, event: dict[str, Any], now: float) -> None:
     if "error" in event:
         error = event["error"]
-        raise StreamError(str(error.get("message", error) if isinstance(error, dict) else error))
+        error = error if isinstance(error, dict) else {"message": error}
+        raise StreamError(str(error.get("message", error)), str(error.get("code") or ""))
     if usage := event.get("usage"):
         result.num_prompt_tokens = usage["prompt_tokens"]
         result.num_output_tokens = usage["completion_tokens"]

@@ -3,6 +3,7 @@
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +52,17 @@ class ClusterAccess:
         """What tells the same to processes that are started."""
         names = ClusterAccess.__dataclass_fields__
         given = {name: getattr(self, name) for name in names}
-        return {f"EPSERVE_{name.upper()}": str(value) for name, value in given.items() if value}
+        return {_variable(name): str(value) for name, value in given.items() if value}
+
+    @staticmethod
+    def of_environment(environment: Mapping[str, str]) -> "ClusterAccess":
+        """What a process that was started with it has been told."""
+        given: dict[str, Any] = {
+            name: value if name == "cluster_tls_name" else Path(value)
+            for name in ClusterAccess.__dataclass_fields__
+            if (value := environment.get(_variable(name)))
+        }
+        return ClusterAccess(**given)
 
 
 def make_token(run_folder: str, router: str) -> Path:
@@ -75,6 +86,10 @@ def find_token(router: str) -> Path | None:
         if status.st_uid == os.getuid():
             found.append((status.st_mtime_ns, file))
     return max(found)[1] if found else None
+
+
+def _variable(name: str) -> str:
+    return f"EPSERVE_{name.upper()}"
 
 
 def _file_name(router: str) -> str:

@@ -1,6 +1,7 @@
 """Flags of the cluster's processes: by role, and on a command line."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 Role = Literal["gateway", "router", "prefill", "decode"]
@@ -20,6 +21,21 @@ def flag_arguments(flags: Mapping[str, str]) -> list[str]:
         else:
             arguments += [f"--{name}", value]
     return arguments
+
+
+def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
+    """Flags of a command line that `flag_arguments` made."""
+    flags = {}
+    for name, value in pairwise([*arguments, "--"]):
+        if not name.startswith("--"):
+            continue
+        if not value.startswith("--"):
+            flags[name[2:]] = value
+        elif name.startswith("--no-"):
+            flags[name[5:]] = "false"
+        else:
+            flags[name[2:]] = "true"
+    return flags
 
 
 def parse_settings(texts: Iterable[str]) -> dict[Role, dict[str, str]]:

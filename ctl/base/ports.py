@@ -9,6 +9,9 @@ import socket
 from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
+# Where the proxies of `ctl up --proxies` listen, each at the port of its process. Linux alone has
+# more than one address there.
+PROXY_HOST = "127.0.0.2"
 _LAST_PORT = 65535
 
 

@@ -32,6 +32,7 @@ class ClusterOptions(ClusterAccess):
         str, typer.Option(help="Name that requests use; default: name of the folder")
     ] = ""
     gateway_workers: Annotated[int, _processes("Gateway processes that share its port")] = 1
+    routers: Annotated[int, _processes("Routers that gateways share their requests out to")] = 1
     prefill_workers: Annotated[int, _processes("Prefill workers")] = 1
     prefill_ranks: Annotated[int, _processes("Ranks of each prefill worker")] = 1
     decode_workers: Annotated[int, _processes("Decode workers")] = 1
@@ -71,6 +72,13 @@ class ClusterOptions(ClusterAccess):
     threads: Annotated[
         int, _at_least(0, "CPU threads a rank; 0: the cores, shared out to a role's ranks")
     ] = 0
+    proxies: Annotated[
+        bool,
+        typer.Option(
+            "--proxies",
+            help="Processes reach each other through proxies, for ctl chaos to cut and slow down",
+        ),
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         typer.Option(help="Least level that is logged"),

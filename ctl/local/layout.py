@@ -1,11 +1,12 @@
 """Which processes make up a cluster on this machine, and how each is started. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from core.address import parse_address
 from ctl.base.flags import WORKER_ROLES, Role, parse_settings
-from ctl.base.ports import LOOPBACK
+from ctl.base.ports import LOOPBACK, PROXY_HOST
 from ctl.local.cluster_options import ClusterOptions
 from ctl.local.gpus import assign_devices, ranks_per_gpu
 from ctl.local.process_spec import ProcessSpec
@@ -43,28 +44,40 @@ def threads_per_rank(options: ClusterOptions, machine: Machine, role: Role) -> i
 def cluster(
     options: ClusterOptions, machine: Machine, worker_ports: Iterator[int]
 ) -> list[ProcessSpec]:
-    """All processes. Takes two ports a worker and one for the router from `worker_ports`.
+    """All processes. Takes two ports a worker, and two a router but for the first one's own, from
+    `worker_ports`.
 
     Raises ValueError for an option that cannot be met, and for a setting of a flag that the
     layout itself decides.
     """
     workers = _workers(options, machine, worker_ports)
     addresses: dict[str, str] = {
-        role: ",".join(worker.address for worker in workers if worker.role == role)
+        role: _reached(options, (worker for worker in workers if worker.role == role))
         for role in WORKER_ROLES
     }
-    router_address = f"{LOOPBACK}:{options.router_port}"
-    metrics_address = f"{LOOPBACK}:{next(worker_ports)}"
-    router = _spec(options, "router", "router", router_address, metrics_address, addresses)
+    routers = []
+    for index in range(options.routers):
+        name = "router" if options.routers == 1 else f"router-{index}"
+        port = next(worker_ports) if index else options.router_port
+        address, metrics_address = (f"{LOOPBACK}:{each}" for each in (port, next(worker_ports)))
+        routers.append(_spec(options, "router", name, address, metrics_address, addresses))
     flags = {
-        "router": router_address,
+        "router": _reached(options, routers),
         "workers": str(options.gateway_workers),
         "grace-seconds": str(GATEWAY_GRACE_SECONDS),
         **_model_flags(options),
     }
     # The gateway serves its metrics where it serves everything else.
     gateway = _spec(options, "gateway", "gateway", f"{LOOPBACK}:{options.port}", "", flags)
-    return [gateway, router, *workers]
+    return [gateway, *routers, *workers]
+
+
+def _reached(options: ClusterOptions, specs: Iterable[ProcessSpec]) -> str:
+    """Where others reach these."""
+    addresses = [parse_address(spec.address) for spec in specs]
+    return ",".join(
+        str(each._replace(host=PROXY_HOST) if options.proxies else each) for each in addresses
+    )
 
 
 def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) -> list[ProcessSpec]:
@@ -93,6 +106,8 @@ def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) ->
             "threads": str(threads_per_rank(options, machine, role)),
             "stop-grace-seconds": str(WORKER_GRACE_SECONDS),
         }
+        if options.proxies:
+            flags["advertise"] = PROXY_HOST
         if sharers[index] > 1:
             flags["gpu-memory-share"] = f"{1 / sharers[index]:.3f}"
         address, metrics_address = (f"{LOOPBACK}:{next(ports)}" for _ in range(2))

@@ -46,7 +46,7 @@ class Terminal:
     def begin(self) -> None:
         options = self._options
         self._say(
-            f"epserve: starting gateway, router, "
+            f"epserve: starting gateway, {_count(options.routers, 'router')}, "
             f"{_count(options.prefill_workers, 'prefill worker')} of "
             f"{_count(options.prefill_ranks, 'rank')}, "
             f"{_count(options.decode_workers, 'decode worker')} of "

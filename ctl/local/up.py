@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from core.address import Address, parse_address
 from core.start_time import start_seconds
 from ctl.base.checkpoint import check_model_folder, demo_model_folder
 from ctl.base.cluster_access import RUN_FOLDER_PREFIX, make_token
@@ -24,6 +26,7 @@ from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
 from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
+from ctl.local.proxies import proxies
 from ctl.local.readiness import wait_until_ready
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
@@ -109,7 +112,22 @@ def run(
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
             probe=partial(wait_until_ready, credentials=credentials),
         )
-        return asyncio.run(supervisor.run())
+        addresses = {
+            spec.name: parse_address(spec.address) for spec in specs if spec.role != "gateway"
+        }
+        return asyncio.run(_supervise(supervisor, run_folder, addresses if options.proxies else {}))
+
+
+async def _supervise(
+    supervisor: Supervisor, run_folder: str, proxied: Mapping[str, Address]
+) -> int:
+    async with AsyncExitStack() as stack:
+        if proxied:
+            try:
+                await stack.enter_async_context(proxies(Path(run_folder), proxied))
+            except OSError as error:
+                raise typer.BadParameter(str(error), param_hint="--proxies") from error
+        return await supervisor.run()
 
 
 def stop_limits(specs: Sequence[ProcessSpec]) -> Limits:

@@ -3,6 +3,7 @@
 import os
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,9 @@ def test_processes_are_told_what_is_given(tmp_path: Path) -> None:
         "EPSERVE_CLUSTER_TLS_CA": str(tmp_path / "ca"),
         "EPSERVE_CLUSTER_TLS_NAME": "epserve",
     }
+
+
+def test_an_environment_tells_what_it_was_made_of() -> None:
+    access = ClusterAccess(cluster_token_file=Path("/t"), cluster_tls_ca=Path("/c"))
+    for given in (ClusterAccess(), access, replace(access, cluster_tls_name="x")):
+        assert ClusterAccess.of_environment(given.environment() | {"HOME": "/"}) == given

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from core.address import parse_address
 from ctl.base.flags import parse_settings
+from ctl.base.ports import PROXY_HOST
 from ctl.local.cluster_options import ClusterOptions
 from ctl.local.gpus import assign_devices, count_gpus
 from ctl.local.layout import Machine, cluster, threads_per_rank
@@ -62,6 +64,32 @@ def test_all_workers_are_told_to_the_router_in_order() -> None:
     specs = specs_of(replace(OPTIONS, prefill_workers=2, decode_workers=2))
     addresses = [specs[f"decode-{index}"].address for index in range(2)]
     assert specs["router"].flags["decode"] == ",".join(addresses)
+
+
+def test_several_routers_know_all_workers_and_gateways_all_routers() -> None:
+    specs = specs_of(replace(OPTIONS, routers=2))
+    assert list(specs)[:3] == ["gateway", "router-0", "router-1"]
+    addresses = [specs[f"router-{index}"].address for index in range(2)]
+    assert specs["gateway"].flags["router"] == ",".join(addresses)
+    assert addresses[0] == "127.0.0.1:8001"
+    for index in range(2):
+        assert specs[f"router-{index}"].flags["decode"] == specs["decode-0"].address
+
+
+def test_with_proxies_others_reach_a_process_by_its() -> None:
+    specs = specs_of(replace(OPTIONS, routers=2, decode_workers=2, proxies=True))
+    for name, role in (("router-1", "decode"), ("gateway", "router")):
+        behind = [f"127.0.0.1:{parse_address(each).port}" for each in reached(specs, name, role)]
+        assert behind == [spec.address for spec in specs.values() if spec.role == role]
+        assert {parse_address(each).host for each in reached(specs, name, role)} == {PROXY_HOST}
+    for spec in specs.values():
+        assert spec.address.startswith("127.0.0.1:")
+        assert (spec.flags.get("advertise") == PROXY_HOST) == bool(spec.num_ranks)
+
+
+def reached(specs: dict[str, ProcessSpec], name: str, role: str) -> list[str]:
+    """Addresses that a process has been told of a role."""
+    return specs[name].flags[role].split(",")
 
 
 @pytest.mark.parametrize(
