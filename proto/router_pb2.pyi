@@ -32,6 +32,7 @@ class AssignRequest(_message.Message):
     EXCLUDE_EPOCHS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     WAITED_SECONDS_FIELD_NUMBER: _builtins.int
+    SEARCHED_SECONDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     num_prompt_tokens: _builtins.int
@@ -45,6 +46,10 @@ class AssignRequest(_message.Message):
     waited_seconds: _builtins.float
     """Since this request first asked a router for a pair: of equal priorities, who has waited for
     longest goes first, also when its workers failed or the router was restarted meanwhile.
+    """
+    searched_seconds: _builtins.float
+    """Spent in earlier searches for a pair, while its client had no token: what it waits for room
+    with this call counts as their continuation.
     """
     @_builtins.property
     def exclude_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -61,10 +66,11 @@ class AssignRequest(_message.Message):
         exclude_epochs: _abc.Iterable[_builtins.str] | None = ...,
         priority: _builtins.int = ...,
         waited_seconds: _builtins.float = ...,
+        searched_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_epochs", b"exclude_epochs", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id", "waited_seconds", b"waited_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_epochs", b"exclude_epochs", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id", "searched_seconds", b"searched_seconds", "waited_seconds", b"waited_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

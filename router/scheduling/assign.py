@@ -104,8 +104,9 @@ class Assigner:
             self._record(waiting, outcome)
 
     async def _placed(self, waiting: _Waiting) -> Assignment:
+        seconds_left = max(0.0, self._max_wait_seconds - waiting.demand.searched_seconds)
         try:
-            async with asyncio.timeout(self._max_wait_seconds):
+            async with asyncio.timeout(seconds_left):
                 return await waiting.placed
         except TimeoutError:
             if _is_placed(waiting):
