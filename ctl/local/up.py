@@ -20,6 +20,7 @@ from ctl.base.options import with_options
 from ctl.base.output import make_console
 from ctl.base.ports import LOOPBACK, free_ports, is_free
 from ctl.local.cluster_options import DECODE_RANKS, ClusterOptions
+from ctl.local.flags_check import check_flags
 from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
 from ctl.local.plan_first import fits
@@ -66,6 +67,8 @@ def up(
     with explained_errors():
         options = _with_model(options)
         specs = _layout(options, num_gpus)
+        if options.settings:
+            check_flags(specs, options.environment())
         if num_gpus and not _fits(specs):
             raise typer.Exit(1)
     assert options.model is not None
