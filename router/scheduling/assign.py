@@ -73,6 +73,12 @@ class Assigner:
     def num_waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def longest_wait_seconds(self) -> float:
+        """Of the calls that wait now; 0 when none does."""
+        now = self._clock.now()
+        return max((now - waiting.since for waiting in self._queue), default=0.0)
+
     async def assign(self, demand: Demand) -> Assignment:
         """A pair for `demand`, as soon as one has room.
 

@@ -74,7 +74,9 @@ async def test_a_full_cluster_makes_wait_until_a_worker_has_room(
     for number in range(2):
         calls.append(router.call(request_id=str(number)))
         await router.until_waiting(number + 1)
-    assert (await router.status()).num_waiting == 2
+    status = await router.status()
+    assert status.num_waiting == 2
+    assert 0 < status.longest_wait_seconds < 20
     await decode.say(num_running=3)
     first = await calls[0]
     assert first.queue_seconds > 0
