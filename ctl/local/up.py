@@ -23,6 +23,7 @@ from ctl.local.cluster_options import DECODE_RANKS, ClusterOptions
 from ctl.local.flags_check import check_flags
 from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
+from ctl.local.log_files import LogFiles
 from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
 from ctl.local.readiness import wait_until_ready
@@ -107,7 +108,12 @@ def run(
         terminal.begin()
         supervisor = Supervisor(
             [replace(spec, environment=environment) for spec in specs],
-            log_folder,
+            LogFiles(
+                log_folder,
+                [spec.name for spec in specs],
+                max_bytes=options.log_mib * 2**20,
+                num_earlier=options.log_files,
+            ),
             terminal,
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
             probe=partial(wait_until_ready, credentials=credentials),
