@@ -10,7 +10,8 @@ A process with a wrong flag or value says so on stderr and exits with status 2.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -120,7 +121,9 @@ class ProcessSettings(BaseSettings):
         """From command-line flags (first), environment and defaults. Exits with status 2 and one
         line a problem on stderr when they are not valid."""
         try:
-            return CliApp.run(cls, cli_args=list(argv))
+            if not (unknown := [*cls._unknown_flags(argv)]):
+                return CliApp.run(cls, cli_args=list(argv))
+            sys.stderr.writelines(f"error: {problem}\n" for problem in unknown)
         except ValidationError as error:
             for problem in error.errors():
                 if not problem["loc"]:  # about several of them
@@ -132,6 +135,19 @@ class ProcessSettings(BaseSettings):
         except SettingsError as error:
             sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2)
+
+    @classmethod
+    def _unknown_flags(cls, argv: Sequence[str]) -> Iterator[str]:
+        flags = ["--help"]
+        for name, field in cls.model_fields.items():
+            flags.append(f"--{name.replace('_', '-')}")
+            if field.annotation is bool:
+                flags.append(f"--no-{name.replace('_', '-')}")
+        for argument in argv:
+            flag = argument.partition("=")[0]
+            if flag.startswith("--") and flag not in flags:
+                (nearest,) = get_close_matches(flag, flags, n=1, cutoff=0)
+                yield f"unknown flag {flag}; the nearest one is {nearest}"
 
     @classmethod
     def _given(cls, problem: ErrorDetails) -> str:

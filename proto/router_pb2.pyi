@@ -32,6 +32,7 @@ class AssignRequest(_message.Message):
     EXCLUDE_EPOCHS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     WAITED_SECONDS_FIELD_NUMBER: _builtins.int
+    SEARCHED_SECONDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     num_prompt_tokens: _builtins.int
@@ -45,6 +46,10 @@ class AssignRequest(_message.Message):
     waited_seconds: _builtins.float
     """Since this request first asked a router for a pair: of equal priorities, who has waited for
     longest goes first, also when its workers failed or the router was restarted meanwhile.
+    """
+    searched_seconds: _builtins.float
+    """Spent in earlier searches for a pair, while its client had no token: what it waits for room
+    with this call counts as their continuation.
     """
     @_builtins.property
     def exclude_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -61,10 +66,11 @@ class AssignRequest(_message.Message):
         exclude_epochs: _abc.Iterable[_builtins.str] | None = ...,
         priority: _builtins.int = ...,
         waited_seconds: _builtins.float = ...,
+        searched_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_epochs", b"exclude_epochs", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id", "waited_seconds", b"waited_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_epochs", b"exclude_epochs", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "request_id", b"request_id", "searched_seconds", b"searched_seconds", "waited_seconds", b"waited_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,8 +231,12 @@ class GetStatusResponse(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     PAIRED_EPOCHS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """Assign calls waiting for room"""
+    longest_wait_seconds: _builtins.float
+    """of those Assign calls"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ProcessIdentity]: ...
     @_builtins.property
@@ -237,6 +247,8 @@ class GetStatusResponse(_message.Message):
     def paired_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Workers that take requests together with some worker of the other role."""
 
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostWorker]: ...
     def __init__(
         self,
         *,
@@ -245,14 +257,45 @@ class GetStatusResponse(_message.Message):
         rejected: _abc.Iterable[Global___RejectedWorker] | None = ...,
         num_waiting: _builtins.int = ...,
         paired_epochs: _abc.Iterable[_builtins.str] | None = ...,
+        lost: _abc.Iterable[Global___LostWorker] | None = ...,
+        longest_wait_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_waiting", b"num_waiting", "paired_epochs", b"paired_epochs", "processes", b"processes", "rejected", b"rejected", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_wait_seconds", b"longest_wait_seconds", "lost", b"lost", "num_waiting", b"num_waiting", "paired_epochs", b"paired_epochs", "processes", b"processes", "rejected", b"rejected", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class LostWorker(_message.Message):
+    """A worker that was there and is not heard any more, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """since then"""
+    reason: _builtins.str
+    @_builtins.property
+    def identity(self) -> _worker_pb2.ProcessIdentity: ...
+    def __init__(
+        self,
+        *,
+        identity: _worker_pb2.ProcessIdentity | None = ...,
+        seconds: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostWorker: _TypeAlias = LostWorker  # noqa: Y015
 
 @_typing.final
 class RejectedWorker(_message.Message):

@@ -109,8 +109,9 @@ def demand_of(request: router_pb2.AssignRequest) -> Demand:
         raise InvalidRequest("more prefix_hashes than prompt tokens", param="prefix_hashes")
     if len(request.exclude_epochs) > MAX_EXCLUDED:
         raise InvalidRequest(f"more than {MAX_EXCLUDED} epochs excluded", param="exclude_epochs")
-    if not 0 <= request.waited_seconds < math.inf:
-        raise InvalidRequest("waited_seconds is no duration", param="waited_seconds")
+    for name in ("waited_seconds", "searched_seconds"):
+        if not 0 <= getattr(request, name) < math.inf:
+            raise InvalidRequest(f"{name} is no duration", param=name)
     return Demand(
         request_id=request.request_id,
         model=request.model,
@@ -119,6 +120,7 @@ def demand_of(request: router_pb2.AssignRequest) -> Demand:
         excluded=frozenset(request.exclude_epochs),
         priority=request.priority,
         waited_seconds=request.waited_seconds,
+        searched_seconds=request.searched_seconds,
         traced_id=REQUEST_ID.get(),
     )
 

@@ -65,7 +65,10 @@ class RouterSettings(PeerSettings):
 
     max_waiting: int = Field(256, ge=0, description="Assign calls that may wait for room")
     max_wait_seconds: float = Field(
-        10.0, gt=0, le=3600, description="Longest time an Assign call waits for room"
+        10.0,
+        gt=0,
+        le=3600,
+        description="Longest time a request waits for room before its first token",
     )
     status_interval_ms: int = Field(
         20, ge=0, le=1000, description="Shortest time between two status messages of a worker"

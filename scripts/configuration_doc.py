@@ -31,7 +31,8 @@ Made by `make docs` from the code; do not edit.
 Every process takes its settings from flags first, then from environment variables: `--max-waiting
 512` and `EPSERVE_MAX_WAITING=512` say the same. A wrong flag or value ends the process with status
 2 and a line that names it. `ctl config` shows what each process of a running cluster was told.
-`ctl up` passes any of them on: `ctl up --set router.max-waiting=512`.
+`ctl up` passes any of them on, `ctl up --set router.max-waiting=512`, and starts nothing when one
+is wrong.
 """
 
 PROCESSES = (

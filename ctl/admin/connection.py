@@ -40,7 +40,8 @@ if TYPE_CHECKING:  # only the stubs of the type checker have it
 
 DEFAULT_ROUTER = "127.0.0.1:8001"
 TOKEN_VARIABLE = "EPSERVE_ADMIN_TOKEN"
-ANSWER_SECONDS = 10.0
+# Longer than the router asks workers.
+ANSWER_SECONDS = 5.0
 
 Reply = TypeVar("Reply", bound=Message)
 Command = Callable[..., Awaitable[None]]

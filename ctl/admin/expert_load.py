@@ -16,8 +16,6 @@ from ctl.base.output import Output, make_console, show
 from ctl.base.tables import make_table
 from proto import experts_pb2, router_pb2
 
-# The router waits for the group's next step.
-ANSWER_SECONDS = 70.0
 _MAX_LAYER = 10_000
 
 Group = Annotated[
@@ -91,7 +89,7 @@ async def get_load(admin: AdminConnection, group: str, layers: list[int]) -> dic
     EpserveError."""
     wanted = experts_pb2.GetLoadRequest(layers=layers)
     request = router_pb2.GroupExpertLoadRequest(group=group, load=wanted)
-    load = await admin.call(admin.stub.GetExpertLoad, request, ANSWER_SECONDS)
+    load = await admin.call(admin.stub.GetExpertLoad, request)
     balancedness = [layer.balancedness for layer in load.layers] or [1.0]
     return message_dict(load) | {"balancedness": round(fmean(balancedness), 6)}
 

@@ -14,12 +14,14 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ctl.admin.connection import AdminConnection, admin_command
-from ctl.admin.expert_load import ANSWER_SECONDS, Group, Layers, get_load, parse_layers
+from ctl.admin.expert_load import Group, Layers, get_load, parse_layers
 from ctl.admin.message_dict import message_dict
 from ctl.base.output import Output, make_console, print_json, show
 from ctl.base.tables import make_table
 from proto import experts_pb2, router_pb2
 
+# Longer than the router waits for the group to plan; one that hangs is told of much earlier.
+_PLAN_SECONDS = 65.0
 Done = experts_pb2.RebalanceProgress
 
 Plan = Annotated[bool, typer.Option("--plan", help="Only show what would be done (the default)")]
@@ -83,7 +85,7 @@ async def rebalance_experts(
         await _follow(admin.stream(admin.stub.ApplyRebalance, order), output)
     else:
         question = router_pb2.GroupPlanRequest(group=group, plan=wish)
-        found = await admin.call(admin.stub.PlanRebalance, question, ANSWER_SECONDS)
+        found = await admin.call(admin.stub.PlanRebalance, question, _PLAN_SECONDS)
         show(message_dict(found), output, print_plan)
     if watch:
         await _watch(admin, group, interval, output)

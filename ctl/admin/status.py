@@ -1,6 +1,7 @@
 """`ctl status`: every process of a running cluster, as its router knows them."""
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from ctl.admin.connection import AdminConnection, admin_command
 from ctl.admin.message_dict import message_dict
+from ctl.admin.stuck import Stuck, find_stuck
 from ctl.base.output import Output, show
 from ctl.base.tables import format_age, make_table
 from proto import router_pb2, worker_pb2
@@ -19,7 +21,8 @@ async def status(
     output: Output = "table",
     as_json: Annotated[bool, typer.Option("--json", hidden=True, help="As --output json")] = False,
 ) -> None:
-    """Shows every process, its epoch and age, and what the ranks of the workers are doing."""
+    """Shows every process, its epoch and age, what the ranks of the workers are doing, and what is
+    stuck since when."""
     report = describe(await get_status(admin), time.time())
     show(report, "json" if as_json else output, print_report)
 
@@ -45,6 +48,8 @@ def describe(reply: router_pb2.GetStatusResponse, now: float) -> dict[str, Any]:
         "workers": [describe_worker(worker) for worker in reply.workers],
         "rejected": [message_dict(each) for each in reply.rejected],
         "num_waiting": reply.num_waiting,
+        "longest_wait_seconds": round(reply.longest_wait_seconds, 1),
+        "stuck": [asdict(each) for each in find_stuck(reply)],
     }
 
 
@@ -73,8 +78,11 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         _print_ranks(report["workers"], console)
     for each in report["rejected"]:
         console.print(f"rejected: {each['name']}: {each['reason']}")
+    for each in report["stuck"]:
+        console.print(f"stuck: {Stuck(**each).sentence()}", soft_wrap=True)
     if report["num_waiting"]:
-        console.print(f"requests waiting for a worker: {report['num_waiting']}")
+        longest = format_age(report["longest_wait_seconds"])
+        console.print(f"requests waiting for a worker: {report['num_waiting']}, up to {longest}")
 
 
 def _print_ranks(workers: list[dict[str, Any]], console: Console) -> None:

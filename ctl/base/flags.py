@@ -9,6 +9,13 @@ WorkerRole = Literal["prefill", "decode"]
 
 WORKER_ROLES: tuple[WorkerRole, ...] = ("prefill", "decode")
 ROLES: tuple[Role, ...] = ("gateway", "router", *WORKER_ROLES)
+# What reads a role's flags: module and class, by name, as they are not imported here.
+SETTINGS: Mapping[Role, str] = {
+    "gateway": "gateway.base.settings.GatewaySettings",
+    "router": "router.settings.RouterSettings",
+    "prefill": "engine.process.settings.WorkerSettings",
+    "decode": "engine.process.settings.WorkerSettings",
+}
 
 
 def flag_arguments(flags: Mapping[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from ctl.base.host import Host
 from ctl.base.output import Output, show
 from ctl.base.tables import make_table
 from ctl.doctor import host_checks
+from ctl.doctor.cluster_checks import check_cluster
 from ctl.doctor.device_checks import check_gpus, check_nvlink, check_rdma, count_devices
 from ctl.doctor.finding import Finding, missing, ok
 from ctl.doctor.fit_check import check_fit
@@ -52,10 +53,19 @@ def doctor(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65000, help="First port of `ctl up`")] = 8000,
     log_dir: Annotated[Path, typer.Option(help="Folder for logs")] = Path("logs"),
+    router: Annotated[
+        str,
+        typer.Option(
+            help="host:port of a router, to look for what is stuck in its cluster; default: that "
+            "of a `ctl up` here",
+            envvar="EPSERVE_ROUTER",
+            show_default=False,
+        ),
+    ] = "",
     output: Output = "table",
 ) -> None:
     """Checks GPUs, driver, NVLink, RDMA, NIXL, libraries, compilers, caches, ports, limits, clock
-    and disk of this machine.
+    and disk of this machine, and what is stuck in a cluster that runs.
 
     Exit status 1 if something is missing without which epserve does not work here; warnings say
     what makes it slower.
@@ -66,6 +76,7 @@ def doctor(
         *_examine(host, role, cuda=cuda, must=device == "cuda", model=model),
         host_checks.check_ports(range(port, port + _NUM_PORTS)),
         host_checks.check_log_room(log_dir.expanduser().resolve()),
+        *check_cluster(router, port),
     ]
     show([asdict(finding) for finding in findings], output, _print)
     if any(finding.state == "missing" for finding in findings):

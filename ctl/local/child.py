@@ -11,11 +11,6 @@ from ctl.base.python_process import package_environment
 from ctl.local.process_spec import ProcessSpec
 
 
-def log_path(folder: Path, name: str) -> Path:
-    """The file that a process's output goes to."""
-    return folder / f"{name}.log"
-
-
 class Child:
     """A running process in a process group of its own, so that Ctrl-C reaches only us."""
 

@@ -83,6 +83,13 @@ class ClusterOptions(ClusterAccess):
         Literal["debug", "info", "warning", "error"],
         typer.Option(help="Least level that is logged"),
     ] = "info"
+    log_mib: Annotated[
+        int, typer.Option(min=1, help="MiB of a process's log after which it begins anew")
+    ] = 64
+    log_files: Annotated[
+        int,
+        typer.Option(min=0, help="Earlier logs kept of each process: NAME.log.1, the latest, ..."),
+    ] = 3
     otlp_endpoint: Annotated[
         str,
         typer.Option(

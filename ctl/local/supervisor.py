@@ -5,10 +5,10 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from ctl.local.child import Child, log_path
+from ctl.local.child import Child
+from ctl.local.log_files import LogFiles
 from ctl.local.process_spec import ProcessSpec
 from ctl.local.readiness import wait_until_ready
 from ctl.local.supervision import (
@@ -38,14 +38,14 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
-        log_folder: Path,
+        logs: LogFiles,
         reporter: Reporter,
         *,
         limits: Limits,
         probe: Callable[[ProcessSpec], Coroutine[Any, Any, None]] = wait_until_ready,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._log_folder = log_folder
+        self._logs = logs
         self._reporter = reporter
         fronts = [spec.name for spec in specs if spec.role == "gateway"]
         self._machine = Supervision([*self._specs], limits, reporter, fronts=fronts)
@@ -69,9 +69,9 @@ class Supervisor:
         ]
         for number in stop_signals:
             loop.add_signal_handler(number, self.request_stop)
+        keeping = asyncio.create_task(self._logs.keep_small())
         try:
-            for name in self._specs:
-                log_path(self._log_folder, name).write_bytes(b"")
+            self._logs.begin()
             finished = await self._perform(self._machine.start(time.monotonic()))
             while not finished:
                 self._reporter.waiting_for(self._machine.names(ProcessPhase.STARTING))
@@ -80,6 +80,7 @@ class Supervisor:
         finally:
             for number in stop_signals:
                 loop.remove_signal_handler(number)
+            keeping.cancel()
             await self._leave_nothing()
         return 1 if self._machine.failed else 0
 
@@ -109,9 +110,9 @@ class Supervisor:
         return False
 
     async def _start(self, spec: ProcessSpec) -> None:
-        log = log_path(self._log_folder, spec.name)
+        log = self._logs.path(spec.name)
         try:
-            self._log_folder.mkdir(parents=True, exist_ok=True)  # it may have been tidied up
+            self._logs.folder.mkdir(parents=True, exist_ok=True)  # it may have been tidied up
             child = await Child.start(spec, log)
         except OSError as error:
             with suppress(OSError):  # the log may be the reason

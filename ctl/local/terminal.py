@@ -14,8 +14,8 @@ from rich.table import Table
 from core.printable import printable
 from ctl.base.python_process import describe_exit
 from ctl.base.tables import make_table
-from ctl.local.child import log_path
 from ctl.local.cluster_options import ClusterOptions
+from ctl.local.log_files import log_path
 from ctl.local.process_spec import ProcessSpec
 
 _LOG_TAIL_LINES = 15

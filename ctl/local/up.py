@@ -22,8 +22,10 @@ from ctl.base.options import with_options
 from ctl.base.output import make_console
 from ctl.base.ports import LOOPBACK, free_ports, is_free
 from ctl.local.cluster_options import DECODE_RANKS, ClusterOptions
+from ctl.local.flags_check import check_flags
 from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
+from ctl.local.log_files import LogFiles
 from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
 from ctl.local.proxies import proxies
@@ -69,6 +71,8 @@ def up(
     with explained_errors():
         options = _with_model(options)
         specs = _layout(options, num_gpus)
+        if options.settings:
+            check_flags(specs, options.environment())
         if num_gpus and not _fits(specs):
             raise typer.Exit(1)
     assert options.model is not None
@@ -107,7 +111,12 @@ def run(
         terminal.begin()
         supervisor = Supervisor(
             [replace(spec, environment=environment) for spec in specs],
-            log_folder,
+            LogFiles(
+                log_folder,
+                [spec.name for spec in specs],
+                max_bytes=options.log_mib * 2**20,
+                num_earlier=options.log_files,
+            ),
             terminal,
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
             probe=partial(wait_until_ready, credentials=credentials),

@@ -46,7 +46,7 @@ def ask(questions: Sequence[GroupQuestion]) -> list[GroupPlan]:
     )
     told = done.stderr.decode(errors="replace").strip()
     if done.returncode == _BAD_FLAGS:
-        raise ValueError(_reason(told))
+        raise ValueError(reason(told))
     if done.returncode:
         raise NoPlan(f"the process that plans ended: {describe_exit(done.returncode)}\n{told}")
     return msgspec.json.decode(done.stdout, type=list[GroupPlan])
@@ -57,9 +57,9 @@ def has_deep_ep() -> bool:
     return find_spec("deep_ep") is not None
 
 
-def _reason(told: str) -> str:
+def reason(told: str) -> str:
     """Of a process that refuses its flags: without how it may be used."""
-    lines = told.splitlines()
+    lines = told.strip().splitlines()
     if lines and lines[0].startswith("usage:"):
         lines = lines[-1:]
     return "; ".join(line.partition("error: ")[2] or line for line in lines)

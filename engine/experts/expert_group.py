@@ -32,8 +32,10 @@ from proto import worker_pb2
 
 log = get_logger("engine.expert_group")
 
-# A report needs one step of the whole group.
-REPORT_SECONDS = 30.0
+# A report needs one step of the whole group; the router waits 4 s for it.
+REPORT_SECONDS = 3.5
+# Idle ranks speak once a second.
+SILENT_SECONDS = 2.0
 MAX_ROLL_BACKS = 16
 # The automatic rebalance leaves a placement alone that can hardly be better.
 LEAST_GAIN = 0.01
@@ -121,7 +123,7 @@ class ExpertGroup:
         await asyncio.wait(ends, timeout=REPORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             self._reports.pop(report_id, None)
-            raise Unavailable("the ranks of the group do not answer")
+            raise Unavailable(f"the ranks of the group do not answer{self._silence()}")
         return self._experts_of(answer.result())
 
     async def plan(self, wish: Wish) -> RebalancePlan:
@@ -221,6 +223,15 @@ class ExpertGroup:
         if self.rebalance is not None:
             self.rebalance.end(Unavailable("the group has lost a rank and starts anew"))
             self.rebalance = None
+
+    def _silence(self) -> str:
+        """Which ranks of this node nothing was heard of; another node's are waited for by them."""
+        silent = [
+            f"rank {rank} for {seconds:.0f} s"
+            for rank, seconds in enumerate(self._front.quiet_seconds)
+            if seconds > SILENT_SECONDS
+        ]
+        return f": no step has ended on {', '.join(silent)}" if silent else ""
 
     def _check(self) -> None:
         settings, front = self._front.settings, self._front

@@ -88,6 +88,11 @@ class WorkerFront:
         return tuple(rank.stats for rank in self._ranks)
 
     @property
+    def quiet_seconds(self) -> tuple[float, ...]:
+        """Of each rank, since it last ended a step or said that it is idle."""
+        return tuple(rank.quiet_seconds for rank in self._ranks)
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the ranks."""
         return tuple(rank.pid for rank in self._ranks)

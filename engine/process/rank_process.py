@@ -34,8 +34,8 @@ class RankProcess:
         self.died: asyncio.Future[str] = loop.create_future()
         self._on_message = on_message
         self._on_batch_end = on_batch_end
+        self.quiet_seconds = 0.0  # since it last ended a step, or said that it is idle
         self._reason = ""
-        self._silent_seconds = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._link: FrontLink | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -69,8 +69,8 @@ class RankProcess:
     def note_silence(self, seconds: float, most: float) -> None:
         """So long has nothing been heard, since the last call; all in all at most `most` seconds,
         then it is killed: whatever it hangs in, nothing else would end the requests on it."""
-        self._silent_seconds += seconds
-        if self._silent_seconds > most:
+        self.quiet_seconds += seconds
+        if self.quiet_seconds > most:
             self._reason = self._reason or f"it has said nothing for {most:g} s"
             self.kill()
 
@@ -85,7 +85,7 @@ class RankProcess:
     def _hear(self, batch: RankBatch) -> None:
         assert batch.rank == self.index, f"rank {self.index} calls itself {batch.rank}"
         self.stats = batch.stats
-        self._silent_seconds = 0.0
+        self.quiet_seconds = 0.0
         for message in batch.messages:
             if isinstance(message, Ready) and not self.ready.done():
                 self.ready.set_result(message)

@@ -162,4 +162,5 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
             num_steps=stats.num_steps,
             pid=ready.pid,
             max_running=ready.max_running,
+            quiet_seconds=self._front.quiet_seconds[rank],
         )

@@ -69,7 +69,11 @@ class WorkerServer:
         self.front = WorkerFront(settings, role.role, command)
         registry = metrics.ProcessRegistry(role=role.role)
         self.metrics = WorkerMetrics(
-            registry, role.role, lambda: self.front.stats, lambda: self.front.ready
+            registry,
+            role.role,
+            lambda: self.front.stats,
+            lambda: self.front.ready,
+            lambda: self.front.quiet_seconds,
         )
         self.metrics.draining.set_function(lambda: self.front.draining)
         self.service = role.build(self.front, self.metrics)

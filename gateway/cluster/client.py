@@ -119,6 +119,8 @@ class GenerateCall:
         self._first_page = next(iter(unpack_hashes(prefix_hashes[:HASH_BYTES])), None)
         self._num_calls = 0
         self._asked_at: float | None = None  # for the first time
+        self._searched_seconds = 0.0  # for pairs found so far
+        self._search_began = 0.0  # as if the earlier searches had gone on until this one
         self._policy = FailoverPolicy(cluster.bounds)
         self._is_searching = True  # something is to be forgotten with the next token
 
@@ -194,6 +196,7 @@ class GenerateCall:
 
     async def _assign(self) -> AssignResponse:
         """A pair, waiting for one as long as the search has patience."""
+        self._search_began = self._cluster.clock.now() - self._searched_seconds
         while True:
             asking = self._cluster.routers.assign(
                 self._assign_request,
@@ -206,6 +209,7 @@ class GenerateCall:
                 error = failure
             else:
                 self.queue_seconds += pair.queue_seconds
+                self._searched_seconds = self._cluster.clock.now() - self._search_began
                 return pair
             self._is_searching = True
             try:
@@ -233,6 +237,7 @@ class GenerateCall:
             exclude_epochs=self._policy.excluded_epochs,
             priority=self._priority,
             waited_seconds=now - self._asked_at,
+            searched_seconds=0.0 if self._policy.has_begun else now - self._search_began,
         )
 
     # ---- answers and failures

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 from core.errors import InvalidRequest
 from gateway.messages_api.content_blocks import CacheControl, Message, TextBlock
 from gateway.requests.chat_request import MAX_MESSAGES
-from gateway.requests.request_body import ClosedModel, Items
+from gateway.requests.request_body import MAX_PARTS, BoundedParts, ClosedModel, Items
 from gateway.requests.sampling_fields import MAX_STOPS, StopString
 from gateway.requests.tool_fields import MAX_TOOLS, ToolName
 
@@ -75,15 +75,15 @@ class ClearThinking(ClosedModel):
 class ContextManagement(ClosedModel):
     """Coding agents ask for the one edit that changes nothing; the others would."""
 
-    edits: Items[ClearThinking] | None = None
+    edits: Items[ClearThinking] | None = Field(None, max_length=1)
 
 
 class PromptFields(ClosedModel):
     """What makes the prompt, and can be counted."""
 
     model: str = Field(min_length=1, max_length=256)
-    messages: Items[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: str | Items[TextBlock] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BoundedParts]
+    system: str | Annotated[Items[TextBlock], Field(max_length=MAX_PARTS)] | None = None
     tools: Items[CustomTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None

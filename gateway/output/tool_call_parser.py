@@ -3,6 +3,9 @@
 The arguments are handed out as they come, from a value's first character to its last: marks of the
 format within its strings are text. The marks are looked for in the text: they need not be tokens.
 Marks without a call are text.
+
+Each character costs a bounded number of steps: what is held back is looked at once, then set aside
+in pieces, and joined when it is told.
 """
 
 import secrets
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 # What is longer between the begin of a call and its arguments is no head.
 MAX_HEAD = 512
+# Looked at together: each move of a step copies what is left of them.
+PIECE_CHARACTERS = 1024
 
 
 class ToolCallParser:
@@ -31,8 +36,9 @@ class ToolCallParser:
         self._openers = tuple(filter(None, (*form.begins, form.call_begin)))
         self._step: Callable[[], bool] = self._text
         self._buffer = ""
+        self._passed: list[str] = []  # before the buffer: held back, and has no part of a mark
         self._opened = ""  # marks that are text if no call follows
-        self._space = ""  # held back: dropped if calls follow
+        self._space: list[str] = []  # held back: dropped if calls follow
         self._content: list[str] = []
         self._calls: list[CallDelta] = []
         self._ids: set[str] = set()
@@ -40,27 +46,42 @@ class ToolCallParser:
 
     def feed(self, text: str) -> tuple[str, list[CallDelta]]:
         """What of `text`, and of what was held back before it, can be told."""
-        self._buffer += text
-        while self._step():
-            pass
+        for begin in range(0, len(text), PIECE_CHARACTERS):
+            self._buffer += text[begin : begin + PIECE_CHARACTERS]
+            while self._step():
+                pass
         return self._take()
 
     def finish(self, *, is_cut_off: bool) -> tuple[str, list[CallDelta]]:
         """All that was held back. `is_cut_off`: more would have come. The arguments of a call
         that was cut off stay cut off, and what is before them is left out."""
+        rest = self._held(len(self._buffer))
         if self._step == self._arguments:
-            self._hand_out(self._buffer if self._value else self._without_tail(self._buffer))
+            self._hand_out(rest if self._value else self._without_tail(rest))
         elif self._step == self._text:
-            self._say(self._buffer)
+            self._say(rest)
         elif not is_cut_off:  # nothing gets lost
             is_tail = self._step == self._tail
-            rest = self._without_tail(self._buffer) if is_tail else self._buffer
-            self._say(self._opened + rest)
+            self._say(self._opened + (self._without_tail(rest) if is_tail else rest))
         is_opened = is_cut_off and self._opened
         if not self.num_calls and not is_opened:  # space around calls means nothing
-            self._content.append(self._space)
-        self._buffer = self._space = self._opened = ""
+            self._content += self._space
+        self._space.clear()
+        self._opened = ""
         return self._take()
+
+    def _held(self, length: int) -> str:
+        """Takes what was passed, and so many characters of the buffer."""
+        held = "".join(self._passed) + self._buffer[:length]
+        self._passed.clear()
+        self._buffer = self._buffer[length:]
+        return held
+
+    def _pass(self, marks: tuple[str, ...]) -> None:
+        """Sets aside what is no part of any of `marks`, whatever comes."""
+        length = len(self._buffer) - _num_begun(self._buffer, marks)
+        self._passed.append(self._buffer[:length])
+        self._buffer = self._buffer[length:]
 
     def _take(self) -> tuple[str, list[CallDelta]]:
         content, calls = "".join(self._content), self._calls
@@ -85,23 +106,25 @@ class ToolCallParser:
     def _say(self, text: str) -> None:
         if self.num_calls and self._at_most_one:
             return
-        shown = (self._space + text).rstrip()
-        self._space = (self._space + text)[len(shown) :]
-        self._content.append(shown)
+        if shown := text.rstrip():
+            self._content += (*self._space, shown)
+            self._space.clear()
+        self._space.append(text[len(shown) :])
 
     def _between(self) -> bool:
         """Only space stands before a call, and between calls."""
         rest = self._buffer.lstrip()
+        self._passed.append(self._buffer[: len(self._buffer) - len(rest)])
+        self._buffer = rest
         if rest.startswith(self.form.call_begin):
-            length = len(self._buffer) - len(rest) + len(self.form.call_begin)
-            self._opened += self._buffer[:length]
-            self._buffer = self._buffer[length:]
+            self._opened += self._held(len(self.form.call_begin))
             self._step = self._head
             return True
         if not self._opened and rest.startswith(self.form.end):
-            self._buffer = rest[len(self.form.end) :]
+            self._held(len(self.form.end))
         elif any(mark.startswith(rest) for mark in (self.form.call_begin, self.form.end)):
             return False
+        self._opened += self._held(0)
         self._take_for_text()
         return True
 
@@ -133,7 +156,8 @@ class ToolCallParser:
             call_id = f"call_{secrets.token_hex(12)}"
         self._ids.add(call_id)
         self._buffer = self._buffer[found.end() :]
-        self._opened = self._space = ""
+        self._opened = ""
+        self._space.clear()
         self.num_calls += 1
         name = (groups["name"] or groups.get("plain") or "").strip()
         self._add(CallDelta(self.num_calls - 1, "", call_id, name))
@@ -144,14 +168,14 @@ class ToolCallParser:
     def _arguments(self) -> bool:
         if self._value is not None:
             length, is_over = self._value.find(self._buffer)
-            self._hand_out(self._buffer[:length])
+            self._hand_out(self._held(length))
         else:  # a number, or no JSON: short
             length = self._buffer.find(self.form.call_end)
             is_over = length >= 0
             if is_over:
-                self._hand_out(self._without_tail(self._buffer[:length]) or "{}")
-        if is_over or self._value is not None:
-            self._buffer = self._buffer[length:]
+                self._hand_out(self._without_tail(self._held(length)) or "{}")
+            else:
+                self._pass((self.form.call_end,))
         if is_over:
             self._step = self._tail
         return is_over
@@ -165,11 +189,13 @@ class ToolCallParser:
 
     def _tail(self) -> bool:
         """What stands behind the arguments, which is nothing but the call's end, is left out."""
-        position, mark = _first(self._buffer, (self.form.call_end, *self._openers, self.form.end))
+        marks = (self.form.call_end, *self._openers, self.form.end)
+        position, mark = _first(self._buffer, marks)
         if not mark:
+            self._pass(marks)
             return False
         is_end = mark == self.form.call_end
-        self._buffer = self._buffer[position + (len(mark) if is_end else 0) :]
+        self._held(position + (len(mark) if is_end else 0))  # and left out
         self._step = self._between if self.form.call_begin else self._text
         return True
 

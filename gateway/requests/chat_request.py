@@ -1,12 +1,12 @@
 """Body of POST /v1/chat/completions."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
 from core.errors import InvalidRequest
-from gateway.requests.request_body import Items, RequestModel
+from gateway.requests.request_body import BoundedParts, Items, RequestModel
 from gateway.requests.sampling_fields import SamplingFields, is_text
 from gateway.requests.thinking_fields import ThinkingFields
 from gateway.requests.tool_fields import ToolCall, ToolFields
@@ -89,10 +89,13 @@ class ChatMessage(RequestModel):
         ]
 
 
+Messages = Annotated[Items[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), BoundedParts]
+
+
 class MessagesFields(ToolFields, ThinkingFields):
     """What makes the prompt of a chat; /tokenize takes it as well."""
 
-    messages: Items[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -1,12 +1,12 @@
 """Request bodies: strict JSON, then a pydantic model; every fault is the client's and named."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from core.errors import Cancelled, InvalidRequest
@@ -38,6 +38,31 @@ Item = TypeVar("Item")
 # A list of which the first wrong item is complained about: each of a million complaints would
 # cost a kilobyte, and the event loop microseconds.
 Items = Annotated[list[Item], Field(fail_fast=True)]
+
+# What messages are made of, in all of them together: their models are made under the
+# interpreter's lock, those of a body full of empty parts in most of a second.
+MAX_PARTS = 8192
+
+
+def _check_parts(messages: Any) -> Any:  # noqa: ANN401 - not validated yet
+    lists, num_parts = [messages], 0
+    while lists and num_parts <= MAX_PARTS:
+        below = [*_lists_in(lists.pop())]
+        num_parts += sum(map(len, below))
+        lists += below
+    if num_parts > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS} parts and calls in all")
+    return messages
+
+
+def _lists_in(items: Any) -> Iterator[list[Any]]:  # noqa: ANN401 - as above
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            yield from (value for value in item.values() if isinstance(value, list))
+
+
+# Before a list of messages: refuses one whose messages have too much in them.
+BoundedParts = BeforeValidator(_check_parts)
 
 Body = TypeVar("Body", bound=RequestModel)
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from core.errors import InvalidRequest
-from gateway.requests.chat_request import MAX_MESSAGES, ChatMessage, MessagesFields
+from gateway.requests.chat_request import Messages, MessagesFields
 from gateway.requests.request_body import WHOLE_BODY, Items, RequestModel
 from gateway.requests.sampling_fields import TokenId, is_text
 from gateway.requests.thinking_fields import ThinkingFields
@@ -23,7 +23,7 @@ class TokenizeRequest(ThinkingFields):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    messages: Items[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: Items[Tool] | None = Field(None, max_length=MAX_TOOLS)

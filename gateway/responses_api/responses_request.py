@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.requests.chat_request import MAX_MESSAGES
-from gateway.requests.request_body import ClosedModel, Items
+from gateway.requests.request_body import BoundedParts, ClosedModel, Items
 from gateway.requests.tool_fields import MAX_TOOLS, ToolName
 from gateway.responses_api.input_items import InputItem, InputText, MessageItem
 
@@ -62,7 +62,10 @@ class StreamOptions(ClosedModel):
 
 class ResponsesRequest(ClosedModel):
     model: str = Field(min_length=1, max_length=256)
-    input: str | Annotated[Items[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: (
+        str
+        | Annotated[Items[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), BoundedParts]
+    )
     instructions: str | None = None
     previous_response_id: str | None = Field(None, min_length=1, max_length=256)
     store: bool | None = None
@@ -81,7 +84,7 @@ class ResponsesRequest(ClosedModel):
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    include: Items[Literal["reasoning.encrypted_content"]] | None = None
+    include: Items[Literal["reasoning.encrypted_content"]] | None = Field(None, max_length=16)
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

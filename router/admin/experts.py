@@ -11,16 +11,18 @@ from proto import router_pb2
 from proto.experts_pb2 import ExpertLoad, RebalancePlan, RebalanceProgress, RollBackRequest
 from proto.experts_pb2_grpc import ExpertsStub
 from proto.router_pb2_grpc import AdminServicer
-from router.admin.processes import Processes, dial
+from router.admin.processes import ANSWER_SECONDS, Processes, dial, while_there
 from router.workers.worker import Worker, WorkerState
 from rpc.admin_token import AdminToken, passed_on
 
 log = get_logger("router.admin")
 
-# A group answers at its next step; planning for a large one takes a fraction of a second.
-ANSWER_SECONDS = 60.0
+# Once a group has answered, which it does at its next step, planning for a large one takes a
+# fraction of a second; on a machine that is busy more.
+PLAN_SECONDS = 60.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Progress = grpc.aio.UnaryStreamCall[Any, RebalanceProgress]
 
 
 class ExpertsAdmin(AdminServicer):
@@ -43,10 +45,12 @@ class ExpertsAdmin(AdminServicer):
         self, request: router_pb2.GroupPlanRequest, context: Context
     ) -> RebalancePlan:
         self._token.check(context)
-        async with dial(self._speaker(request.group)) as peer:
-            return await ExpertsStub(peer).Plan(
-                request.plan, timeout=ANSWER_SECONDS, metadata=passed_on(context)
+        worker = self._speaker(request.group)
+        async with dial(worker) as peer:
+            answer = ExpertsStub(peer).Plan(
+                request.plan, timeout=PLAN_SECONDS, metadata=passed_on(context)
             )
+            return await while_there(worker, answer)
 
     async def ApplyRebalance(
         self, request: router_pb2.GroupApplyRequest, context: Context
@@ -55,10 +59,9 @@ class ExpertsAdmin(AdminServicer):
         worker = self._speaker(request.group)
         log.info("operator rebalances experts", group=group_name(worker))
         async with dial(worker) as peer:
-            async for progress in ExpertsStub(peer).Apply(
-                request.apply, metadata=passed_on(context)
-            ):
-                yield progress
+            progress = ExpertsStub(peer).Apply(request.apply, metadata=passed_on(context))
+            async for one in _heard(worker, progress):
+                yield one
 
     async def RollBackRebalance(
         self, request: router_pb2.GroupRollBackRequest, context: Context
@@ -67,10 +70,9 @@ class ExpertsAdmin(AdminServicer):
         worker = self._speaker(request.group)
         log.info("operator rolls back experts", group=group_name(worker))
         async with dial(worker) as peer:
-            async for progress in ExpertsStub(peer).RollBack(
-                RollBackRequest(), metadata=passed_on(context)
-            ):
-                yield progress
+            progress = ExpertsStub(peer).RollBack(RollBackRequest(), metadata=passed_on(context))
+            async for one in _heard(worker, progress):
+                yield one
 
     def _speaker(self, name: str) -> Worker:
         """Node 0 of a group. NotFound for one that is not there, InvalidRequest where it is not
@@ -84,6 +86,11 @@ class ExpertsAdmin(AdminServicer):
             raise NotFound(f"there is no expert group {name!r} here, but {_listed(names)}")
         _check_whole(name, nodes)
         return next(worker for worker in nodes if worker.status.expert_group.node_rank == 0)
+
+
+async def _heard(worker: Worker, progress: Progress) -> AsyncIterator[RebalanceProgress]:
+    while isinstance(one := await while_there(worker, progress.read()), RebalanceProgress):
+        yield one
 
 
 def group_name(worker: Worker) -> str:

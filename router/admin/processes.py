@@ -10,6 +10,7 @@ import grpc
 
 from core.clock import Clock
 from core.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from proto.router_pb2 import LostWorker
 from proto.worker_pb2 import ProcessIdentity
 from router.gateways import Gateway, GatewayTable
 from router.workers.table import WorkerTable
@@ -17,8 +18,10 @@ from router.workers.worker import Worker, WorkerState
 from rpc.client import channel, to_error
 from rpc.status import is_servers_word
 
-# Operators' calls to a worker; it answers them from memory.
-ANSWER_SECONDS = 5.0
+# Operators' calls to a worker, which answers them from memory; who asks us gives up after 5 s.
+ANSWER_SECONDS = 4.0
+# How often it is looked whether a worker that takes its time is still there.
+LOOK_SECONDS = 0.5
 MAX_CALLS = 32
 
 
@@ -47,6 +50,15 @@ class Processes:
         """Those that are there, by role and address."""
         present = [one for one in self._table.workers if one.state is not WorkerState.LOST]
         return sorted(present, key=lambda worker: (worker.role, worker.address))
+
+    def lost(self) -> list[LostWorker]:
+        """Workers that discovery still names and nobody hears, longest first."""
+        now = self._clock.now()
+        return [
+            LostWorker(identity=one.identity, seconds=now - one.lost_at, reason=one.lost_reason)
+            for one in sorted(self._table.workers, key=lambda worker: worker.lost_at)
+            if one.lost
+        ]
 
     def not_workers(self) -> list[Process]:
         return [self._router, *self._gateways.alive(self._clock.now())]
@@ -93,9 +105,24 @@ async def dial(worker: Worker) -> AsyncGenerator[grpc.aio.Channel]:
             meant = to_error(error, peer_epoch=worker.epoch)
             if isinstance(meant, Unavailable | DeadlineExceeded):
                 verdict = "says" if is_servers_word(error) else "does not answer"
-                where = f"worker {worker.name} at {worker.address}"
-                meant.message = f"{where} {verdict}: {meant.message}"
+                meant.message = f"{_title(worker)} {verdict}: {meant.message}"
             raise meant from error
+
+
+async def while_there(worker: Worker, answer: Awaitable[Answer]) -> Answer:
+    """The answer, however long it takes `worker`; Unavailable once that is lost, with none."""
+    answering = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({answering}, timeout=LOOK_SECONDS))[0]:
+            if worker.lost:
+                raise Unavailable(f"{_title(worker)} does not answer any more")
+        return answering.result()
+    finally:
+        answering.cancel()
+
+
+def _title(worker: Worker) -> str:
+    return f"worker {worker.name} at {worker.address}"
 
 
 async def ask_all(

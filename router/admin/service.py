@@ -53,6 +53,8 @@ class AdminService(ExpertsAdmin):
             ],
             num_waiting=self._cluster.assigner.num_waiting,
             paired_epochs=[worker.epoch for worker in paired(workers)],
+            lost=self._processes.lost(),
+            longest_wait_seconds=self._cluster.assigner.longest_wait_seconds,
         )
 
     async def DrainWorker(

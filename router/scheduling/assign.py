@@ -73,6 +73,12 @@ class Assigner:
     def num_waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def longest_wait_seconds(self) -> float:
+        """Of the calls that wait now; 0 when none does."""
+        now = self._clock.now()
+        return max((now - waiting.since for waiting in self._queue), default=0.0)
+
     async def assign(self, demand: Demand) -> Assignment:
         """A pair for `demand`, as soon as one has room.
 
@@ -104,8 +110,9 @@ class Assigner:
             self._record(waiting, outcome)
 
     async def _placed(self, waiting: _Waiting) -> Assignment:
+        seconds_left = max(0.0, self._max_wait_seconds - waiting.demand.searched_seconds)
         try:
-            async with asyncio.timeout(self._max_wait_seconds):
+            async with asyncio.timeout(seconds_left):
                 return await waiting.placed
         except TimeoutError:
             if _is_placed(waiting):

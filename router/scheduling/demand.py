@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Demand:
     """`prefix_hashes[i]` covers the first i + 1 full pages of the prompt; `excluded` holds
     epochs of workers that have failed this request. Higher `priority` is placed first; among
-    equal ones who first asked longest ago, `waited_seconds` before this call.
+    equal ones who first asked longest ago, `waited_seconds` before this call. What
+    it may still wait for room is shorter by `searched_seconds`.
     `traced_id` is the id that log lines of the request carry."""
 
     request_id: str
@@ -17,4 +18,5 @@ class Demand:
     excluded: frozenset[str] = frozenset()
     priority: int = 0
     waited_seconds: float = 0.0
+    searched_seconds: float = 0.0
     traced_id: str = ""

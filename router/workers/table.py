@@ -90,7 +90,7 @@ class WorkerTable:
             case StatusArrived():
                 return self._status_arrived(event, now)
             case StreamBroken():
-                return self._stream_broken(event)
+                return self._stream_broken(event, now)
             case Stood():
                 return self._stood(event)
             case Left():
@@ -146,11 +146,12 @@ class WorkerTable:
             actions.append(Transition(worker, before, worker.state, problem))
         return actions
 
-    def _stream_broken(self, event: StreamBroken) -> list[Action]:
+    def _stream_broken(self, event: StreamBroken, now: float) -> list[Action]:
         worker = self._by_address.get(event.address)
         if worker is None or worker.lost:
             return []
         before, worker.lost = worker.state, True
+        worker.lost_at, worker.lost_reason = now, event.reason
         return [Transition(worker, before, WorkerState.LOST, event.reason)]
 
     def _stood(self, event: Stood) -> list[Action]:

@@ -92,7 +92,8 @@ class Pending:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
     """Mutable record, written by `router.workers.table` only. `address` is the one the router
-    dials; `last_chosen` numbers the choices; `num_ended` requests were accepted and are no more."""
+    dials; `last_chosen` numbers the choices; `num_ended` requests were accepted and are no more.
+    `lost_at` and `lost_reason` are of the last time that it was lost, in seconds."""
 
     address: str
     role: Role.ValueType
@@ -100,6 +101,8 @@ class Worker:
     load: Load
     problem: str = ""
     lost: bool = False
+    lost_at: float = 0.0
+    lost_reason: str = ""
     standing: Standing = Standing.OPEN
     pending: deque[Pending] = field(default_factory=deque)
     last_chosen: int = 0

@@ -19,6 +19,7 @@ from scripts.dashboards.panel import (
 CLIENT_OUTCOMES = (
     "ok|disconnected|slow_reader|invalid_value|context_length_exceeded|model_not_found"
 )
+LOST = 'state="lost"'
 FAILED = f'outcome!~"{CLIENT_OUTCOMES}|overloaded|rate_limit_exceeded"'
 
 
@@ -32,6 +33,7 @@ def cluster() -> Dashboard:
             Section("What clients get", _clients()),
             Section("How full it is", _load()),
             Section("Who is up", _processes()),
+            Section("Who is stuck", _stalls()),
         ],
     )
 
@@ -139,5 +141,27 @@ def _processes() -> list[Lines]:
                 Query(total("process_resident_memory_bytes", "instance"), "{{instance}}"),
                 Query(total("epserve_rank_memory_bytes", "instance"), "{{instance}}: ranks"),
             ],
+        ),
+    ]  # fmt: skip
+
+
+def _stalls() -> list[Lines]:
+    quiet, lost = select("epserve_rank_quiet_seconds"), select("epserve_router_workers", LOST)
+    longest = "max by (role, instance, rank)"
+    return [
+        Lines(
+            title="Since a rank's last step", unit="s",
+            queries=[Query(f"{longest} ({quiet}) > 2", "{{role}} {{instance}}: rank {{rank}}")],
+            text="Ranks that have ended no step for two seconds, nor said that they are idle.",
+        ),
+        Lines(
+            title="Longest steps", unit="s",
+            queries=[Query(quantile(0.99, "epserve_step_seconds", by="role"), "{{role}} p99")],
+            text="What is to be expected of a rank that is well.",
+        ),
+        Lines(
+            title="Workers lost",
+            queries=[Query(f"max by (role) ({lost})", "{{role}}")],
+            text="Of which the router hears nothing.",
         ),
     ]  # fmt: skip

@@ -100,6 +100,10 @@ def _steps() -> list[Lines | Heat]:
               queries=[Query(f"sum(rate({select('epserve_step_gap_seconds_total', ONE)}[{RATE}]))"
                              f" / count({select('epserve_num_running_requests', ONE)})", "gaps")],
               text="Share of time in which devices had work and nothing to do."),
+        Lines(title="Since the last step", unit="s",
+              queries=[Query(select("epserve_rank_quiet_seconds", ONE), "rank {{rank}}")],
+              text="Or since the rank last said that it is idle, once a second: above a few "
+                   "seconds it is stuck."),
         Lines(title="Drafts accepted", unit="percentunit", most=1,
               queries=[Query(f"{rate(drafts, 'position', accepted)}"
                              f" / {rate(drafts, 'position', ONE)}", "position {{position}}")],

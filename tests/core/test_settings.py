@@ -85,7 +85,10 @@ def test_settings_do_not_change() -> None:
         (["--advertise", "a host"], "--advertise: String should match pattern"),
         (["--listen", "h:99999"], "--listen: 'h:99999': the port must be"),
         (["--log-format", "xml"], "--log-format"),
-        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--num-thing=3"], "error: unknown flag --num-thing; the nearest one is --num-things\n"),
+        (["--no-fst"], "unknown flag --no-fst; the nearest one is --no-fast"),
+        (["--no-peers"], "unknown flag --no-peers"),
+        (["stray"], "unrecognized arguments: stray"),
         (["--name"], "--name: expected one argument"),
     ],
 )

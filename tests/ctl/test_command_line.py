@@ -103,14 +103,24 @@ def test_a_port_in_use_is_named_before_anything_starts(
         ("--device tpu", "--device"),
         ("--set nonsense", "ROLE.FLAG=VALUE"),
         ("--set gateway.listen=1.1.1.1:80", "decided by ctl up"),
+        (
+            "--set router.max-wating=8 --set decode.chunk-token=1",
+            "router: unknown flag --max-wating; the nearest one is --max-waiting; "
+            "decode-0: unknown flag --chunk-token; the nearest one is --chunk-tokens",
+        ),
+        ("--set gateway.tls-cert=cert.pem", "gateway: --tls-cert and --tls-key belong together"),
+        ("--set prefill.max-waiting=never", "prefill-0: --max-waiting: Input should be a valid"),
         ("--nonsense", "nonsense"),
     ],
 )
-def test_wrong_options_are_usage_errors(model: Path, arguments: str, reason: str) -> None:
+def test_wrong_options_are_usage_errors(
+    model: Path, started: list[object], arguments: str, reason: str
+) -> None:
     port = str(two_free_ports())
     result = RUNNER.invoke(app, ["up", "--model", str(model), "--port", port, *arguments.split()])
     assert result.exit_code == 2
     assert reason in result.stderr
+    assert started == []
 
 
 def test_no_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

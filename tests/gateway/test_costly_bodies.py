@@ -2,6 +2,8 @@
 wait for them."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from core.errors import InvalidRequest
 from gateway.grammar.json_schema_check import check_schema
 from gateway.requests.chat_request import MAX_MESSAGES, ChatRequest
 from gateway.requests.completion_request import CompletionRequest
-from gateway.requests.request_body import RequestModel
+from gateway.requests.request_body import MAX_PARTS, RequestModel
 from gateway.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tests.gateway.conftest import MODEL, Gateway
 from tests.gateway.model_folder import MAX_POSITION
@@ -69,6 +71,46 @@ async def test_too_many_messages(gateway: Gateway) -> None:
         reply = await gateway.client.post(path, json=body)
         assert reply.status_code == 400, reply.text
         assert reply.json()["error"]["param"] == "messages"
+
+
+def text_parts(kind: str, count: int) -> list[dict[str, str]]:
+    return [{"type": kind, "text": "a"}] * count
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("surplus", [0, 1])
+@pytest.mark.parametrize("num_messages", [1, 2])
+async def test_parts_of_messages_are_counted_together(
+    gateway: Gateway, num_messages: int, surplus: int
+) -> None:
+    """The last that is allowed is refused only by what comes later: the model's context."""
+    count = MAX_PARTS // num_messages
+    assert count * num_messages == MAX_PARTS
+
+    def messages(content: Callable[[int], Any]) -> list[Any]:
+        first = [HI | {"content": content(count)}] * (num_messages - 1)
+        return [*first, HI | {"content": content(count + surplus)}]
+
+    texts = messages(partial(text_parts, "text"))
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    of_calls = [{"role": "assistant", "tool_calls": calls * (MAX_PARTS + surplus)}]
+    blocks = text_parts("text", MAX_PARTS + surplus - 1)
+    result = {"type": "tool_result", "tool_use_id": "1", "content": blocks}
+    results = [HI | {"content": [result]}]
+    for path, param, body in (
+        ("/v1/chat/completions", "messages", {"messages": texts}),
+        ("/v1/chat/completions", "messages", {"messages": of_calls}),
+        ("/tokenize", "messages", {"messages": texts}),
+        ("/v1/messages", "messages", {"messages": texts, "max_tokens": 1}),
+        ("/v1/messages", "messages", {"messages": results, "max_tokens": 1}),
+        ("/v1/responses", "input", {"input": messages(partial(text_parts, "input_text"))}),
+    ):
+        reply = await gateway.client.post(path, json={"model": MODEL} | body)
+        is_refused = f"more than {MAX_PARTS} parts and calls in all" in reply.text
+        assert is_refused == bool(surplus), (path, reply.text[:500])
+        if is_refused:
+            assert reply.status_code == 400
+            assert param in reply.json()["error"].get("param", reply.text)
 
 
 @pytest.mark.asyncio(loop_scope="module")

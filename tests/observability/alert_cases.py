@@ -106,6 +106,13 @@ CASES = [
         at="30m", since="20m", labels={**PLACE, "role": "decode"},
     ),
     Case(
+        alert="EpserveRankStalled",
+        fires={'epserve_rank_quiet_seconds{role="decode",instance="d0",rank="0"}': steady(1),
+               'epserve_rank_quiet_seconds{role="decode",instance="d0",rank="1"}': "0x9 7 0x60"},
+        quiet={'epserve_rank_quiet_seconds{role="decode",instance="d0",rank="1"}': steady(4.5)},
+        at="10m", since="9m", labels=DECODE | {"rank": "1"},
+    ),
+    Case(
         alert="EpserveDrainTakesLong",
         fires={'epserve_worker_draining{role="decode",instance="d0"}': steady(1)},
         quiet={'epserve_worker_draining{role="decode",instance="d0"}': "1x29 0x60"},

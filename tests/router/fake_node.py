@@ -1,6 +1,7 @@
 """A node of an expert group as the router sees one: says what the test wants, notes what it is
 asked."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -81,6 +82,7 @@ class FakeNode(FakeWorker, ExpertsServicer):
         super().__init__("decode", epoch, expert_group=told, **facts)
         self.asked: list[Message] = []
         self.refusal: EpserveError | None = None
+        self.hangs = False
 
     async def __aenter__(self) -> Self:
         self._server = RpcServer(self._listen)
@@ -92,31 +94,33 @@ class FakeNode(FakeWorker, ExpertsServicer):
     async def GetLoad(
         self, request: experts_pb2.GetLoadRequest, context: Context
     ) -> experts_pb2.ExpertLoad:
-        self._hear(request)
+        await self._hear(request)
         return LOAD
 
     async def Plan(
         self, request: experts_pb2.PlanRequest, context: Context
     ) -> experts_pb2.RebalancePlan:
-        self._hear(request)
+        await self._hear(request)
         return PLAN
 
     async def Apply(
         self, request: experts_pb2.ApplyRequest, context: Context
     ) -> AsyncIterator[experts_pb2.RebalanceProgress]:
-        self._hear(request)
+        await self._hear(request)
         async for progress in _progress():
             yield progress
 
     async def RollBack(
         self, request: experts_pb2.RollBackRequest, context: Context
     ) -> AsyncIterator[experts_pb2.RebalanceProgress]:
-        self._hear(request)
+        await self._hear(request)
         async for progress in _progress():
             yield progress
 
-    def _hear(self, request: Message) -> None:
+    async def _hear(self, request: Message) -> None:
         self.asked.append(request)
+        if self.hangs:
+            await asyncio.sleep(3600)
         if self.refusal is not None:
             raise self.refusal
 

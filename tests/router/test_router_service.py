@@ -57,7 +57,8 @@ async def test_bad_requests(router: RunningRouter) -> None:
     assert type(await router.refusal(prefix_hashes=b"half a hash")) is InvalidRequest
     assert type(await router.refusal(exclude_epochs=["x"] * 1000)) is InvalidRequest
     for seconds in (-1.0, float("nan"), float("inf")):
-        assert type(await router.refusal(waited_seconds=seconds)) is InvalidRequest
+        for name in ("waited_seconds", "searched_seconds"):
+            assert type(await router.refusal(**{name: seconds})) is InvalidRequest
     too_long = await router.refusal(num_prompt_tokens=4096)
     assert type(too_long) is ContextLengthExceeded
     assert "4095" in too_long.message
@@ -73,7 +74,9 @@ async def test_a_full_cluster_makes_wait_until_a_worker_has_room(
     for number in range(2):
         calls.append(router.call(request_id=str(number)))
         await router.until_waiting(number + 1)
-    assert (await router.status()).num_waiting == 2
+    status = await router.status()
+    assert status.num_waiting == 2
+    assert 0 < status.longest_wait_seconds < 20
     await decode.say(num_running=3)
     first = await calls[0]
     assert first.queue_seconds > 0

@@ -166,6 +166,8 @@ async def test_versions_side_by_side(
         await decode.kill()
         await router.until(lambda: router.in_state(WorkerState.LOST) == {decode.address})
         status = await router.status()
+        (lost,) = status.lost
+        assert (lost.identity.epoch, lost.seconds >= 0, bool(lost.reason)) == ("d-1", True, True)
         assert set(status.paired_epochs) == {"p-2", "d-2"}
         assert not status.rejected, "the last of its version, which drains, is nobody's fault"
 

@@ -44,6 +44,7 @@ REPLY = router_pb2.GetStatusResponse(
                     pages_free=200 + rank,
                     pid=50 + rank,
                     max_running=64,
+                    quiet_seconds=(0.9, 75.2)[rank],
                 )
                 for rank in range(2)
             ],
@@ -55,6 +56,12 @@ REPLY = router_pb2.GetStatusResponse(
         )
     ],
     num_waiting=5,
+    longest_wait_seconds=3.21,
+    lost=[
+        router_pb2.LostWorker(
+            identity=identity(worker_pb2.ROLE_PREFILL, "prefill-0"), seconds=8.04, reason="silent"
+        )
+    ],
 )
 
 
@@ -87,7 +94,10 @@ def test_every_process_is_described_once() -> None:
     assert [rank["pages_free"] for rank in worker["ranks"]] == [200, 201]
     (rejected,) = report["rejected"]
     assert (rejected["name"], rejected["reason"]) == ("prefill-9", "other page size")
-    assert report["num_waiting"] == 5
+    assert (report["num_waiting"], report["longest_wait_seconds"]) == (5, 3.2)
+    lost, quiet = report["stuck"]
+    assert (lost["what"], lost["pid"], lost["seconds"]) == ("prefill-0 at 127.0.0.1:9", 7, 8.0)
+    assert (quiet["what"], quiet["pid"], quiet["seconds"]) == ("decode-0 rank 1", 51, 75.2)
 
 
 @pytest.mark.parametrize("option", ["--output=json", "--json"])
@@ -110,7 +120,12 @@ def test_tables(router: str) -> None:
         for line in lines
     )
     assert "rejected: prefill-9: other page size" in lines
-    assert "requests waiting for a worker: 5" in lines
+    assert "requests waiting for a worker: 5, up to 3s" in lines
+    assert [line for line in lines if line.startswith("stuck: ")] == [
+        "stuck: prefill-0 at 127.0.0.1:9 (pid 7) for 8s: the router does not hear it (silent)",
+        "stuck: decode-0 rank 1 (pid 51) for 1m 15s: no step has ended, 3 requests running and "
+        "1 waiting on it",
+    ]
 
 
 def test_no_router_is_a_failure() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ctl.local.log_files import LogFiles
 from ctl.local.process_spec import ProcessSpec
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
@@ -97,6 +98,10 @@ class Heard:
         self.words.put_nowait(("stopped",))
 
 
+def log_files(folder: Path, *specs: ProcessSpec) -> LogFiles:
+    return LogFiles(folder, [one.name for one in specs], max_bytes=2**20, num_earlier=2)
+
+
 def supervisor(
     heard: Heard, logs: Path, *specs: ProcessSpec, ready_timeout_seconds: float = 30
 ) -> Supervisor:
@@ -107,7 +112,7 @@ def supervisor(
 
     return Supervisor(
         specs,
-        logs,
+        log_files(logs, *specs),
         heard,
         limits=replace(QUICK, ready_seconds=ready_timeout_seconds),
         probe=says_up,
@@ -161,7 +166,7 @@ async def test_a_process_comes_back_where_the_logs_were_deleted(tmp_path: Path) 
     heard, logs = Heard(), tmp_path / "logs"
     logs.mkdir()
     specs = [spec("a", SERVE), spec("b", SERVE)]
-    cluster = Supervisor(specs, logs, heard, limits=QUICK, probe=looks_fine)
+    cluster = Supervisor(specs, log_files(logs, *specs), heard, limits=QUICK, probe=looks_fine)
     running = asyncio.create_task(cluster.run())
     await heard.until("all_ready")
     shutil.rmtree(logs)

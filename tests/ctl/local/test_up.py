@@ -175,10 +175,13 @@ def test_nothing_outlives_a_killed_launcher(start: Callable[..., Up]) -> None:
     assert_all_gone(tree, 60)
 
 
-def test_settings_that_a_process_refuses_end_the_cluster(start: Callable[..., Up]) -> None:
-    up = start("--set", "router.max-waiting=never")
+def test_settings_that_a_process_refuses_end_the_cluster(
+    start: Callable[..., Up], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPSERVE_PENDING_SECONDS", "never")  # flags are looked at before
+    up = start()
     assert up.process.wait(120) == 1
     output = up.output()
     assert "router cannot be started: exit status 2" in output
-    assert "--max-waiting" in output
+    assert "--pending-seconds" in output
     assert_all_gone([], 1)

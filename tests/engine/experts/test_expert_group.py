@@ -60,6 +60,7 @@ class Ranks:
         self.order: MoveExperts | None = None
         self.num_reports = 0
         self.answers = True
+        self.quiet_seconds = (0.1, 0.2)
         self.registry = CollectorRegistry()
         self.clock = ManualClock()
         self.group = ExpertGroup(self, ExpertMetrics(self.registry), self.clock)  # type: ignore[arg-type]
@@ -234,11 +235,21 @@ async def test_who_asks_later_is_answered_when_the_first_gave_up(
     await asyncio.sleep(0)
     monkeypatch.setattr(expert_group, "REPORT_SECONDS", 5.0)
     second = asyncio.create_task(ranks.group.experts())
-    with pytest.raises(Unavailable, match="do not answer"):
+    with pytest.raises(Unavailable, match="do not answer$"):
         await first
     ranks.answers = True
     ranks.send(0, ReportExperts(report_id=3))  # 1 was asked in front
     assert (await second).placement == ranks.placement
+
+
+async def test_ranks_of_which_nothing_is_heard_are_named(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.answers = False
+    ranks.quiet_seconds = (0.4, 12.3)
+    monkeypatch.setattr(expert_group, "REPORT_SECONDS", 0.01)
+    with pytest.raises(Unavailable, match="do not answer: no step has ended on rank 1 for 12 s$"):
+        await ranks.group.plan(Wish())
 
 
 async def test_only_node_0_speaks(tmp_path: Path) -> None:

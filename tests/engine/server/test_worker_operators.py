@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +55,18 @@ async def test_settings_and_version(tmp_path: Path) -> None:
         assert settings["max_waiting"] == 7
         assert settings["model"] == str(tmp_path)
         assert reply.version
+
+
+async def test_how_long_ago_a_rank_ended_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.process.front.LOOK_SECONDS", 0.05)
+    async with running(tmp_path, "serve", ranks=2, metrics_port=0) as (server, _, peer):
+        assert [rank.quiet_seconds < 5 for rank in (await ready(peer)).ranks] == [True, True]
+        os.kill(server.front.pids[1], signal.SIGSTOP)
+        await eventually(lambda: server.status.status().ranks[1].quiet_seconds > 2)
+        os.kill(server.front.pids[1], signal.SIGCONT)
+        await eventually(lambda: server.status.status().ranks[1].quiet_seconds < 1)
 
 
 async def test_the_log_level_of_front_and_ranks(tmp_path: Path) -> None:

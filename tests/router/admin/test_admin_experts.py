@@ -1,5 +1,6 @@
 """Operators' calls about experts find node 0 of the group they mean, or are refused."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
@@ -8,7 +9,9 @@ import pytest
 
 from core.errors import EpserveError, InvalidRequest, Mismatch, NotFound, Overloaded
 from proto import experts_pb2, router_pb2
+from router.workers.table import StreamBroken
 from rpc.client import to_error
+from tests.eventually import eventually
 from tests.router.fake_node import LOAD, PLAN, FakeNode
 from tests.router.fake_worker import FakeWorker
 from tests.router.running_router import PATIENCE_SECONDS, RunningRouter
@@ -61,6 +64,41 @@ async def test_calls_are_passed_on(begin: Callable[..., RunningRouter]) -> None:
         experts_pb2.ApplyRequest(plan=PLAN),
         experts_pb2.RollBackRequest(),
     ]
+
+
+async def test_a_node_that_hangs_is_named(
+    begin: Callable[..., RunningRouter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.admin.experts.ANSWER_SECONDS", 0.1)
+    node = FakeNode("d-1")
+    router = await begin(node)
+    node.hangs = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await router.admin.GetExpertLoad(router_pb2.GroupExpertLoadRequest(), timeout=30)
+    assert f"at {node.address} does not answer" in to_error(caught.value).message
+
+
+@pytest.mark.parametrize("method", ["PlanRebalance", "ApplyRebalance", "RollBackRebalance"])
+async def test_what_may_take_long_ends_with_a_node_that_is_lost(
+    begin: Callable[..., RunningRouter], method: str
+) -> None:
+    node = FakeNode("d-1")
+    router = await begin(node)
+    node.hangs = True
+    requests = {
+        "PlanRebalance": router_pb2.GroupPlanRequest(),
+        "ApplyRebalance": router_pb2.GroupApplyRequest(),
+        "RollBackRebalance": router_pb2.GroupRollBackRequest(),
+    }
+    call = getattr(router.admin, method)(requests[method], timeout=PATIENCE_SECONDS)
+    asking = asyncio.ensure_future(call if method == "PlanRebalance" else call.read())
+    await eventually(lambda: bool(node.asked))
+    # Its connection stays: it is silence that tells.
+    router.cluster.apply(StreamBroken(node.address, "it was silent for 3 s"))
+    node.silent = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asking
+    assert to_error(caught.value).message.endswith(f"at {node.address} does not answer any more")
 
 
 async def test_node_0_is_asked(begin: Callable[..., RunningRouter]) -> None:
