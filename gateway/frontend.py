@@ -105,6 +105,8 @@ class Frontend:
             top_logprobs=body.top_logprobs or 0,
         )
         marks = self.model.think_marks
+        if marks is not None and not tools.offered:
+            marks = marks._replace(also_ends_at=None)  # no call can end thoughts
         deadline = arrived_at + self._timeout_seconds(request)
         await self._add_rules(request, sampling, body, tools, deadline)
         if marks is not None and sampling.HasField("grammar"):

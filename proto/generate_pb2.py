@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from proto import router_pb2 as proto_dot_router__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14proto/generate.proto\x12\x13\x65pserve.generate.v1\x1a\x12proto/router.proto\"\xf7\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0b \x01(\r\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x18\n\x10presence_penalty\x18\r \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0e \x01(\x02\x12\x32\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x1e.epserve.generate.v1.TokenBias\x12\x32\n\x07grammar\x18\x10 \x01(\x0b\x32\x1c.epserve.generate.v1.GrammarH\x00\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x11 \x01(\x08\x12\x1b\n\x13top_prompt_logprobs\x18\x12 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x13 \x03(\r\x12/\n\tbad_words\x18\x14 \x03(\x0b\x32\x1c.epserve.generate.v1.BadWord\x12?\n\x0ethought_budget\x18\x15 \x01(\x0b\x32\".epserve.generate.v1.ThoughtBudgetH\x01\x88\x01\x01\x42\n\n\x08_grammarB\x11\n\x0f_thought_budget\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8f\x01\n\rThoughtBudget\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x15\n\ropen_token_id\x18\x02 \x01(\r\x12\x16\n\x0e\x63lose_token_id\x18\x03 \x01(\r\x12\x19\n\x0c\x61lso_ends_at\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07is_open\x18\x05 \x01(\x08\x42\x0f\n\r_also_ends_at\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xa8\x01\n\x07Grammar\x12\x0c\n\x04lark\x18\x08 \x01(\t\x12\x1b\n\x0e\x61\x66ter_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x34\n\x08thoughts\x18\x06 \x01(\x0b\x32\x1d.epserve.generate.v1.ThoughtsH\x01\x88\x01\x01\x42\x11\n\x0f_after_token_idB\x0b\n\t_thoughtsJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08\"9\n\x08Thoughts\x12\x15\n\ropen_token_id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lose_token_id\x18\x02 \x01(\r\"\x99\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.epserve.generate.v1.SamplingParams\x12-\n\x07prefill\x18\x06 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\t \x01(\x0c\x12\x18\n\x10output_token_ids\x18\n \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x0b \x01(\x0cJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"x\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x37\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32!.epserve.generate.v1.TokenLogprob\x12\x13\n\x0bhas_logprob\x18\x04 \x01(\x08\"\x90\x02\n\x10GenerateResponse\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.epserve.generate.v1.Token\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.epserve.generate.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x33\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1a.epserve.generate.v1.Token\x12\x1b\n\x13num_accepted_drafts\x18\x06 \x01(\r\x12\x1b\n\x13num_rejected_drafts\x18\x07 \x01(\r\"\'\n\x07PageRun\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"]\n\x08KvTarget\x12\r\n\x05\x61gent\x18\x01 \x01(\x0c\x12*\n\x04runs\x18\x02 \x03(\x0b\x32\x1c.epserve.generate.v1.PageRun\x12\x16\n\x0ekv_fingerprint\x18\x03 \x01(\t\"\xa4\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x35\n\x08sampling\x18\x06 \x01(\x0b\x32#.epserve.generate.v1.SamplingParams\x12\x30\n\tkv_target\x18\x07 \x01(\x0b\x32\x1d.epserve.generate.v1.KvTarget\x12\x15\n\rprefill_epoch\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x11\n\ttoken_ids\x18\n \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x0b \x01(\x0cJ\x04\x08\x04\x10\x05\"\x8b\x02\n\x0fPrefillResponse\x12/\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x1a.epserve.generate.v1.Token\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x15\n\rqueue_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x06 \x01(\x01\x12\x18\n\x10transfer_seconds\x18\x07 \x01(\x01\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.epserve.generate.v1.Token\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\"\n\rAbortResponse\x12\x11\n\twas_known\x18\x01 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x63\n\x06\x44\x65\x63ode\x12Y\n\x08Generate\x12$.epserve.generate.v1.GenerateRequest\x1a%.epserve.generate.v1.GenerateResponse0\x01\x32\xaf\x01\n\x07Prefill\x12T\n\x07Prefill\x12#.epserve.generate.v1.PrefillRequest\x1a$.epserve.generate.v1.PrefillResponse\x12N\n\x05\x41\x62ort\x12!.epserve.generate.v1.AbortRequest\x1a\".epserve.generate.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14proto/generate.proto\x12\x13\x65pserve.generate.v1\x1a\x12proto/router.proto\"\xf7\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0b \x01(\r\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x18\n\x10presence_penalty\x18\r \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0e \x01(\x02\x12\x32\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x1e.epserve.generate.v1.TokenBias\x12\x32\n\x07grammar\x18\x10 \x01(\x0b\x32\x1c.epserve.generate.v1.GrammarH\x00\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x11 \x01(\x08\x12\x1b\n\x13top_prompt_logprobs\x18\x12 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x13 \x03(\r\x12/\n\tbad_words\x18\x14 \x03(\x0b\x32\x1c.epserve.generate.v1.BadWord\x12?\n\x0ethought_budget\x18\x15 \x01(\x0b\x32\".epserve.generate.v1.ThoughtBudgetH\x01\x88\x01\x01\x42\n\n\x08_grammarB\x11\n\x0f_thought_budget\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8f\x01\n\rThoughtBudget\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x15\n\ropen_token_id\x18\x02 \x01(\r\x12\x16\n\x0e\x63lose_token_id\x18\x03 \x01(\r\x12\x19\n\x0c\x61lso_ends_at\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07is_open\x18\x05 \x01(\x08\x42\x0f\n\r_also_ends_at\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xe4\x01\n\x07Grammar\x12\x0c\n\x04lark\x18\x08 \x01(\t\x12\x1b\n\x0e\x61\x66ter_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x34\n\x08thoughts\x18\x06 \x01(\x0b\x32\x1d.epserve.generate.v1.ThoughtsH\x01\x88\x01\x01\x12!\n\x14\x62\x65gins_with_token_id\x18\t \x01(\rH\x02\x88\x01\x01\x42\x11\n\x0f_after_token_idB\x0b\n\t_thoughtsB\x17\n\x15_begins_with_token_idJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08\"9\n\x08Thoughts\x12\x15\n\ropen_token_id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lose_token_id\x18\x02 \x01(\r\"\x99\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.epserve.generate.v1.SamplingParams\x12-\n\x07prefill\x18\x06 \x01(\x0b\x32\x1c.epserve.router.v1.WorkerRef\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\t \x01(\x0c\x12\x18\n\x10output_token_ids\x18\n \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x0b \x01(\x0cJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"x\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x37\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32!.epserve.generate.v1.TokenLogprob\x12\x13\n\x0bhas_logprob\x18\x04 \x01(\x08\"\x90\x02\n\x10GenerateResponse\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.epserve.generate.v1.Token\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.epserve.generate.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x33\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1a.epserve.generate.v1.Token\x12\x1b\n\x13num_accepted_drafts\x18\x06 \x01(\r\x12\x1b\n\x13num_rejected_drafts\x18\x07 \x01(\r\"\'\n\x07PageRun\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"]\n\x08KvTarget\x12\r\n\x05\x61gent\x18\x01 \x01(\x0c\x12*\n\x04runs\x18\x02 \x03(\x0b\x32\x1c.epserve.generate.v1.PageRun\x12\x16\n\x0ekv_fingerprint\x18\x03 \x01(\t\"\xa4\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x35\n\x08sampling\x18\x06 \x01(\x0b\x32#.epserve.generate.v1.SamplingParams\x12\x30\n\tkv_target\x18\x07 \x01(\x0b\x32\x1d.epserve.generate.v1.KvTarget\x12\x15\n\rprefill_epoch\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x11\n\ttoken_ids\x18\n \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x0b \x01(\x0cJ\x04\x08\x04\x10\x05\"\x8b\x02\n\x0fPrefillResponse\x12/\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x1a.epserve.generate.v1.Token\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x15\n\rqueue_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x06 \x01(\x01\x12\x18\n\x10transfer_seconds\x18\x07 \x01(\x01\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.epserve.generate.v1.Token\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\"\n\rAbortResponse\x12\x11\n\twas_known\x18\x01 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x63\n\x06\x44\x65\x63ode\x12Y\n\x08Generate\x12$.epserve.generate.v1.GenerateRequest\x1a%.epserve.generate.v1.GenerateResponse0\x01\x32\xaf\x01\n\x07Prefill\x12T\n\x07Prefill\x12#.epserve.generate.v1.PrefillRequest\x1a$.epserve.generate.v1.PrefillResponse\x12N\n\x05\x41\x62ort\x12!.epserve.generate.v1.AbortRequest\x1a\".epserve.generate.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.generate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2655
-  _globals['_FINISHREASON']._serialized_end=2750
+  _globals['_FINISHREASON']._serialized_start=2715
+  _globals['_FINISHREASON']._serialized_end=2810
   _globals['_SAMPLINGPARAMS']._serialized_start=66
   _globals['_SAMPLINGPARAMS']._serialized_end=697
   _globals['_BADWORD']._serialized_start=699
@@ -43,31 +43,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENBIAS']._serialized_start=875
   _globals['_TOKENBIAS']._serialized_end=918
   _globals['_GRAMMAR']._serialized_start=921
-  _globals['_GRAMMAR']._serialized_end=1089
-  _globals['_THOUGHTS']._serialized_start=1091
-  _globals['_THOUGHTS']._serialized_end=1148
-  _globals['_GENERATEREQUEST']._serialized_start=1151
-  _globals['_GENERATEREQUEST']._serialized_end=1432
-  _globals['_TOKENLOGPROB']._serialized_start=1434
-  _globals['_TOKENLOGPROB']._serialized_end=1483
-  _globals['_TOKEN']._serialized_start=1485
-  _globals['_TOKEN']._serialized_end=1605
-  _globals['_GENERATERESPONSE']._serialized_start=1608
-  _globals['_GENERATERESPONSE']._serialized_end=1880
-  _globals['_PAGERUN']._serialized_start=1882
-  _globals['_PAGERUN']._serialized_end=1921
-  _globals['_KVTARGET']._serialized_start=1923
-  _globals['_KVTARGET']._serialized_end=2016
-  _globals['_PREFILLREQUEST']._serialized_start=2019
-  _globals['_PREFILLREQUEST']._serialized_end=2311
-  _globals['_PREFILLRESPONSE']._serialized_start=2314
-  _globals['_PREFILLRESPONSE']._serialized_end=2581
-  _globals['_ABORTREQUEST']._serialized_start=2583
-  _globals['_ABORTREQUEST']._serialized_end=2617
-  _globals['_ABORTRESPONSE']._serialized_start=2619
-  _globals['_ABORTRESPONSE']._serialized_end=2653
-  _globals['_DECODE']._serialized_start=2752
-  _globals['_DECODE']._serialized_end=2851
-  _globals['_PREFILL']._serialized_start=2854
-  _globals['_PREFILL']._serialized_end=3029
+  _globals['_GRAMMAR']._serialized_end=1149
+  _globals['_THOUGHTS']._serialized_start=1151
+  _globals['_THOUGHTS']._serialized_end=1208
+  _globals['_GENERATEREQUEST']._serialized_start=1211
+  _globals['_GENERATEREQUEST']._serialized_end=1492
+  _globals['_TOKENLOGPROB']._serialized_start=1494
+  _globals['_TOKENLOGPROB']._serialized_end=1543
+  _globals['_TOKEN']._serialized_start=1545
+  _globals['_TOKEN']._serialized_end=1665
+  _globals['_GENERATERESPONSE']._serialized_start=1668
+  _globals['_GENERATERESPONSE']._serialized_end=1940
+  _globals['_PAGERUN']._serialized_start=1942
+  _globals['_PAGERUN']._serialized_end=1981
+  _globals['_KVTARGET']._serialized_start=1983
+  _globals['_KVTARGET']._serialized_end=2076
+  _globals['_PREFILLREQUEST']._serialized_start=2079
+  _globals['_PREFILLREQUEST']._serialized_end=2371
+  _globals['_PREFILLRESPONSE']._serialized_start=2374
+  _globals['_PREFILLRESPONSE']._serialized_end=2641
+  _globals['_ABORTREQUEST']._serialized_start=2643
+  _globals['_ABORTREQUEST']._serialized_end=2677
+  _globals['_ABORTRESPONSE']._serialized_start=2679
+  _globals['_ABORTRESPONSE']._serialized_end=2713
+  _globals['_DECODE']._serialized_start=2812
+  _globals['_DECODE']._serialized_end=2911
+  _globals['_PREFILL']._serialized_start=2914
+  _globals['_PREFILL']._serialized_end=3089
 # @@protoc_insertion_point(module_scope)

@@ -246,10 +246,15 @@ class Grammar(_message.Message):
     LARK_FIELD_NUMBER: _builtins.int
     AFTER_TOKEN_ID_FIELD_NUMBER: _builtins.int
     THOUGHTS_FIELD_NUMBER: _builtins.int
+    BEGINS_WITH_TOKEN_ID_FIELD_NUMBER: _builtins.int
     lark: _builtins.str
     """as llguidance reads it; marks are spelled <[token id]>"""
     after_token_id: _builtins.int
     """The constraint begins after the first of these (</think>); absent: with the first token."""
+    begins_with_token_id: _builtins.int
+    """As long as the constraint has not begun, this token begins it as well and is its first one: a
+    call of a tool ends the thoughts of some models.
+    """
     @_builtins.property
     def thoughts(self) -> Global___Thoughts:
         """The first token may be `open_token_id` instead; the constraint then begins after the first
@@ -262,17 +267,22 @@ class Grammar(_message.Message):
         lark: _builtins.str = ...,
         after_token_id: _builtins.int | None = ...,
         thoughts: Global___Thoughts | None = ...,
+        begins_with_token_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "thoughts", b"thoughts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_begins_with_token_id", b"_begins_with_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "begins_with_token_id", b"begins_with_token_id", "thoughts", b"thoughts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "lark", b"lark", "thoughts", b"thoughts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id", "_begins_with_token_id", b"_begins_with_token_id", "_thoughts", b"_thoughts", "after_token_id", b"after_token_id", "begins_with_token_id", b"begins_with_token_id", "lark", b"lark", "thoughts", b"thoughts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_token_id: _TypeAlias = _typing.Literal["after_token_id"]  # noqa: Y015
     _WhichOneofArgType__after_token_id: _TypeAlias = _typing.Literal["_after_token_id", b"_after_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__begins_with_token_id: _TypeAlias = _typing.Literal["begins_with_token_id"]  # noqa: Y015
+    _WhichOneofArgType__begins_with_token_id: _TypeAlias = _typing.Literal["_begins_with_token_id", b"_begins_with_token_id"]  # noqa: Y015
     _WhichOneofReturnType__thoughts: _TypeAlias = _typing.Literal["thoughts"]  # noqa: Y015
     _WhichOneofArgType__thoughts: _TypeAlias = _typing.Literal["_thoughts", b"_thoughts"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__after_token_id) -> _WhichOneofReturnType__after_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__begins_with_token_id) -> _WhichOneofReturnType__begins_with_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__thoughts) -> _WhichOneofReturnType__thoughts | None: ...
 

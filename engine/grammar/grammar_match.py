@@ -112,6 +112,7 @@ class GrammarMatch:
         for token_id in stop_token_ids:
             self._stops[token_id // 32] |= np.uint32(1 << token_id % 32)
         self._after_token_id = grammar.after_token_id
+        self._begins_with_token_id = grammar.begins_with_token_id
         self._thoughts = grammar.thoughts  # until the first token
         self._begun = grammar.after_token_id is None
         self._complete = False
@@ -131,11 +132,11 @@ class GrammarMatch:
         if thoughts is not None and token_id == thoughts[0]:
             self._begun, self._after_token_id, self._mask = False, thoughts[1], None
             return True
-        if not self._begun:
+        if not self._begun and not (self.may_begin_with(token_id) and self._allows(token_id)):
             self._begun = token_id == self._after_token_id
             return True
-        mask = self.mask()
-        if self._complete or not mask[token_id // 32] >> token_id % 32 & 1:
+        self._begun = True
+        if self._complete or not self._allows(token_id):
             return False
         if token_id in self._stop_token_ids:
             self._complete = True
@@ -144,6 +145,13 @@ class GrammarMatch:
         self._mask = None
         self._complete = self._complete or not (self.mask() & ~self._stops).any()
         return True
+
+    def may_begin_with(self, token_id: int) -> bool:
+        """Whether the token, if the grammar allows it first, ends what is not constrained."""
+        return not self._begun and token_id == self._begins_with_token_id
+
+    def _allows(self, token_id: int) -> bool:
+        return bool(self.mask()[token_id // 32] >> token_id % 32 & 1)
 
     def mask(self) -> np.ndarray:
         """[ceil(V / 32)] uint32: tokens that may come next, once the match is active.

@@ -87,7 +87,7 @@ class PacedMatch:
         self._fits = not (self._complete or (self._active and not self._allows(token_id)))
         if not self._fits:
             return
-        if self._active:
+        if self._active or self._match.may_begin_with(token_id):
             self._begin([token_id])
         else:  # nothing to work out
             self._match.accept(token_id)

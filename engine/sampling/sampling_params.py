@@ -11,6 +11,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     lark: str
     after_token_id: int | None = None
     thoughts: tuple[int, int] | None = None  # ids that open and close them
+    begins_with_token_id: int | None = None
 
 
 class ThoughtBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,9 @@ def _grammar(message: generate_pb2.Grammar) -> Grammar:
     return Grammar(
         lark=message.lark,
         after_token_id=message.after_token_id if message.HasField("after_token_id") else None,
+        begins_with_token_id=message.begins_with_token_id
+        if message.HasField("begins_with_token_id")
+        else None,
         thoughts=(message.thoughts.open_token_id, message.thoughts.close_token_id)
         if message.HasField("thoughts")
         else None,

@@ -43,7 +43,8 @@ def check_sampling(params: generate_pb2.SamplingParams, vocab_size: int) -> None
     if params.HasField("grammar"):
         check_grammar(params.grammar)
         grammar, thoughts = params.grammar, params.grammar.thoughts
-        named = (grammar.after_token_id, thoughts.open_token_id, thoughts.close_token_id)
+        begins = (grammar.after_token_id, grammar.begins_with_token_id)
+        named = (*begins, thoughts.open_token_id, thoughts.close_token_id)
         _check_ids(named, vocab_size, "grammar")
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from core.errors import InvalidRequest
 from gateway.grammar.schema_form import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, wrong_form
+from gateway.grammar.schema_spelling import of_today, target_of
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 20_000
@@ -20,7 +21,7 @@ UNSUPPORTED = frozenset(
     {
         "not", "if", "then", "else", "contains", "minContains", "maxContains",
         "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef",
-        "$anchor", "$dynamicAnchor", "additionalItems",
+        "$anchor", "$dynamicAnchor",
     }
 )  # fmt: skip
 SINGLE_SCHEMAS = (
@@ -40,6 +41,7 @@ def check_schema(schema: object, param: str) -> None:
     """Raises InvalidRequest naming the first keyword that would not be kept to, and where."""
     waiting = [_Place(schema, "#", 1)]
     followed: set[str] = set()
+    led: set[str] = set()
     num_seen = 0
     while waiting:
         place = waiting.pop()
@@ -48,17 +50,20 @@ def check_schema(schema: object, param: str) -> None:
             raise InvalidRequest(f"{param}: more than {MAX_SCHEMAS} subschemas", param=param)
         if place.depth > MAX_DEPTH:
             raise InvalidRequest(f"{param}: nested more than {MAX_DEPTH} levels deep", param=param)
-        if isinstance(place.schema, bool):
+        here = of_today(place.schema)
+        if isinstance(here, bool):
             continue
         fault = (
-            _fault(place.schema, schema, followed)
-            if isinstance(place.schema, dict)
+            _fault(here, schema, followed)
+            if isinstance(here, dict)
             else "a schema must be an object or a boolean"
         )
         if fault:
             raise InvalidRequest(f"{param}: at {place.path}: {fault}", param=param)
-        assert isinstance(place.schema, dict)
-        waiting.extend(_parts(place, place.schema))
+        waiting.extend(_parts(place, here))
+        if "$ref" in here and here["$ref"] not in led:  # perhaps to where no schema is expected
+            led.add(here["$ref"])
+            waiting.append(_Place(target_of(schema, here["$ref"]), here["$ref"], 1))
 
 
 def _parts(place: _Place, schema: Mapping[str, Any]) -> Iterator[_Place]:
@@ -99,11 +104,10 @@ def _bad_reference(schema: dict[str, Any], root: object, followed: set[str]) -> 
         if reference in seen:
             return f"$ref {reference[:200]!r} leads back to itself"
         seen.add(reference)
-        target = root
-        for part in reference.split("/")[1:]:
-            if not isinstance(target, dict) or part not in target:
-                return f"$ref {reference[:200]!r} leads nowhere"
-            target = target[part]
+        try:
+            target = target_of(root, reference)
+        except LookupError:
+            return f"$ref {reference[:200]!r} leads nowhere"
         schema = target if isinstance(target, dict) else {}
     followed |= seen
     return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.grammar.json_schema_check import SINGLE_SCHEMAS
 from gateway.grammar.schema_form import COUNTS, LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS
+from gateway.grammar.schema_spelling import of_today, target_of
 from gateway.grammar.string_schemas import plain_string
 
 MAX_CHOICES = 64  # of properties of which some are needed
@@ -21,6 +22,8 @@ OPENING = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
 )
 Schema = dict[str, Any]
+# References that the library follows by itself.
+_PLAIN = re.compile(r"#(?:/(?:\$defs|definitions)/[\w.-]+)?")
 
 
 def rewritten(schema: Any) -> Any:  # noqa: ANN401 - any JSON, as below
@@ -30,19 +33,21 @@ def rewritten(schema: Any) -> Any:  # noqa: ANN401 - any JSON, as below
         new = rewriter.part(schema, "#")
     except RecursionError as error:
         raise ValueError("its references are nested too deeply, or lead to themselves") from error
-    return new | {"$defs": new.get("$defs", {}) | rewriter.opened} if rewriter.opened else new
+    return new | {"$defs": new.get("$defs", {}) | rewriter.added} if rewriter.added else new
 
 
 class _Rewriter:
-    """`opened` are definitions that others join: they leave other properties open."""
+    """`added` are definitions: what others join, which leaves other properties open, and what
+    references lead to elsewhere."""
 
     def __init__(self, root: Any) -> None:  # noqa: ANN401
         self._root = root
-        self._names: dict[str, str] = {}
-        self.opened: Schema = {}
+        self._names: dict[tuple[str, bool], str] = {}
+        self.added: Schema = {}
 
     def part(self, schema: Any, path: str, *, is_joined: bool = False) -> Any:  # noqa: ANN401
         """`is_joined`: others say something about the same value, and may name more properties."""
+        schema = of_today(schema)
         if not isinstance(schema, dict):
             return schema
         joins = is_joined or "properties" in schema or _num_joined(schema) > 1
@@ -62,7 +67,7 @@ class _Rewriter:
 
     def _inner(self, name: str, value: Any, path: str, *, joins: bool) -> Any:  # noqa: ANN401
         if name == "$ref":
-            return self._opened(value) if joins else value
+            return self._reference(value, is_joined=joins)
         if name in SINGLE_SCHEMAS:
             return self.part(value, path)
         if name in MAPS_OF_SCHEMAS:
@@ -74,24 +79,22 @@ class _Rewriter:
             ]
         return int(value) if name in COUNTS else value
 
-    def _opened(self, reference: str) -> str:
-        if reference not in self._names:
-            name = self._names[reference] = f"$opened{len(self._names)}"
-            self.opened[name] = True  # until it is known
-            self.opened[name] = self.part(self._target(reference), reference, is_joined=True)
-        return f"#/$defs/{self._names[reference]}"
-
-    def _target(self, reference: str) -> Any:  # noqa: ANN401
-        target = self._root
-        for part in reference.split("/")[1:]:
-            target = target[part]
-        return target
+    def _reference(self, reference: str, *, is_joined: bool) -> str:
+        if not is_joined and _PLAIN.fullmatch(reference):
+            return reference
+        key = (reference, is_joined)
+        if key not in self._names:
+            name = self._names[key] = f"$added{len(self._names)}"
+            self.added[name] = True  # until it is known
+            target = target_of(self._root, reference)
+            self.added[name] = self.part(target, reference, is_joined=is_joined)
+        return f"#/$defs/{self._names[key]}"
 
     def _resolved(self, schema: Any) -> Any:  # noqa: ANN401
         while isinstance(schema, dict) and "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
-            is_opened = name in self.opened
-            schema = self.opened[name] if is_opened else self._target(schema["$ref"])
+            is_added = name in self.added
+            schema = self.added[name] if is_added else target_of(self._root, schema["$ref"])
         return schema
 
     def _closed(self, new: Schema, schema: Schema, *, is_open: bool) -> Schema:
@@ -124,7 +127,7 @@ class _Rewriter:
                 if part in followed:
                     continue
                 followed.add(part)
-                part = self._target(part)
+                part = target_of(self._root, part)
             inner = self._named(part, followed)
             if inner is None:
                 return None

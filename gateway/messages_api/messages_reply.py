@@ -31,6 +31,7 @@ class MessagesReply(PartedReply):
         super().__init__(job)
         self._model = model
         self._max_tokens = max_tokens
+        self._is_object: bool | None = None  # arguments that are being told; None: not known yet
 
     def opening(self, choice: int, usage: Usage) -> bytes:
         return _sse("message_start", message=self._message([], None, usage))
@@ -51,6 +52,7 @@ class MessagesReply(PartedReply):
         block = self._block(piece, "")
         if piece.call is not None:
             block["input"] = {}
+            self._is_object = None
         return _sse("content_block_start", index=self._num_parts, content_block=block)
 
     def _more(self, piece: Piece) -> bytes:
@@ -60,7 +62,7 @@ class MessagesReply(PartedReply):
             case "text":
                 delta = {"type": "text_delta", "text": piece.text}
             case "call":
-                delta = {"type": "input_json_delta", "partial_json": piece.text}
+                delta = {"type": "input_json_delta", "partial_json": self._more_input(piece.text)}
         return _sse("content_block_delta", index=self._num_parts - 1, delta=delta)
 
     def _end(self, piece: Piece) -> bytes:
@@ -69,7 +71,17 @@ class MessagesReply(PartedReply):
             # Clients that send thoughts back leave out those without any signature.
             delta = {"type": "signature_delta", "signature": self._job.id}
             events = _sse("content_block_delta", index=index, delta=delta)
+        elif piece.kind == "call" and self._is_object is False:
+            delta = {"type": "input_json_delta", "partial_json": '"}'}
+            events = _sse("content_block_delta", index=index, delta=delta)
         return events + _sse("content_block_stop", index=index)
+
+    def _more_input(self, arguments: str) -> str:
+        """As of `_input`, while they arrive."""
+        if self._is_object is None:
+            self._is_object = arguments.startswith("{")
+            return arguments if self._is_object else '{"arguments":"' + _escaped(arguments)
+        return arguments if self._is_object else _escaped(arguments)
 
     def _whole_block(self, piece: Piece) -> dict[str, Any]:
         block = self._block(piece, piece.text)
@@ -128,8 +140,13 @@ def _usage_object(usage: Usage) -> dict[str, Any]:
 def _input(arguments: str) -> dict[str, Any]:
     """The object, or as much of it as there is when the output was cut off."""
     try:
-        value = from_json(arguments, allow_partial="trailing-strings")
+        value = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
         value = None
     # What is no object is told all the same.
     return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _escaped(text: str) -> str:
+    """As it stands in a JSON string."""
+    return encode_json(text)[1:-1].decode()

@@ -152,8 +152,8 @@ class ChatOutput:
             if part.finish_reason is not None:
                 is_cut_off = part.finish_reason == "length"
                 text, calls = self._tools.finish(is_cut_off=is_cut_off)
+                delta.calls += [call.behind(len(delta.text)) for call in calls]
                 delta.text += text
-                delta.calls += calls
             if part.finish_reason == "stop" and self._tools.num_calls:
                 delta.finish_reason = "tool_calls"
         self.finish_reason = delta.finish_reason

@@ -22,12 +22,18 @@ class TokenEntry(msgspec.Struct, frozen=True):
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """More of tool call number `index`; its first delta has id and name."""
+    """More of tool call number `index`; its first delta has id and name. So many characters of the
+    piece's text are before it."""
 
     index: int
     arguments: str
     id: str | None = None
     name: str | None = None
+    num_before: int = 0
+
+    def behind(self, num_characters: int) -> "CallDelta":
+        """With so much more text before it."""
+        return msgspec.structs.replace(self, num_before=self.num_before + num_characters)
 
 
 class ChoiceDelta(msgspec.Struct):
@@ -64,20 +70,23 @@ def join_deltas(pieces: Sequence[ChoiceDelta]) -> ChoiceDelta:
         pieces[-1].finish_reason if pieces else None,
         "".join(piece.reasoning for piece in pieces),
         [entry for piece in pieces for entry in piece.reasoning_entries],
-        _join_calls(delta for piece in pieces for delta in piece.calls),
+        _join_calls(pieces),
         pieces[-1].stop_reason if pieces else None,
         [token_id for piece in pieces for token_id in piece.token_ids],
         pieces[0].prompt_logprobs if pieces else (),
     )
 
 
-def _join_calls(deltas: Iterable[CallDelta]) -> list[CallDelta]:
+def _join_calls(pieces: Iterable[ChoiceDelta]) -> list[CallDelta]:
     first: dict[int, CallDelta] = {}
     arguments: dict[int, list[str]] = {}
-    for delta in deltas:
-        first.setdefault(delta.index, delta)
-        arguments.setdefault(delta.index, []).append(delta.arguments)
+    num_before = 0
+    for piece in pieces:
+        for delta in piece.calls:
+            first.setdefault(delta.index, delta.behind(num_before))
+            arguments.setdefault(delta.index, []).append(delta.arguments)
+        num_before += len(piece.text)
     return [
-        CallDelta(index, "".join(arguments[index]), delta.id, delta.name)
+        msgspec.structs.replace(delta, arguments="".join(arguments[index]))
         for index, delta in sorted(first.items())
     ]

@@ -201,7 +201,7 @@ class ToolCallParser:
 
     def _add(self, delta: CallDelta) -> None:
         if delta.index == 0 or not self._at_most_one:
-            self._calls.append(delta)
+            self._calls.append(delta.behind(sum(map(len, self._content))))
 
 
 def _first(text: str, marks: tuple[str, ...]) -> tuple[int, str]:

@@ -33,6 +33,8 @@ class ChatPrompt(NamedTuple):
         elif self.may_think:
             grammar.thoughts.open_token_id = marks.open
             grammar.thoughts.close_token_id = marks.close
+        if marks.also_ends_at is not None and (self.is_thinking or self.may_think):
+            grammar.begins_with_token_id = marks.also_ends_at
 
     def bound_thoughts(
         self, sampling: SamplingParams, body: MessagesFields, marks: ThinkMarks | None

@@ -43,10 +43,14 @@ class PartedReply(ReplyForm):
     def _pieces(self, delta: ChoiceDelta) -> Iterator[Piece]:
         if delta.reasoning and self._tells_thoughts:
             yield Piece("thoughts", delta.reasoning)
-        if delta.text:
-            yield Piece("text", delta.text)
+        num_told = 0
         for call in delta.calls:
+            if call.num_before > num_told:
+                yield Piece("text", delta.text[num_told : call.num_before])
+                num_told = call.num_before
             yield Piece("call", call.arguments, call)
+        if len(delta.text) > num_told:
+            yield Piece("text", delta.text[num_told:])
 
     def _tell(self, piece: Piece) -> bytes:
         events = b""

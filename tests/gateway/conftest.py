@@ -55,6 +55,16 @@ ANSWERS = {
     "bare call": CALLS_BEGIN + f"{CALL_BEGIN}function{SEPARATOR}now{CALL_END}" + CALLS_END,
     "kimi call": "I look." + KIMI_K2.write(KIMI_K2.call("weather", '{"city": "Zürich"}')) + " ",
     "no call": f"a {CALLS_BEGIN}nothing",
+    "text within": "I look."
+    + CALLS_BEGIN
+    + v3_call("weather", '{"city": "Bern"}')
+    + CALLS_END
+    + "Or so."
+    + CALLS_BEGIN
+    + v3_call("time", "{}")
+    + CALLS_END
+    + " End",
+    "no object": CALLS_BEGIN + v3_call("weather", '["Zürich \\"\n", 1]') + CALLS_END,
 }
 
 

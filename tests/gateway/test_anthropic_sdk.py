@@ -92,11 +92,17 @@ async def test_text(client: anthropic.AsyncAnthropic) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["unicode", "think", "one call", "two calls", "new calls", "empty"]
-)
+    "name",
+    [
+        "unicode", "think", "one call", "two calls", "new calls", "empty", "text within",
+        "no object",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("step_tokens", [1, 9])
 async def test_a_stream_comes_to_the_whole_message(
-    client: anthropic.AsyncAnthropic, name: str
+    gateway: Gateway, client: anthropic.AsyncAnthropic, name: str, step_tokens: int
 ) -> None:
+    gateway.cluster.first.plan.step_tokens = step_tokens
     tools = [WEATHER, {**WEATHER, "name": "time"}]
     whole = await ask(client, name, tools=tools)
     kinds, message = await streamed(client, name, tools=tools)
@@ -107,6 +113,22 @@ async def test_a_stream_comes_to_the_whole_message(
     assert kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop")
     assert kinds.count("content_block_stop") == len(whole.content)
+
+
+async def test_blocks_are_in_the_models_order(client: anthropic.AsyncAnthropic) -> None:
+    message = await ask(client, "text within", tools=[WEATHER], max_tokens=400)
+    assert parts(message) == [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "weather", "input": {"city": "Bern"}},
+        {"type": "text", "text": "Or so."},
+        {"type": "tool_use", "name": "time", "input": {}},
+        {"type": "text", "text": " End"},
+    ]
+
+
+async def test_arguments_that_are_no_object(client: anthropic.AsyncAnthropic) -> None:
+    (block,) = parts(await ask(client, "no object", tools=[WEATHER]))
+    assert block["input"] == {"arguments": '["Zürich \\"\n", 1]'}
 
 
 async def test_thoughts(client: anthropic.AsyncAnthropic) -> None:

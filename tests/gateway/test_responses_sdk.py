@@ -71,9 +71,17 @@ async def test_text(client: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["unicode", "think", "one call", "two calls", "new calls", "empty"]
-)
-async def test_a_stream_comes_to_the_whole_response(client: openai.AsyncOpenAI, name: str) -> None:
+    "name",
+    [
+        "unicode", "think", "one call", "two calls", "new calls", "empty", "text within",
+        "no object",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("step_tokens", [1, 9])
+async def test_a_stream_comes_to_the_whole_response(
+    gateway: Gateway, client: openai.AsyncOpenAI, name: str, step_tokens: int
+) -> None:
+    gateway.cluster.first.plan.step_tokens = step_tokens
     tools = [WEATHER, TIME]
     whole = await ask(client, name, tools=tools)
     stream: Any = await ask(client, name, tools=tools, stream=True)

@@ -4,7 +4,6 @@ Each configuration is run whole, in chunks, and over a cached prefix, in both at
 ragged batches over shuffled pages; then 32 tokens are continued greedily from each of these.
 """
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ import torch
 
 from model.batch import AttentionForm
 from tests.model.driver import PAGE_TOKENS, PagedRunner, load_all
+from tests.model.public_models import PUBLIC, make_public_model
 from tests.model.random_config import NUM_CONFIGS, prompt_lengths, random_config
 from tests.model.reference import (
     assert_close,
@@ -122,50 +122,10 @@ def test_demo_sized_model_over_long_context(tmp_path: Path) -> None:
     assert runner.greedy(first, 8, AttentionForm.ABSORBED) == want
 
 
-# Shapes of public models of the same code, as their config.json spells them.
-PUBLIC: dict[str, dict[str, object]] = {
-    "Kimi-K2-Instruct": {
-        "model_type": "kimi_k2",
-        "n_group": 1,
-        "topk_group": 1,
-        "n_routed_experts": 12,
-        "num_experts_per_tok": 4,
-        "routed_scaling_factor": 2.827,
-        "rope_theta": 50000.0,
-        "rope_scaling": {
-            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0,
-            "mscale_all_dim": 1.0, "original_max_position_embeddings": 64, "type": "yarn",
-        },
-    },
-    "GigaChat3": {
-        "model_type": "deepseek_v3",
-        "q_lora_rank": None,
-        "n_group": 1,
-        "topk_group": 1,
-        "head_dim": 16,
-        "routed_scaling_factor": 1,
-        "rope_theta": 100000,
-        "num_nextn_predict_layers": 1,
-        "rope_scaling": {
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0,
-            "mscale_all_dim": 1.0, "original_max_position_embeddings": 32, "rope_type": "yarn",
-            "type": "yarn",
-        },
-    },
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_models_of_the_same_code(tmp_path: Path, name: str) -> None:
-    fields = PUBLIC[name]
-    ours = {key: value for key, value in fields.items() if key not in ("model_type", "head_dim")}
-    ours["routed_scaling_factor"] = float(str(ours["routed_scaling_factor"]))  # or it is refused
-    folder = make_tiny_checkpoint(tmp_path, **ours)
-    reference = load_reference(folder)
-    written = json.loads((folder / "config.json").read_text())
-    del written["rope_parameters"]
-    (folder / "config.json").write_text(json.dumps(written | fields))
-    model = load_all(folder)
+    reference = make_public_model(tmp_path, name)
+    model = load_all(tmp_path)
     ids = [random.Random(0).randrange(260) for _ in range(150)]
     for form in AttentionForm:
         got = whole(PagedRunner(model), {0: ids}, form, random.Random(0))[0]

@@ -247,6 +247,26 @@ def test_grammar_begins_behind_a_token(compiler: GrammarCompiler) -> None:
     assert match.is_complete
 
 
+def test_a_token_that_a_grammar_begins_with(compiler: GrammarCompiler) -> None:
+    """Without the one that it begins after; only where it allows that first."""
+    letter_a, letter_b = (TEXTS.index(letter) + 3 for letter in "ab")
+    lark = ebnf('root ::= "a" "b"?')
+    for begins, active in ((letter_a, True), (letter_b, False)):
+        match = begin(
+            compiler, Grammar(lark=lark, after_token_id=THINK_END, begins_with_token_id=begins)
+        )
+        for token in (5, letter_b, begins):
+            assert not match.is_active
+            assert match.accept(token)
+        assert match.is_active == active
+    match = begin(
+        compiler, Grammar(lark=lark, thoughts=(SPECIAL, THINK_END), begins_with_token_id=letter_a)
+    )
+    for token in (SPECIAL, 5, letter_a):
+        assert match.accept(token)
+    assert allowed(match) == {letter_b, EOS}
+
+
 def test_stop_tokens_without_text_end_an_output_that_may_end(compiler: GrammarCompiler) -> None:
     letter = TEXTS.index("a") + 3
     match = begin(compiler, Grammar(lark=regex("a+")), stop_token_ids=(SPECIAL, letter))

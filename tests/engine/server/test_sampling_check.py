@@ -54,7 +54,7 @@ FULL = Sampling(
         None,
         Grammar(lark="start: /a/"),
         Grammar(lark="start: /a/", after_token_id=0),
-        Grammar(lark="start: /a/", thoughts=(3, 0)),
+        Grammar(lark="start: /a/", thoughts=(3, 0), begins_with_token_id=0),
     ],
 )
 def test_parameters_come_through(grammar: Grammar | None) -> None:
@@ -108,6 +108,7 @@ def test_what_cannot_be_meant_is_refused(text: str, param: str) -> None:
             )
         ),
         Sampling(grammar=Grammar(lark="start: /a/", after_token_id=10)),
+        Sampling(grammar=Grammar(lark="start: /a/", begins_with_token_id=10)),
         Sampling(grammar=Grammar(lark="start: /a/", thoughts=(10, 0))),
         Sampling(grammar=Grammar(lark="start: /a/", thoughts=(0, 10))),
     ],

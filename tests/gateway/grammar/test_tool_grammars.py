@@ -140,7 +140,8 @@ async def test_thoughts_come_before_what_is_constrained(folder: Path) -> None:
     assert set(allowed(match)) == {letter_a}
 
 
-async def test_a_step_waits_for_no_thoughts(folder: Path) -> None:
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_step_waits_for_no_thoughts(folder: Path, closes: bool) -> None:
     """As a rank works with it: wherever the tokens so far end, the next mask is the same."""
     open_id, close_id = map(TOKENIZER.token_to_id, THINK)
     grammar = Grammar(lark=regex("ab"))
@@ -148,6 +149,10 @@ async def test_a_step_waits_for_no_thoughts(folder: Path) -> None:
     letter_a, letter_b = (TOKENIZER.token_to_id(letter) for letter in "ab")
     tokens = [open_id, letter_b, close_id, letter_a, letter_b]
     active = [True, False, False, True, True]
+    if not closes:  # what it constrains ends the thoughts
+        grammar.begins_with_token_id = letter_a
+        del tokens[2], active[2]
+        active[2] = False
     with ThreadPoolExecutor(1) as threads:
         for num_before in range(len(tokens)):
             match = paced_match.PacedMatch(

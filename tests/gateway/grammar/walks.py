@@ -33,7 +33,12 @@ def allowed(match: grammar_match.GrammarMatch) -> list[int]:
 
 
 def walk(match: grammar_match.GrammarMatch, choose: random.Random) -> str:
-    """An output, as its marks spell it; marks and quotes are likelier than letters."""
+    """An output, as its marks spell it."""
+    return TOKENIZER.decode(walked(match, choose), skip_special_tokens=False)
+
+
+def walked(match: grammar_match.GrammarMatch, choose: random.Random) -> list[int]:
+    """Tokens of an output; marks and quotes are likelier than letters."""
     tokens: list[int] = []
     while not match.is_complete:
         assert len(tokens) < 2000
@@ -44,4 +49,4 @@ def walk(match: grammar_match.GrammarMatch, choose: random.Random) -> str:
         if token == EOS_ID:
             break
         tokens.append(token)
-    return TOKENIZER.decode(tokens, skip_special_tokens=False)
+    return tokens

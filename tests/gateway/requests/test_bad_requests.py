@@ -198,6 +198,8 @@ async def test_completions(
 SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "nope"}, "type must be one of"),
     ({"$ref": "#/$defs/nope"}, "leads nowhere"),
+    ({"$ref": "#/x/1", "x": [{"type": "null"}]}, "leads nowhere"),
+    ({"$ref": "#/x/0", "x": [{"contains": {}}]}, "contains is not supported"),
     ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}, "leads nowhere"),
     ({"$ref": "https://example.com/schema"}, "nothing outside"),
     ({"$ref": "#"}, "back to itself"),
