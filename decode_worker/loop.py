@@ -65,9 +65,7 @@ class DecodeLoop(RankLoop[list[Request]]):
             self._clock,
         )
         asked = context.settings.overlap_schedule
-        # Where drafts are made, the host must know which were right before it plans.
-        can_overlap = not context.settings.speculative_tokens
-        self._overlaps = can_overlap and (self._runner.runs_ahead if asked is None else asked)
+        self._overlaps = self._runner.runs_ahead if asked is None else asked
         self._inflight: InflightStep | None = None
         self._steps = StepLog()
         self._reported_free = self._pool.num_free

@@ -205,7 +205,7 @@ class WorkerSettings(PeerSettings):
     overlap_schedule: bool | None = Field(
         None,
         description="Decode: a step is planned while the one before it is computed; default: "
-        "where that one is a recorded step",
+        "where that one is a recorded step, without drafts",
     )
     max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")
     max_waiting: int = Field(256, ge=0, description="Requests a rank may queue")
@@ -221,6 +221,11 @@ class WorkerSettings(PeerSettings):
             raise ValueError("several nodes need a rendezvous that all of them can reach")
         if self.expert_placement is not None and self.num_redundant_experts:
             raise ValueError("expert-placement has the replicas in it: no num-redundant-experts")
+        if self.overlap_schedule and self.speculative_tokens:
+            raise ValueError(
+                f"no overlap-schedule with speculative-tokens {self.speculative_tokens}: a step is "
+                "planned once it is known which drafts were right"
+            )
         if self.chunk_tokens and self.chunk_tokens < self.page_tokens:
             raise ValueError(
                 f"chunk-tokens {self.chunk_tokens} is less than a page of {self.page_tokens}"

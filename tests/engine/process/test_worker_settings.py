@@ -56,6 +56,10 @@ def test_the_size_of_the_model_says_how_long_a_start_may_take(folder: Path) -> N
         (["--nodes", "2"], "rendezvous"),
         (["--rendezvous", "nonsense"], "--rendezvous"),
         (["--chunk-tokens", "8"], "less than a page"),
+        (
+            ["--speculative-tokens", "2", "--overlap-schedule"],
+            "no overlap-schedule with speculative-tokens 2",
+        ),
         # A round of a migration would outlast what ranks wait for each other.
         (["--rebalance-bytes-per-second", "17000"], "--rebalance-bytes-per-second"),
     ],
