@@ -87,12 +87,11 @@ def next_chunk(request: Request, before: InflightStep | None, facts: RankFacts) 
 
 
 def _most_drafts(request: Request, facts: RankFacts) -> int:
-    """There must be pages for them, and room for a token after them. A grammar would need a mask
-    after each of them: none there."""
-    if request.sampling.grammar is not None:
-        return 0
+    """There must be pages for them, and room for a token after them; with a grammar, a mask after
+    each of them."""
     room = len(request.pages) * facts.page_tokens - request.num_known_soon
-    return max(0, min(room, request.num_to_come(facts.max_model_len) - 1))
+    most = max(0, min(room, request.num_to_come(facts.max_model_len) - 1))
+    return most if request.match is None else min(most, len(request.match.masks) - 1)
 
 
 def _sample_row(

@@ -74,7 +74,7 @@ class Request:
         self, tokens: Sequence[TokenOut], facts: RankFacts
     ) -> tuple[tuple[TokenOut, ...], Finish | None]:
         """Takes tokens until one ends it, and says how: those after it are as if never sampled.
-        None: its grammar does not allow the first of them; with a grammar there is but one."""
+        None: its grammar does not allow the one after those."""
         for count, token in enumerate(tokens):
             if self.history is not None and not self.history.append(token.token_id):
                 return tuple(tokens[:count]), None

@@ -110,8 +110,8 @@ class RankState:
         for attempt, outcome in zip(self._inflight_steps.next_to_land, outcomes, strict=True):
             request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
             if request is not None and request.match is not None and outcome.tokens:
-                (token,) = outcome.tokens
-                request.match.offer(token.token_id)
+                token_ids = [token.token_id for token in outcome.tokens]
+                request.match.offer(token_ids, outcome.drafts)
                 offered.append(request.match)
         return offered
 
@@ -283,13 +283,19 @@ class RankState:
         request.drafts = outcome.drafts
         self.totals.tokens_generated += len(tokens)
         self.totals.count_drafts(outcome.num_proposed, len(tokens) - 1)
-        name, num_proposed = request.request_id, outcome.num_proposed
+        produced = Produced(
+            request_id=request.request_id,
+            tokens=tokens,
+            finish=finish or Finish.NONE,
+            num_proposed=outcome.num_proposed,
+        )
         if finish is None:
             text = f"no token that follows {request.num_tokens} tokens fits the grammar"
-            return self._give_up(request, "INVALID_ARGUMENT", text)
+            failed = self._give_up(request, "INVALID_ARGUMENT", text)
+            return [produced, *failed] if tokens else failed
         if finish is not Finish.NONE:
             self._forget(request)
-        return [Produced(request_id=name, tokens=tokens, finish=finish, num_proposed=num_proposed)]
+        return [produced]
 
     def _grow(self, request_id: str) -> list[RankMessage]:
         request = self._in_phase(request_id, RequestPhase.RUNNING)
