@@ -54,9 +54,11 @@ def outcome_of(proposed: Sequence[int], sampled: list[TokenOut], drafts: Sequenc
     return Outcome(tuple(sampled[: num_accepted + 1]), len(proposed), tuple(drafts))
 
 
-def next_chunk(request: Request, before: InflightStep | None, facts: RankFacts) -> SequenceChunk:
-    """The last token, whose KV is missing yet, with drafts after it, and how to sample what follows
-    each of them. When that token is in flight, `before` is the step that samples it.
+def next_chunk(
+    request: Request, before: InflightStep | None, facts: RankFacts, num_drafts: int
+) -> SequenceChunk:
+    """The last token, whose KV is missing yet, with up to `num_drafts` after it, and how to sample
+    what follows each of them. When that token is in flight, `before` is the step that samples it.
 
     Where drafts are made, a fresh request begins with the token before its last: of that the state
     is wanted, from which the drafts' KV is made that prefill could not know.
@@ -66,10 +68,10 @@ def next_chunk(request: Request, before: InflightStep | None, facts: RankFacts) 
     if request.num_in_flight:
         assert before is not None
         follows = PendingToken(before.step, before.rows[request.request_id])
-    drafts = request.drafts[: _most_drafts(request, facts)]
+    drafts = request.drafts[: min(num_drafts, _most_drafts(request, facts))]
     known = (UNKNOWN if follows else (request.last_token_id,)) + drafts
     start = num_tokens - 1
-    if request.is_fresh and facts.speculative_tokens:
+    if request.is_fresh and num_drafts:
         known, start = (request.token_id_before, *known), start - 1
     history, rows = request.history, []
     for index in range(1 + len(drafts)):

@@ -18,6 +18,7 @@ from enum import Enum
 from decode_worker.arrival import Arrival
 from decode_worker.events import RankFacts
 from engine.link.messages import Finish, Prefilled, TokenOut
+from engine.process.draft_count import FIRST_SHARE
 from engine.sampling.history import History, Match
 from engine.sampling.sampling_params import Sampling
 from engine.sampling.sequence_end import finish_after, most_tokens
@@ -63,6 +64,7 @@ class Request:
     token_id_before: int = -1  # the last, while running
     is_fresh: bool = False  # it runs, and has not been in a step since its KV came
     drafts: tuple[int, ...] = ()  # of what may follow the last token
+    draft_share: float = FIRST_SHARE  # of drafts behind right ones, that were right
     priority: int = 0
     history: History | None = None
     is_ready: bool = True

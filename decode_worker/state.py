@@ -65,6 +65,7 @@ from engine.link.messages import (
     Reserved,
     Submit,
 )
+from engine.process.draft_count import FIRST_SHARE, OF_RANK, OF_REQUEST, share_after
 from engine.sampling.history import Match, history_of
 from engine.sampling.sampling_params import sampling_of
 
@@ -78,6 +79,7 @@ class RankState:
         self.totals = Totals()
         # How long KV came after the first token, of requests that have joined; the loop clears it.
         self.kv_waits: list[float] = []
+        self.draft_share = FIRST_SHARE  # as of a request; with it the next one begins
         self.requests: dict[str, Request] = {}
         self._by_attempt: dict[str, Request] = {}  # attempts in PREFILLING and RUNNING
         self._inflight_steps = InflightSteps(pool)
@@ -182,6 +184,7 @@ class RankState:
             sampling=sampling,
             earlier_output=output,
             last_token_id=event.last_token_id,
+            draft_share=self.draft_share,
             priority=event.priority,
             history=history_of(sampling, unpack_ids(event.prompt_token_ids), output),
             is_ready=sampling.grammar is None,
@@ -282,7 +285,7 @@ class RankState:
         tokens, finish = request.take(outcome.tokens, self.facts)
         request.drafts = outcome.drafts
         self.totals.tokens_generated += len(tokens)
-        self.totals.count_drafts(outcome.num_proposed, len(tokens) - 1)
+        self._count_drafts(request, outcome.num_proposed, len(tokens) - 1)
         produced = Produced(
             request_id=request.request_id,
             tokens=tokens,
@@ -296,6 +299,13 @@ class RankState:
         if finish is not Finish.NONE:
             self._forget(request)
         return [produced]
+
+    def _count_drafts(self, request: Request, num_proposed: int, num_accepted: int) -> None:
+        self.totals.count_drafts(num_proposed, num_accepted)
+        request.draft_share = share_after(
+            request.draft_share, num_proposed, num_accepted, OF_REQUEST
+        )
+        self.draft_share = share_after(self.draft_share, num_proposed, num_accepted, OF_RANK)
 
     def _grow(self, request_id: str) -> list[RankMessage]:
         request = self._in_phase(request_id, RequestPhase.RUNNING)

@@ -14,6 +14,7 @@ from core.address import parse_address
 from core.settings import PeerSettings, split_commas
 from core.start_time import BESIDE_READING_SECONDS, start_seconds
 from core.token_file import TokenFile
+from engine.process.draft_count import MOST_REQUESTS
 
 
 def _check_model(path: Path) -> Path:
@@ -197,8 +198,8 @@ class WorkerSettings(PeerSettings):
         0,
         ge=0,
         le=5,
-        description="Decode: tokens that the model's MTP layer drafts for each to come; prefill: "
-        "other than 0 where decode drafts, whose KV it computes then",
+        description="Decode: tokens that the model's MTP layer drafts for each to come, or fewer, "
+        "where fewer pay; prefill: other than 0 where decode drafts, whose KV it computes then",
     )
 
     # ---- load
@@ -264,7 +265,8 @@ class WorkerSettings(PeerSettings):
     @property
     def running_tokens(self) -> int:
         """Of the largest step of a decode rank: a token and its drafts of each request."""
-        return self.max_running * (1 + self.speculative_tokens)
+        drafting = min(self.max_running, MOST_REQUESTS)
+        return max(self.max_running, drafting * (1 + self.speculative_tokens))
 
     @property
     def step_tokens(self) -> int:

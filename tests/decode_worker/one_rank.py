@@ -337,7 +337,7 @@ def one_rank(
             kv_cache,
             AttentionForm.ABSORBED,
             speculation=speculating(
-                settings, model, kv_cache, AttentionForm.ABSORBED, (), max_pages=num_pages
+                settings, model, kv_cache, AttentionForm.ABSORBED, max_pages=num_pages
             ),
             in_background=bool(settings.overlap_schedule),
         ),
