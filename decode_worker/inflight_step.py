@@ -60,8 +60,8 @@ def next_chunk(
     """The last token, whose KV is missing yet, with up to `num_drafts` after it, and how to sample
     what follows each of them. When that token is in flight, `before` is the step that samples it.
 
-    Where drafts are made, a fresh request begins with the token before its last: of that the state
-    is wanted, from which the drafts' KV is made that prefill could not know.
+    Where an MTP layer drafts, a fresh request begins with the token before its last: of that the
+    state is wanted, from which the drafts' KV is made that prefill could not know.
     """
     num_tokens = request.num_known_soon
     follows = None
@@ -71,7 +71,7 @@ def next_chunk(
     drafts = request.drafts[: min(num_drafts, _most_drafts(request, facts))]
     known = (UNKNOWN if follows else (request.last_token_id,)) + drafts
     start = num_tokens - 1
-    if request.is_fresh and num_drafts:
+    if request.is_fresh and num_drafts and not facts.looks_up:
         known, start = (request.token_id_before, *known), start - 1
     history, rows = request.history, []
     for index in range(1 + len(drafts)):

@@ -111,8 +111,11 @@ class DecodeLoop(RankLoop[list[Request]]):
         return decided
 
     def _sizes(self, work: list[Request]) -> tuple[int, int]:
-        shares = [request.draft_share for request in work]
-        most = self._state.facts.speculative_tokens
+        facts = self._state.facts
+        shares, most = [request.draft_share for request in work], facts.speculative_tokens
+        if facts.looks_up:  # what there is to verify is known by now
+            shares = [request.draft_share * bool(request.drafts) for request in work]
+            most = max((len(request.drafts) for request in work), default=0)
         return len(work), drafts_that_pay(shares, most, self._steps.num_steps)
 
     def _compute(
@@ -154,7 +157,7 @@ class DecodeLoop(RankLoop[list[Request]]):
             return False
         self._listen(inflight)
         self._inflight = None
-        outcomes = inflight.outcomes()
+        outcomes = self._state.foreseen(inflight.outcomes())
         settle(self._state.offer(outcomes))
         self._apply(Landed(outcomes))
         self._steps.landed(inflight, self._clock.now())
@@ -246,4 +249,5 @@ def _facts(context: RankContext) -> RankFacts:
         kv_fingerprint=ready.kv_fingerprint,
         attempt_prefix=f"{context.start.epoch}-{context.start.rank}",
         speculative_tokens=context.settings.speculative_tokens,
+        looks_up=context.settings.drafts_by_lookup,
     )

@@ -198,8 +198,13 @@ class WorkerSettings(PeerSettings):
         0,
         ge=0,
         le=5,
-        description="Decode: tokens that the model's MTP layer drafts for each to come, or fewer, "
-        "where fewer pay; prefill: other than 0 where decode drafts, whose KV it computes then",
+        description="Decode: tokens that are drafted for each to come, or fewer, where fewer pay; "
+        "prefill: other than 0 where decode drafts, of whose MTP layer it computes the KV then",
+    )
+    speculative_method: Literal["mtp", "ngram"] = Field(
+        "mtp",
+        description="What drafts: the model's MTP layer, or looking up in prompt and output what "
+        "followed the last tokens before; the same on prefill and decode",
     )
 
     # ---- load
@@ -267,6 +272,14 @@ class WorkerSettings(PeerSettings):
         """Of the largest step of a decode rank: a token and its drafts of each request."""
         drafting = min(self.max_running, MOST_REQUESTS)
         return max(self.max_running, drafting * (1 + self.speculative_tokens))
+
+    @property
+    def drafts_by_mtp(self) -> bool:
+        return self.speculative_tokens > 0 and self.speculative_method == "mtp"
+
+    @property
+    def drafts_by_lookup(self) -> bool:
+        return self.speculative_tokens > 0 and self.speculative_method == "ngram"
 
     @property
     def step_tokens(self) -> int:

@@ -12,7 +12,8 @@ steps.
 
 The MTP layer then goes over the same rows, with their states and the tokens after them, and from
 the last right one on K - 1 times over what it has just drafted. All of that is for the device alone
-to know; all ranks do it, with as many rows. Without drafts it writes its KV, for those to come.
+to know; all ranks do it, with as many rows. Without drafts it writes its KV, for those to come. A
+model without the layer only verifies.
 """
 
 from bisect import bisect_left
@@ -35,10 +36,10 @@ from model.deepseek import DeepseekV3
 
 
 class SpeculativeSteps:
-    """`kv_cache` [L + 1, pages, page_tokens, kv_dim], the MTP layer's last; `sizes` of requests,
-    rising, by the number of drafts, are recorded by `capture`; up to `max_batch` requests, of
-    `max_rows` together, can be computed; `max_pages` as in `DecodeBuffers`. `synthetic`: which
-    drafts are right is made up."""
+    """`kv_cache` [L, pages, page_tokens, kv_dim], the MTP layer's last, where there is one; `sizes`
+    of requests, rising, by the number of drafts, are recorded by `capture`; up to `max_batch`
+    requests, of `max_rows` together, can be computed; `max_pages` as in `DecodeBuffers`.
+    `synthetic`: which drafts are right is made up."""
 
     def __init__(
         self,
@@ -53,7 +54,6 @@ class SpeculativeSteps:
         capture: Capture | None = None,
         synthetic: bool = False,
     ) -> None:
-        assert model.mtp is not None, "without an MTP layer"
         self._model, self._mtp = model, model.mtp
         self._kv_cache = kv_cache
         self._page_tokens = kv_cache.shape[2]
@@ -71,7 +71,7 @@ class SpeculativeSteps:
         self._sampled = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._rooms = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(max_batch, most_drafts, dtype=torch.int64, device=device)
-        self._replays: dict[tuple[int, int], tuple[Step, Step]] = {}
+        self._replays: dict[tuple[int, int], tuple[Step, ...]] = {}
         self._size = self._num_drafts = 0  # of the step under way, and its rows to sample after
         self._rows = self._sampled[:0]
 
@@ -96,8 +96,8 @@ class SpeculativeSteps:
     def _record(self, num_drafts: int, size: int) -> None:
         assert self._capture is not None
         self._buffers.fill((), size, num_drafts + 1)
-        verify, draft = self._steps(size, num_drafts)
-        self._replays[size, num_drafts] = self._capture(verify), self._capture(draft)
+        steps = self._steps(size, num_drafts)
+        self._replays[size, num_drafts] = tuple(map(self._capture, steps))
 
     @torch.inference_mode()
     def verify(
@@ -131,6 +131,8 @@ class SpeculativeSteps:
             change = partial(accept_by_rate, chunks=chunks, vocab_size=vocab_size)
         sampled = draw(logits, [row for chunk in chunks for row in chunk.samples], change)
         self._sampled.index_copy_(0, self._rows, sampled.token_ids)
+        if self._mtp is None:
+            return sampled
         self._steps(self._size, self._num_drafts)[1]()
         return sampled.with_drafts(self._drafts[: len(chunks), : self._num_drafts])
 
@@ -146,11 +148,11 @@ class SpeculativeSteps:
         index = bisect_left(sizes, most)
         return sizes[index] if index < len(sizes) else most
 
-    def _steps(self, size: int, num_drafts: int) -> tuple[Step, Step]:
-        return self._replays.get((size, num_drafts)) or (
-            partial(self._verify, size, num_drafts + 1),
-            partial(self._draft, size, num_drafts + 1),
-        )
+    def _steps(self, size: int, num_drafts: int) -> tuple[Step, ...]:
+        """That verifies, and that drafts, where there is one."""
+        steps = (self._verify,) if self._mtp is None else (self._verify, self._draft)
+        plain = tuple(partial(step, size, num_drafts + 1) for step in steps)
+        return self._replays.get((size, num_drafts), plain)
 
     def _verify(self, size: int, width: int) -> None:
         rows = slice(size * width)
@@ -163,6 +165,7 @@ class SpeculativeSteps:
 
     def _draft(self, size: int, width: int) -> None:
         """Drafts from the states and tokens of the rows."""
+        assert self._mtp is not None
         batch, cache = self._buffers.batch(size, width), self._kv_cache[-1]
         last, following = self._last_right(batch, size, width)
         batch = replace(batch, token_ids=following.flatten(), slots=self._slots(batch))

@@ -89,6 +89,32 @@ def test_drafts_change_no_answer(
         assert share > 0.3 if folder == DEMO_MODEL else share < 0.2
 
 
+REPEATING: Mapping[str, Mapping[str, object]] = {
+    "one": {"allowed_token_ids": (30,)},
+    "two": {"allowed_token_ids": (30, 31), "temperature": 1.0, "seed": 3},
+    "words": {"grammar": Grammar(lark=regex("(ab|cd)+")), "temperature": 1.0, "seed": 4},
+}
+
+
+def test_drafts_that_are_looked_up_change_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced_match, "PATIENCE_SECONDS", 60.0)
+    folder = make_tiny_checkpoint(tmp_path / "model")
+    seen = []
+    for values in ({}, {"speculative_tokens": 3, "speculative_method": "ngram"}):
+        with one_rank(folder, tmp_path, **values) as rank:
+            for name, sampling in REPEATING.items():
+                rank.submit(name, PROMPTS[1], max_tokens=40, **sampling)
+            rank.run(60)
+            seen.append({name: answer.tokens for name, answer in rank.answers.items()})
+            rank.until_free(64)
+            proposed, accepted = rank.stats.drafts_proposed_total, rank.stats.drafts_accepted_total
+    assert seen[0] == seen[1]
+    assert len(proposed) == 3
+    assert 10 < accepted[0] < proposed[0]
+
+
 def test_what_a_grammar_allows_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced_match, "PATIENCE_SECONDS", 60.0)
     grammar = Grammar(lark=regex("(.|\\n)+"))
