@@ -3,8 +3,9 @@ those that are late.
 
     offer(tokens, drafts)  ->  settle(matches)  ->  is_ready: the next token's mask is there
 
-Drafts are walked over on a copy, as far as they may come and there is time: the match itself never
-hears of those that are wrong. None follows one that ends the output, nor that one itself.
+Drafts are walked over on a copy, as far as they may come and there is time, and not right after a
+step in which there was none: the match itself never hears of those that are wrong. One that ends
+the output is left out: nothing would be sampled behind it.
 
 What a matcher may spend on one request is bounded, see `fault`, and so is each call of the library,
 see `grammar_match.LIMITS`. The thread that it keeps is one of many, and yields to the steps.
@@ -161,7 +162,7 @@ def yield_to_steps() -> None:
 def _work(
     match: "GrammarMatch", token_ids: Sequence[int], drafts: Sequence[int], since: float
 ) -> _Work:
-    """What drafts cost is not the request's fault."""
+    """What the drafts cost is not counted: the request has not asked for them."""
     began = time.thread_time()
     fits = all(match.accept(token_id) for token_id in token_ids)
     masks = [Mask(match.is_active, match.mask())]

@@ -60,19 +60,20 @@ class SpeculativeSteps:
         self._sizes = sizes
         self._capture = capture
         self._synthetic = synthetic
-        device, num_rows = kv_cache.device, max_rows
+        device = kv_cache.device
         self._buffers = DecodeBuffers(
-            max_rows=num_rows, max_pages=max_pages, page_tokens=self._page_tokens, device=device
+            max_rows=max_rows, max_pages=max_pages, page_tokens=self._page_tokens, device=device
         )
         vocab_size, hidden = model.config.vocab_size, model.config.hidden_size
         # Of all sizes, as they are recorded: see `DecodeGraphs`.
-        self._logits = torch.zeros(num_rows, vocab_size, dtype=torch.float32, device=device)
-        self._states = torch.zeros(num_rows, hidden, dtype=kv_cache.dtype, device=device)
-        self._sampled = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self._states = torch.zeros(max_rows, hidden, dtype=kv_cache.dtype, device=device)
+        self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._rooms = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(max_batch, most_drafts, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, int], tuple[Step, ...]] = {}
-        self._size = self._num_drafts = 0  # of the step under way, and its rows to sample after
+        # Of the step under way; and which of its rows are sampled after.
+        self._size = self._num_drafts = 0
         self._rows = self._sampled[:0]
 
     @property
@@ -85,13 +86,11 @@ class SpeculativeSteps:
     @torch.inference_mode()
     def capture_all(self) -> None:
         """Records all sizes. To be called on all ranks of the group at once."""
-        if self._capture is not None:
-            for num_drafts in sorted(self._sizes, reverse=True):
-                what, record = (
-                    f"decode step of {num_drafts} drafts",
-                    partial(self._record, num_drafts),
-                )
-                capture_sizes(what, self._sizes[num_drafts], record, self._capture)
+        if self._capture is None:
+            return
+        for num_drafts in sorted(self._sizes, reverse=True):
+            what, sizes = f"decode step of {num_drafts} drafts", self._sizes[num_drafts]
+            capture_sizes(what, sizes, partial(self._record, num_drafts), self._capture)
 
     def _record(self, num_drafts: int, size: int) -> None:
         assert self._capture is not None
