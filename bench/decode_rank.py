@@ -64,10 +64,11 @@ def measure(rank: EmulatedRank, run: BenchRun, arguments: argparse.Namespace) ->
         steps = SpeculativeSteps(
             rank.model,
             rank.kv_cache,
-            num_drafts=num_drafts,
+            most_drafts=num_drafts,
             max_batch=batches[-1],
+            max_rows=batches[-1] * (1 + num_drafts),
             max_pages=max_pages,
-            sizes=batches,
+            sizes={num_drafts: batches},
             capture=CudaCapture(device) if on_gpu else RepeatedCall(),
             synthetic=True,
         )
@@ -132,7 +133,7 @@ def measure_drafting(
     for batch in sorted(set(arguments.batches)):
         case = f"{where}, batch {batch}"
         chunks = rank.decode_pieces(batch, arguments.context, num_drafts)
-        step = partial(whole_step, steps, chunks)
+        step = partial(whole_step, steps, chunks, num_drafts)
         step()
         milliseconds = replay_ms(steps, batch, device, arguments.steps)
         yield run.record(case, "step", "ms", milliseconds)
@@ -151,9 +152,11 @@ def greedy_step(graphs: DecodeGraphs, chunks: Sequence[SequenceChunk]) -> torch.
     return graphs.run(chunks, len(chunks)).argmax(-1)
 
 
-def whole_step(steps: SpeculativeSteps, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
+def whole_step(
+    steps: SpeculativeSteps, chunks: Sequence[SequenceChunk], num_drafts: int
+) -> torch.Tensor:
     """As a decode worker does it: which drafts were right is known before the next step."""
-    sampled = steps.choose(steps.verify(chunks, (len(chunks),)), chunks=chunks)
+    sampled = steps.choose(steps.verify(chunks, (len(chunks),), num_drafts), chunks=chunks)
     sampled.wait()
     return sampled.token_ids
 

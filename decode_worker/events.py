@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from core.errors import EpserveError
 from engine.link.kv_notice import KvNotice
 from engine.link.messages import Abort, Failed, Prefilled, PrefillStopped, Submit, TokenOut
+from engine.process.draft_count import FIRST_SHARE, OF_RANK, share_after
 from engine.sampling.history import Match
 
 
@@ -16,7 +17,8 @@ from engine.sampling.history import Match
 class RankFacts:
     """What does not change while a rank lives. `agent` is the encoded descriptor of its KV
     pool, `attempt_prefix` makes attempt ids unique over all ranks of all workers.
-    `speculative_tokens` are drafted for each request in a step at most."""
+    `speculative_tokens` are drafted for each request in a step at most; by looking them up, if it
+    `looks_up`."""
 
     num_layers: int
     page_tokens: int
@@ -28,6 +30,7 @@ class RankFacts:
     kv_fingerprint: str
     attempt_prefix: str
     speculative_tokens: int = 0
+    looks_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,11 @@ class Totals:
     preemptions: int = 0
     drafts_proposed: list[int] = field(default_factory=list)  # by position
     drafts_accepted: list[int] = field(default_factory=list)
+    draft_share: float = FIRST_SHARE  # lately, as of a request; with it the next one begins
 
     def count_drafts(self, num_proposed: int, num_accepted: int) -> None:
         """Of one request in a step."""
+        self.draft_share = share_after(self.draft_share, num_proposed, num_accepted, OF_RANK)
         missing = [0] * (num_proposed - len(self.drafts_proposed))
         self.drafts_proposed += missing
         self.drafts_accepted += missing

@@ -10,9 +10,12 @@ from proto import generate_pb2
 MAX_STOP_TOKEN_IDS = 256
 
 
-def submit_of(request: generate_pb2.GenerateRequest, key: str, ready: Ready) -> Submit:
-    """`key` names the request on this worker. Raises InvalidRequest naming the field, and
-    ContextLengthExceeded for what could never fit into the context or the KV pool."""
+def submit_of(
+    request: generate_pb2.GenerateRequest, key: str, ready: Ready, *, sees_prompt: bool = False
+) -> Submit:
+    """`key` names the request on this worker, whose rank `sees_prompt` in any case. Raises
+    InvalidRequest naming the field, and ContextLengthExceeded for what could never fit into the
+    context or the KV pool."""
     prompt, output = request.prompt_token_ids, request.output_token_ids
     if not prompt:
         raise InvalidRequest("the prompt is empty", param="prompt_token_ids")
@@ -26,7 +29,7 @@ def submit_of(request: generate_pb2.GenerateRequest, key: str, ready: Ready) -> 
             param="output_token_ids",
         )
     _check_room(num_ids(prompt), sampling.max_tokens, ready)
-    sees_prompt = sampling.repetition_penalty not in (0, 1)
+    sees_prompt |= sampling.repetition_penalty not in (0, 1)
     return Submit(
         request_id=key,
         num_prompt_tokens=num_ids(prompt),

@@ -54,22 +54,24 @@ def outcome_of(proposed: Sequence[int], sampled: list[TokenOut], drafts: Sequenc
     return Outcome(tuple(sampled[: num_accepted + 1]), len(proposed), tuple(drafts))
 
 
-def next_chunk(request: Request, before: InflightStep | None, facts: RankFacts) -> SequenceChunk:
-    """The last token, whose KV is missing yet, with drafts after it, and how to sample what follows
-    each of them. When that token is in flight, `before` is the step that samples it.
+def next_chunk(
+    request: Request, before: InflightStep | None, facts: RankFacts, num_drafts: int
+) -> SequenceChunk:
+    """The last token, whose KV is missing yet, with up to `num_drafts` after it, and how to sample
+    what follows each of them. When that token is in flight, `before` is the step that samples it.
 
-    Where drafts are made, a fresh request begins with the token before its last: of that the state
-    is wanted, from which the drafts' KV is made that prefill could not know.
+    Where an MTP layer drafts, a fresh request begins with the token before its last: of that the
+    state is wanted, from which the drafts' KV is made that prefill could not know.
     """
     num_tokens = request.num_known_soon
     follows = None
     if request.num_in_flight:
         assert before is not None
         follows = PendingToken(before.step, before.rows[request.request_id])
-    drafts = request.drafts[: _most_drafts(request, facts)]
+    drafts = request.drafts[: min(num_drafts, _most_drafts(request, facts))]
     known = (UNKNOWN if follows else (request.last_token_id,)) + drafts
     start = num_tokens - 1
-    if request.is_fresh and facts.speculative_tokens:
+    if request.is_fresh and num_drafts and not facts.looks_up:
         known, start = (request.token_id_before, *known), start - 1
     history, rows = request.history, []
     for index in range(1 + len(drafts)):
@@ -87,12 +89,11 @@ def next_chunk(request: Request, before: InflightStep | None, facts: RankFacts) 
 
 
 def _most_drafts(request: Request, facts: RankFacts) -> int:
-    """There must be pages for them, and room for a token after them. A grammar would need a mask
-    after each of them: none there."""
-    if request.sampling.grammar is not None:
-        return 0
+    """There must be pages for them, and room for a token after them; with a grammar, a mask after
+    each of them."""
     room = len(request.pages) * facts.page_tokens - request.num_known_soon
-    return max(0, min(room, request.num_to_come(facts.max_model_len) - 1))
+    most = max(0, min(room, request.num_to_come(facts.max_model_len) - 1))
+    return most if request.match is None else min(most, len(request.match.masks) - 1)
 
 
 def _sample_row(

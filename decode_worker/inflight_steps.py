@@ -30,20 +30,21 @@ class InflightSteps:
         self._inflight_steps.append(tuple(attempts))
 
     @property
-    def next_to_land(self) -> tuple[Attempt | None, ...]:
-        return self._inflight_steps[0]
+    def next_to_land(self) -> tuple[str, ...]:
+        """Attempt ids of the oldest step's rows, "" for one of no request."""
+        return tuple("" if one is None else one.attempt_id for one in self._inflight_steps[0])
 
-    def land(self) -> tuple[Attempt | None, ...]:
-        """The oldest step is over: its attempts, also those that were given up meanwhile."""
-        attempts = self._inflight_steps.popleft()
-        for attempt in attempts:
+    def land(self) -> tuple[str, ...]:
+        """The oldest step is over: its attempt ids, also those that were given up meanwhile."""
+        attempt_ids = self.next_to_land
+        for attempt in self._inflight_steps.popleft():
             if attempt is None:
                 continue
             attempt.num_in_flight -= 1
             if not attempt.num_in_flight and attempt.attempt_id in self._given_up:
                 self._given_up.discard(attempt.attempt_id)
                 self._pool.free(attempt.attempt_id)
-        return attempts
+        return attempt_ids
 
     def give_up(self, attempt: Attempt) -> None:
         """Frees the attempt's pages, as soon as no step writes to them."""

@@ -35,6 +35,7 @@ from engine.grammar.grammars import GRAMMAR_POLL_SECONDS, Grammars
 from engine.grammar.paced_match import settle
 from engine.link.kv_notice import decode_notices
 from engine.link.messages import RankStats, Submit, SubmitPrefill
+from engine.process.draft_count import drafts_that_pay, own_drafts
 from engine.rank_loop import IDLE_SECONDS, RankLoop, RequestMessage
 from engine.start.rank import RankContext
 
@@ -65,9 +66,7 @@ class DecodeLoop(RankLoop[list[Request]]):
             self._clock,
         )
         asked = context.settings.overlap_schedule
-        # Where drafts are made, the host must know which were right before it plans.
-        can_overlap = not context.settings.speculative_tokens
-        self._overlaps = can_overlap and (self._runner.runs_ahead if asked is None else asked)
+        self._overlaps = self._runner.runs_ahead if asked is None else asked
         self._inflight: InflightStep | None = None
         self._steps = StepLog()
         self._reported_free = self._pool.num_free
@@ -112,16 +111,23 @@ class DecodeLoop(RankLoop[list[Request]]):
         return decided
 
     def _sizes(self, work: list[Request]) -> tuple[int, int]:
-        return len(work), len(work)
+        facts = self._state.facts
+        shares, most = [request.draft_share for request in work], facts.speculative_tokens
+        if facts.looks_up:  # what there is to verify is known by now
+            shares = [request.draft_share * bool(request.drafts) for request in work]
+            most = max((len(request.drafts) for request in work), default=0)
+        return len(work), drafts_that_pay(shares, most, self._steps.num_steps)
 
     def _compute(
         self,
         work: list[Request],
         began: float,
         tokens_per_rank: tuple[int, ...],
-        rows: tuple[int, ...],
+        drafts_per_rank: tuple[int, ...],
     ) -> None:
-        inflight = self._launch(work, began, tokens_per_rank)
+        # All ranks compute as many rows as the one with most requests, for which they must pay.
+        _, num_drafts = max(zip(tokens_per_rank, drafts_per_rank, strict=True))
+        inflight = self._launch(work, began, tokens_per_rank, num_drafts)
         self._land()
         inflight.late = self._awaiting_masks()
         inflight.step.sample()  # histories know all tokens before it, but for those that are late
@@ -130,11 +136,16 @@ class DecodeLoop(RankLoop[list[Request]]):
             self._land()
 
     def _launch(
-        self, batch: list[Request], began: float, tokens_per_rank: tuple[int, ...]
+        self, batch: list[Request], began: float, tokens_per_rank: tuple[int, ...], num_drafts: int
     ) -> InflightStep:
-        facts = self._state.facts
-        chunks = [next_chunk(request, self._inflight, facts) for request in batch]
-        step = self._runner.begin(chunks, tokens_per_rank)
+        facts, before = self._state.facts, self._inflight
+        chunks = [
+            next_chunk(
+                request, before, facts, own_drafts(request.draft_share, len(batch), num_drafts)
+            )
+            for request in batch
+        ]
+        step = self._runner.begin(chunks, tokens_per_rank, num_drafts)
         names = tuple(request.request_id for request in batch)
         self._apply(Launched(names))
         rows = {name: row for row, name in enumerate(names)}
@@ -146,7 +157,7 @@ class DecodeLoop(RankLoop[list[Request]]):
             return False
         self._listen(inflight)
         self._inflight = None
-        outcomes = inflight.outcomes()
+        outcomes = self._state.foreseen(inflight.outcomes())
         settle(self._state.offer(outcomes))
         self._apply(Landed(outcomes))
         self._steps.landed(inflight, self._clock.now())
@@ -238,4 +249,5 @@ def _facts(context: RankContext) -> RankFacts:
         kv_fingerprint=ready.kv_fingerprint,
         attempt_prefix=f"{context.start.epoch}-{context.start.rank}",
         speculative_tokens=context.settings.speculative_tokens,
+        looks_up=context.settings.drafts_by_lookup,
     )

@@ -12,12 +12,14 @@ attempt id, until the prefill peer is known to have stopped.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from decode_worker.arrival import Arrival
-from decode_worker.events import RankFacts
-from engine.link.messages import Finish, Prefilled, TokenOut
+from decode_worker.events import Outcome, RankFacts
+from decode_worker.prompt_lookup import PromptLookup
+from engine.link.messages import Failed, Finish, Prefilled, TokenOut
+from engine.process.draft_count import FIRST_SHARE, OF_REQUEST, share_after
 from engine.sampling.history import History, Match
 from engine.sampling.sampling_params import Sampling
 from engine.sampling.sequence_end import finish_after, most_tokens
@@ -63,6 +65,8 @@ class Request:
     token_id_before: int = -1  # the last, while running
     is_fresh: bool = False  # it runs, and has not been in a step since its KV came
     drafts: tuple[int, ...] = ()  # of what may follow the last token
+    lookup: PromptLookup | None = None  # where drafts are looked up
+    draft_share: float = FIRST_SHARE  # of drafts behind right ones, that were right
     priority: int = 0
     history: History | None = None
     is_ready: bool = True
@@ -70,11 +74,28 @@ class Request:
     attempt: Attempt | None = None
     pages: list[int] = field(default_factory=list)  # page ids in token order
 
+    def foresee(self, outcome: Outcome, facts: RankFacts) -> Outcome:
+        """The outcome that it takes next, with drafts that are looked up, if they are."""
+        if self.lookup is None:
+            return outcome
+        self.lookup.add(token.token_id for token in outcome.tokens)
+        return replace(outcome, drafts=self.lookup.drafts(facts.speculative_tokens))
+
     def take(
+        self, outcome: Outcome, facts: RankFacts
+    ) -> tuple[tuple[TokenOut, ...], Finish | None]:
+        """Takes its tokens until one ends the request, and says how: those after it are as if never
+        sampled. None: its grammar does not allow the one after those. Takes its drafts."""
+        tokens, finish = self._take(outcome.tokens, facts)
+        self.drafts = outcome.drafts
+        self.draft_share = share_after(
+            self.draft_share, outcome.num_proposed, len(tokens) - 1, OF_REQUEST
+        )
+        return tokens, finish
+
+    def _take(
         self, tokens: Sequence[TokenOut], facts: RankFacts
     ) -> tuple[tuple[TokenOut, ...], Finish | None]:
-        """Takes tokens until one ends it, and says how: those after it are as if never sampled.
-        None: its grammar does not allow the first of them; with a grammar there is but one."""
         for count, token in enumerate(tokens):
             if self.history is not None and not self.history.append(token.token_id):
                 return tuple(tokens[:count]), None
@@ -93,6 +114,18 @@ class Request:
             if finish is not Finish.NONE:
                 return tuple(tokens[: count + 1]), finish
         return tuple(tokens), Finish.NONE
+
+    def offer(self, outcome: Outcome) -> tuple[Match, ...]:
+        """Tells its match, if it has one, of an outcome that it takes next."""
+        match = self.match
+        if match is None or not outcome.tokens:
+            return ()
+        match.offer([token.token_id for token in outcome.tokens], outcome.drafts)
+        return (match,)
+
+    def failed(self, code: str, text: str) -> Failed:
+        attempt_id = self.attempt.attempt_id if self.attempt is not None else ""
+        return Failed(request_id=self.request_id, attempt_id=attempt_id, code=code, message=text)
 
     @property
     def num_in_flight(self) -> int:

@@ -109,7 +109,8 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
         self._check_meant(request)
         ready = min(self._front.ready, key=lambda rank: rank.pages_total)
         key = f"{request.request_id}#{self.num_accepted_total}"
-        submit = submit_of(request, key, ready)
+        looks_up = self._front.settings.drafts_by_lookup
+        submit = submit_of(request, key, ready, sees_prompt=looks_up)
         rank = pick_rank(self._rooms(), submit.num_tokens)
         if rank is None:
             raise Overloaded("every rank's queue is full")

@@ -47,6 +47,7 @@ from decode_worker.events import (
 )
 from decode_worker.inflight_steps import InflightSteps
 from decode_worker.plan import Snapshot, pages_for
+from decode_worker.prompt_lookup import PromptLookup
 from decode_worker.request import Attempt, Request, RequestPhase
 from decode_worker.snapshot import snapshot_of
 from engine.kv.pages import PagePool, pages_of
@@ -104,16 +105,21 @@ class RankState:
             for request in self.requests.values()
         )
 
+    def foreseen(self, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """Those of the oldest step under way, which lands next, with drafts that are looked up."""
+        return tuple(
+            outcome if request is None else request.foresee(outcome, self.facts)
+            for request, outcome in zip(self._landing, outcomes, strict=True)
+        )
+
     def offer(self, outcomes: Sequence[Outcome]) -> list[Match]:
-        """Tells matches the tokens of the oldest step under way, which lands next."""
-        offered = []
-        for attempt, outcome in zip(self._inflight_steps.next_to_land, outcomes, strict=True):
-            request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
-            if request is not None and request.match is not None and outcome.tokens:
-                (token,) = outcome.tokens
-                request.match.offer(token.token_id)
-                offered.append(request.match)
-        return offered
+        """Tells matches of these tokens and drafts; returns those that look at them now."""
+        rows = zip(self._landing, outcomes, strict=True)
+        return [match for request, row in rows if request for match in request.offer(row)]
+
+    @property
+    def _landing(self) -> list[Request | None]:
+        return [self._by_attempt.get(name) for name in self._inflight_steps.next_to_land]
 
     @property
     def num_prefilling(self) -> int:
@@ -174,6 +180,7 @@ class RankState:
             return []
         self._num_submitted += 1
         sampling, output = sampling_of(event.sampling), unpack_ids(event.output_token_ids)
+        prompt = unpack_ids(event.prompt_token_ids)
         self.requests[event.request_id] = Request(
             request_id=event.request_id,
             age=self._num_submitted,
@@ -182,8 +189,10 @@ class RankState:
             sampling=sampling,
             earlier_output=output,
             last_token_id=event.last_token_id,
+            draft_share=self.totals.draft_share,
             priority=event.priority,
-            history=history_of(sampling, unpack_ids(event.prompt_token_ids), output),
+            lookup=PromptLookup([*prompt, *output]) if self.facts.looks_up else None,
+            history=history_of(sampling, prompt, output),
             is_ready=sampling.grammar is None,
         )
         return []
@@ -260,7 +269,8 @@ class RankState:
         self.kv_waits.append(max(0.0, attempt.kv_arrived_at - attempt.prefilled_at))
         if attempt.prefilled.token is None:
             return self._finish(request, Finish.LENGTH)
-        return self._append(request, Outcome((attempt.prefilled.token,)))
+        outcome = Outcome((attempt.prefilled.token,))
+        return self._append(request, request.foresee(outcome, self.facts))
 
     def _launched(self, event: Launched) -> list[RankMessage]:
         running = [self._in_phase(name, RequestPhase.RUNNING) for name in event.request_ids]
@@ -271,25 +281,26 @@ class RankState:
 
     def _landed(self, event: Landed) -> list[RankMessage]:
         messages: list[RankMessage] = []
-        for attempt, outcome in zip(self._inflight_steps.land(), event.outcomes, strict=True):
-            request = None if attempt is None else self._by_attempt.get(attempt.attempt_id)
+        for attempt_id, outcome in zip(self._inflight_steps.land(), event.outcomes, strict=True):
+            request = self._by_attempt.get(attempt_id)
             if request is not None and outcome.tokens:
                 request.is_fresh = False
                 messages += self._append(request, outcome)
         return messages
 
     def _append(self, request: Request, outcome: Outcome) -> list[RankMessage]:
-        tokens, finish = request.take(outcome.tokens, self.facts)
-        request.drafts = outcome.drafts
+        tokens, finish = request.take(outcome, self.facts)
+        name, end, num_proposed = request.request_id, finish or Finish.NONE, outcome.num_proposed
         self.totals.tokens_generated += len(tokens)
-        self.totals.count_drafts(outcome.num_proposed, len(tokens) - 1)
-        name, num_proposed = request.request_id, outcome.num_proposed
+        self.totals.count_drafts(num_proposed, len(tokens) - 1)
+        produced = Produced(request_id=name, tokens=tokens, finish=end, num_proposed=num_proposed)
         if finish is None:
             text = f"no token that follows {request.num_tokens} tokens fits the grammar"
-            return self._give_up(request, "INVALID_ARGUMENT", text)
+            failed = self._give_up(request, "INVALID_ARGUMENT", text)
+            return [produced, *failed] if tokens else failed
         if finish is not Finish.NONE:
             self._forget(request)
-        return [Produced(request_id=name, tokens=tokens, finish=finish, num_proposed=num_proposed)]
+        return [produced]
 
     def _grow(self, request_id: str) -> list[RankMessage]:
         request = self._in_phase(request_id, RequestPhase.RUNNING)
@@ -350,12 +361,7 @@ class RankState:
         return self._finish(request, Finish.STOP) if match.is_complete else []
 
     def _give_up(self, request: Request, code: str, text: str) -> list[RankMessage]:
-        failed = Failed(
-            request_id=request.request_id,
-            attempt_id=request.attempt.attempt_id if request.attempt is not None else "",
-            code=code,
-            message=text,
-        )
+        failed = request.failed(code, text)
         return [*self._forget(request), failed]
 
     def _abort(self, request_id: str) -> list[RankMessage]:

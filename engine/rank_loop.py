@@ -67,13 +67,15 @@ class RankLoop(ABC, Generic[Work]):
 
     @abstractmethod
     def _sizes(self, work: Work) -> tuple[int, int]:
-        """Tokens that go through the model, and rows that want logits."""
+        """What all ranks have to know of it: tokens (of a decode rank, requests) that go through
+        the model, and rows that want logits (drafts a request that would pay)."""
 
     @abstractmethod
     def _compute(
-        self, work: Work, began: float, tokens_per_rank: tuple[int, ...], rows: tuple[int, ...]
+        self, work: Work, began: float, tokens_per_rank: tuple[int, ...], others: tuple[int, ...]
     ) -> None:
-        """One forward pass of the group; `work` may be empty. `rows` are of each rank."""
+        """One forward pass of the group; `work` may be empty. `tokens_per_rank` and `others` are
+        what `_sizes` is on each rank."""
 
     @abstractmethod
     def _wait_seconds(self) -> float:

@@ -67,8 +67,12 @@ class ClusterOptions(ClusterAccess):
         int, _at_least(0, "Requests in the batch of a decode rank; 0: default")
     ] = 0
     speculative_tokens: Annotated[
-        int, _at_least(0, "Tokens that the model's MTP layer drafts for each to come; 0: none")
+        int, _at_least(0, "Tokens that are drafted for each to come at most; 0: none")
     ] = 0
+    speculative_method: Annotated[
+        Literal["mtp", "ngram"],
+        typer.Option(help="What drafts: the model's MTP layer, or looking up in prompt and output"),
+    ] = "mtp"
     threads: Annotated[
         int, _at_least(0, "CPU threads a rank; 0: the cores, shared out to a role's ranks")
     ] = 0

@@ -95,6 +95,8 @@ def _workers(options: ClusterOptions, machine: Machine, ports: Iterator[int]) ->
     for name in sizes:
         if value := getattr(options, name):
             common[name.replace("_", "-")] = str(value)
+    if options.speculative_tokens:
+        common["speculative-method"] = options.speculative_method
     workers = []
     numbers: Counter[Role] = Counter()
     for index, role in enumerate(roles):

@@ -1,7 +1,8 @@
 """Grammars by llguidance: compiled ones, and how far an output has come in one. Torch-free."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -84,14 +85,9 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, grammar.lark, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise ValueError(reason_of(matcher.get_error()))
-        # The library lets go of the interpreter lock when it is to take tokens in for several.
         other = LLMatcher(self._tokenizer, "", log_level=0)
-
-        def consume(token_id: int) -> bool:
-            return self._executor.consume_token_par([(matcher, token_id), (other, 0)])[0]
-
         stops = {*self.eos_token_ids, *textless}
-        return GrammarMatch(matcher, consume, stops, len(self.texts), grammar)
+        return GrammarMatch(matcher, self._executor, other, stops, len(self.texts), grammar)
 
 
 class GrammarMatch:
@@ -100,13 +96,14 @@ class GrammarMatch:
     def __init__(
         self,
         matcher: LLMatcher,
-        consume: Callable[[int], bool],
+        executor: LLExecutor,
+        other: LLMatcher,
         stop_token_ids: set[int],
         vocab_size: int,
         grammar: Grammar,
     ) -> None:
         self._matcher = matcher
-        self._consume = consume
+        self._executor, self._other = executor, other
         self._stop_token_ids = stop_token_ids
         self._stops = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
         for token_id in stop_token_ids:
@@ -126,6 +123,12 @@ class GrammarMatch:
     def is_complete(self) -> bool:
         return self._complete
 
+    def copied(self) -> "GrammarMatch":
+        """Goes its own way from here. What the lexer finds out is of use to both."""
+        made = copy(self)
+        made._matcher = self._matcher.deep_copy()
+        return made
+
     def accept(self, token_id: int) -> bool:
         """Whether the token may come next. Raises as `mask`."""
         thoughts, self._thoughts = self._thoughts, None
@@ -141,7 +144,8 @@ class GrammarMatch:
         if token_id in self._stop_token_ids:
             self._complete = True
         else:
-            self._consume(token_id)
+            # The library lets go of the interpreter lock when it takes tokens in for several.
+            self._executor.consume_token_par([(self._matcher, token_id), (self._other, 0)])
         self._mask = None
         self._complete = self._complete or not (self.mask() & ~self._stops).any()
         return True

@@ -1,7 +1,11 @@
 """A match that works in threads: a step waits a moment for all its masks, and goes on without
 those that are late.
 
-    offer(token)  ->  settle(matches)  ->  is_ready: the mask for the next token is there
+    offer(tokens, drafts)  ->  settle(matches)  ->  is_ready: the next token's mask is there
+
+Drafts are walked over on a copy, as far as they may come and there is time, and not right after a
+step in which there was none: the match itself never hears of those that are wrong. One that ends
+the output is left out: nothing would be sampled behind it.
 
 What a matcher may spend on one request is bounded, see `fault`, and so is each call of the library,
 see `grammar_match.LIMITS`. The thread that it keeps is one of many, and yields to the steps.
@@ -10,14 +14,15 @@ see `grammar_match.LIMITS`. The thread that it keeps is one of many, and yields 
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from core.clock import Clock
-from engine.sampling.history import Match
+from engine.sampling.history import Mask, Match
 
 if TYPE_CHECKING:
     from engine.grammar.grammar_match import GrammarMatch
@@ -34,14 +39,14 @@ NICENESS = 5  # steps go first
 
 class _Work(NamedTuple):
     fits: bool
-    mask: np.ndarray
+    masks: list[Mask]
     cpu_seconds: float
     seconds: float
 
 
 class PacedMatch:
-    """Implements `engine.sampling.history.Match`. One thread calls it, but for `is_active` and
-    `fill`, which a step may call until the next `offer`.
+    """Implements `engine.sampling.history.Match`. One thread calls it, but for `masks`: a step
+    may look at them until the next `offer`.
 
     `output` is what the match has to take in before it is ready; it must follow the grammar, else
     `fault` tells.
@@ -56,19 +61,19 @@ class PacedMatch:
         self._num_tokens = len(output)
         self._cpu_seconds = self._last_seconds = 0.0
         self._fault: str | None = None
-        self._mask = np.empty(0, dtype=np.uint32)
-        self._fits = self._active = True
+        self._masks = [Mask(is_active=True, words=np.empty(0, dtype=np.uint32))]
+        self._fits = True
         self._complete = False
-        self._offered: int | None = None
+        self._offered: list[int] = []  # and not accepted yet
         self._begin(output)
 
     @property
-    def is_active(self) -> bool:
-        return self._active
+    def masks(self) -> Sequence[Mask]:
+        return self._masks
 
     @property
     def is_complete(self) -> bool:
-        return self._complete
+        return self._complete and not self._offered
 
     @property
     def is_ready(self) -> bool:
@@ -80,32 +85,30 @@ class PacedMatch:
     def is_slow(self) -> bool:
         return self._last_seconds > PATIENCE_SECONDS
 
-    def offer(self, token_id: int) -> None:
-        assert self._job is None, "the last token is not taken in yet"
-        self._offered = token_id
-        self._num_tokens += 1
-        self._fits = not (self._complete or (self._active and not self._allows(token_id)))
+    def offer(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        assert self._job is None, "the last tokens are not taken in yet"
+        self._offered = [*token_ids]
+        self._num_tokens += len(token_ids)
+        masks = self._masks[: len(token_ids)]
+        self._fits = not self._complete and all(map(Mask.allows, masks, token_ids))
         if not self._fits:
             return
-        if self._active or self._match.may_begin_with(token_id):
-            self._begin([token_id])
+        is_active = any(mask.is_active for mask in masks)
+        if drafts or is_active or any(map(self._match.may_begin_with, token_ids)):
+            self._begin(token_ids, () if self.is_slow else drafts)
         else:  # nothing to work out
-            self._match.accept(token_id)
-            self._active = self._match.is_active
+            for token_id in token_ids:
+                self._match.accept(token_id)
+            self._masks = [Mask(self._match.is_active, masks[0].words)]
 
     def accept(self, token_id: int) -> bool:
-        if self._offered is None:
-            self.offer(token_id)
+        if not self._offered:
+            self.offer([token_id])
             settle([self])
-        assert self._offered == token_id, "another one was offered"
-        self._offered = None
-        return self._fits if self.is_ready else True  # the mask has it, at least
-
-    def fill(self, matches: Sequence[Match], bits: Any) -> None:  # noqa: ANN401 - as `Match`
-        words = bits.numpy().view(np.uint32)
-        for row, match in enumerate(matches):
-            assert isinstance(match, PacedMatch)
-            words[row] = match._mask
+        assert self._offered[0] == token_id, "another one was offered"
+        del self._offered[0]
+        # Those before the last were right drafts. Of a late one, the mask has it, at least.
+        return self._fits if self.is_ready and not self._offered else True
 
     def fault(self) -> str | None:
         if self.is_ready:
@@ -121,10 +124,10 @@ class PacedMatch:
         """What is to be done before it is ready."""
         return self._job
 
-    def _begin(self, token_ids: Sequence[int]) -> None:
+    def _begin(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
         self._since = self._clock.now()
         self._job: Future[_Work] | None = self._threads.submit(
-            _work, self._match, token_ids, time.monotonic()
+            _work, self._match, token_ids, drafts, time.monotonic()
         )
 
     def _take(self, job: "Future[_Work]") -> None:
@@ -133,15 +136,12 @@ class PacedMatch:
             self._fault = f"this constraint cannot be kept to: {error}"
             return
         work = job.result()
-        self._fits, self._mask = work.fits, work.mask
+        self._fits, self._masks = work.fits, work.masks
         self._cpu_seconds += work.cpu_seconds
         self._last_seconds = work.seconds
-        self._active, self._complete = self._match.is_active, self._match.is_complete
+        self._complete = self._match.is_complete
         if not work.fits:
             self._fault = f"the first {self._num_tokens} tokens do not follow the grammar"
-
-    def _allows(self, token_id: int) -> bool:
-        return bool(self._mask[token_id // 32] >> token_id % 32 & 1)
 
 
 def settle(matches: Sequence[Match]) -> None:
@@ -160,8 +160,22 @@ def yield_to_steps() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def _work(match: "GrammarMatch", token_ids: Sequence[int], since: float) -> _Work:
+def _work(
+    match: "GrammarMatch", token_ids: Sequence[int], drafts: Sequence[int], since: float
+) -> _Work:
+    """What the drafts cost is not counted: the request has not asked for them."""
     began = time.thread_time()
     fits = all(match.accept(token_id) for token_id in token_ids)
-    mask = match.mask()
-    return _Work(fits, mask, time.thread_time() - began, time.monotonic() - since)
+    masks = [Mask(match.is_active, match.mask())]
+    cpu_seconds = time.thread_time() - began
+    if fits and drafts:
+        masks += _masks_ahead(match.copied(), drafts, since + PATIENCE_SECONDS / 2)
+    return _Work(fits, masks, cpu_seconds, time.monotonic() - since)
+
+
+def _masks_ahead(match: "GrammarMatch", drafts: Sequence[int], until: float) -> Iterator[Mask]:
+    with suppress(ValueError):  # which says something of the output only if it comes to that
+        for draft in drafts:
+            if time.monotonic() > until or not match.accept(draft) or match.is_complete:
+                return
+            yield Mask(match.is_active, match.mask())

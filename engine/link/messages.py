@@ -65,9 +65,10 @@ class KvTarget(Frozen, frozen=True, kw_only=True):
 
 class Submit(Frozen, frozen=True, kw_only=True):
     """Start a request on a decode rank. Token ids (`core.token_ids`) of the prompt come along where
-    penalties look at them; those of the output are of tokens that earlier attempts elsewhere have
-    produced. `last_token_id` is the last of both, from which drafts begin. `sampling` is a
-    serialized `SamplingParams`. Higher `priority` goes first, equal ones in order of arrival."""
+    penalties or drafts look at them; those of the output are of tokens that earlier attempts
+    elsewhere have produced. `last_token_id` is the last of both, from which drafts begin.
+    `sampling` is a serialized `SamplingParams`. Higher `priority` goes first, equal ones in order
+    of arrival."""
 
     request_id: str
     num_prompt_tokens: int

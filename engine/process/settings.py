@@ -14,6 +14,7 @@ from core.address import parse_address
 from core.settings import PeerSettings, split_commas
 from core.start_time import BESIDE_READING_SECONDS, start_seconds
 from core.token_file import TokenFile
+from engine.process.draft_count import MOST_REQUESTS
 
 
 def _check_model(path: Path) -> Path:
@@ -197,15 +198,20 @@ class WorkerSettings(PeerSettings):
         0,
         ge=0,
         le=5,
-        description="Decode: tokens that the model's MTP layer drafts for each to come; prefill: "
-        "other than 0 where decode drafts, whose KV it computes then",
+        description="Decode: tokens that are drafted for each to come, or fewer, where fewer pay; "
+        "prefill: other than 0 where decode drafts, of whose MTP layer it computes the KV then",
+    )
+    speculative_method: Literal["mtp", "ngram"] = Field(
+        "mtp",
+        description="What drafts: the model's MTP layer, or looking up in prompt and output what "
+        "followed the last tokens before; the same on prefill and decode",
     )
 
     # ---- load
     overlap_schedule: bool | None = Field(
         None,
         description="Decode: a step is planned while the one before it is computed; default: "
-        "where that one is a recorded step",
+        "where that one is a recorded step, without drafts",
     )
     max_running: int = Field(64, ge=1, le=4096, description="Decode: requests in a rank's batch")
     max_waiting: int = Field(256, ge=0, description="Requests a rank may queue")
@@ -221,6 +227,11 @@ class WorkerSettings(PeerSettings):
             raise ValueError("several nodes need a rendezvous that all of them can reach")
         if self.expert_placement is not None and self.num_redundant_experts:
             raise ValueError("expert-placement has the replicas in it: no num-redundant-experts")
+        if self.overlap_schedule and self.speculative_tokens:
+            raise ValueError(
+                f"no overlap-schedule with speculative-tokens {self.speculative_tokens}: a step is "
+                "planned once it is known which drafts were right"
+            )
         if self.chunk_tokens and self.chunk_tokens < self.page_tokens:
             raise ValueError(
                 f"chunk-tokens {self.chunk_tokens} is less than a page of {self.page_tokens}"
@@ -259,7 +270,16 @@ class WorkerSettings(PeerSettings):
     @property
     def running_tokens(self) -> int:
         """Of the largest step of a decode rank: a token and its drafts of each request."""
-        return self.max_running * (1 + self.speculative_tokens)
+        drafting = min(self.max_running, MOST_REQUESTS)
+        return max(self.max_running, drafting * (1 + self.speculative_tokens))
+
+    @property
+    def drafts_by_mtp(self) -> bool:
+        return self.speculative_tokens > 0 and self.speculative_method == "mtp"
+
+    @property
+    def drafts_by_lookup(self) -> bool:
+        return self.speculative_tokens > 0 and self.speculative_method == "ngram"
 
     @property
     def step_tokens(self) -> int:

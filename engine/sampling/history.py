@@ -7,7 +7,7 @@ begins anew on another worker, with the tokens it has, continues as if nothing h
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,12 +16,24 @@ from engine.sampling.thought_count import ThoughtCount
 from engine.sampling.token_counts import TokenCounts
 
 
+class Mask(NamedTuple):
+    """What may come in one place: tokens by bits of `words` [ceil(V / 32)] uint32; all unless it
+    `is_active`."""
+
+    is_active: bool
+    words: np.ndarray
+
+    def allows(self, token_id: int) -> bool:
+        return not self.is_active or bool(self.words[token_id // 32] >> token_id % 32 & 1)
+
+
 class Match(Protocol):
     """How far an output has come in its grammar."""
 
     @property
-    def is_active(self) -> bool:
-        """Whether the next token is constrained."""
+    def masks(self) -> Sequence[Mask]:
+        """Of the next token, and of that after each draft: as many drafts as there are masks for
+        may follow one another."""
 
     @property
     def is_complete(self) -> bool:
@@ -35,8 +47,9 @@ class Match(Protocol):
     def is_slow(self) -> bool:
         """Whether it was late with the last one."""
 
-    def offer(self, token_id: int) -> None:
-        """The token that `accept` will be told next: it is looked at meanwhile."""
+    def offer(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        """The tokens that `accept` will be told next, and drafts of those to follow: they are
+        looked at meanwhile."""
 
     def accept(self, token_id: int) -> bool:
         """The next output token; False when the grammar does not allow it. Of a slow match
@@ -44,10 +57,6 @@ class Match(Protocol):
 
     def fault(self) -> str | None:
         """Why there can be no further token."""
-
-    def fill(self, matches: "Sequence[Match]", bits: Any) -> None:  # noqa: ANN401
-        """Tokens that may come next, of all `matches` at once, as int32 words of 32 bits:
-        `bits` is a [len(matches), ceil(V / 32)] torch tensor on the host."""
 
 
 class History:
@@ -63,6 +72,7 @@ class History:
         self.bias = _bias(sampling)
         self.counts = TokenCounts() if has_penalties(sampling) else None
         self.match: Match | None = None
+        self._num_ahead = 0  # drafts that it is ahead of the output
         budget = sampling.thought_budget
         self._thoughts = ThoughtCount(budget) if budget is not None else None
         longest = max(map(len, sampling.bad_words), default=1)
@@ -82,6 +92,11 @@ class History:
             or self._thoughts is not None
             or self._recent.maxlen
         )
+
+    @property
+    def mask(self) -> Mask | None:
+        """Of the next token, by its grammar."""
+        return None if self.match is None else self.match.masks[self._num_ahead]
 
     @property
     def allowed(self) -> tuple[int, ...]:
@@ -109,12 +124,15 @@ class History:
         self.match = match
 
     def ahead(self, token_id: int) -> "History":
-        """As it would be after one more token, for those without a grammar; itself unchanged."""
-        if self.counts is None:
+        """As it would be after one more token, with a grammar one of the drafts that may follow;
+        itself unchanged."""
+        if not self.follows_tokens:
             return self
         after = copy(self)
-        after.counts = self.counts.copy()
-        after.counts.add(token_id)
+        after.counts = None if self.counts is None else self.counts.copy()
+        after._thoughts, after._recent = copy(self._thoughts), self._recent.copy()
+        after._note(token_id)
+        after._num_ahead += 1
         return after
 
     def append(self, token_id: int) -> bool:

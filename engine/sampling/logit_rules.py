@@ -16,10 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.sampling.history import History, Match
+from engine.sampling.history import History, Mask
 from kernels.build.upload import upload
 
-WORD_BITS = 32
 OF_OCTET = (1 << np.arange(8)).astype(np.uint8)
 
 
@@ -28,19 +27,16 @@ def apply_history(logits: torch.Tensor, histories: Sequence[History | None]) -> 
     present = [(row, history) for row, history in enumerate(histories) if history is not None]
     if not present:
         return logits
-    matches = [
-        (row, history.match)
+    masks = [
+        (row, mask)
         for row, history in present
-        if history.match is not None and history.match.is_active
+        if (mask := history.mask) is not None and mask.is_active
     ]
-    # First of all: this is work of the host, while a GPU may still be computing the logits.
-    bits = _fill([match for _, match in matches], logits.shape[1])
     logits = logits.clone()
     _add_bias(logits, present)
     _penalise(logits, present)
     _restrict(logits, present)
-    if matches:
-        _mask(logits, [row for row, _ in matches], bits)
+    _mask(logits, masks)
     return logits
 
 
@@ -91,20 +87,14 @@ def _restrict(logits: torch.Tensor, present: list[tuple[int, History]]) -> None:
     logits[rows, tokens] = values
 
 
-def _fill(matches: list[Match], vocab_size: int) -> torch.Tensor:
-    """[M, ceil(V / 32)] int32 on the host: what may come next."""
-    bits = torch.empty(len(matches), -(-vocab_size // WORD_BITS), dtype=torch.int32)
-    if matches:
-        matches[0].fill(matches, bits)
-    return bits
-
-
-def _mask(logits: torch.Tensor, present: list[int], bits: torch.Tensor) -> None:
+def _mask(logits: torch.Tensor, present: list[tuple[int, Mask]]) -> None:
     """A row that no token may follow stays as it is: its token is refused afterwards."""
+    if not present:
+        return
     device, vocab_size = logits.device, logits.shape[1]
-    octets = upload(bits.numpy().view(np.uint8), device)
+    octets = upload(np.stack([mask.words for _, mask in present]).view(np.uint8), device)
     of_octet = upload(OF_OCTET, device)
     forbidden = ((octets.unsqueeze(2) & of_octet) == 0).flatten(1)[:, :vocab_size]
     forbidden &= ~forbidden.all(dim=1, keepdim=True)
-    rows = upload(np.array(present), device)
+    rows = upload(np.array([row for row, _ in present]), device)
     logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)

@@ -19,7 +19,8 @@ def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGro
     they draft differently, and would wait for each other in other layers."""
     placement = starting_placement(settings, config, group.size)
     layout = w4a8_grouped_gemm_packing.LAYOUT_VERSION
-    told = f"{placement.as_json()} {layout} {settings.speculative_tokens}"
+    drafts = f"{settings.speculative_tokens} by {settings.speculative_method}"
+    told = f"{placement.as_json()} {layout} {drafts}"
     digest = blake2b(told.encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "little", signed=True)
     for rank, (other,) in enumerate(group.exchange([own])):
@@ -27,8 +28,8 @@ def agreed_placement(settings: WorkerSettings, config: ModelConfig, group: EpGro
             raise ValueError(
                 f"rank {rank} of the group starts with another placement of experts or other "
                 f"drafts than rank {group.rank}: the file of expert-placement, or else "
-                "num-redundant-experts, speculative-tokens and the version of epserve must be the "
-                "same on all nodes"
+                "num-redundant-experts, speculative-tokens, speculative-method and the version of "
+                "epserve must be the same on all nodes"
             )
     if placement.num_empty and group.rank == 0:
         log.info(

@@ -27,7 +27,7 @@ REPORT_SECONDS = 5.0
 def model_config(settings: WorkerSettings, form: AttentionForm) -> ModelConfig:
     """Of the folder, and what a rank makes of its MTP layer. CheckpointError as `from_folder`."""
     config = ModelConfig.from_folder(settings.model)
-    if not settings.speculative_tokens:
+    if not settings.drafts_by_mtp:
         return config
     return replace(config, mtp="whole" if form is AttentionForm.ABSORBED else "kv")
 

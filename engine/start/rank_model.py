@@ -17,7 +17,7 @@ from engine.start.memory_plan import ACTIVATIONS, GRAPHS, KV, MemoryPlan
 from engine.start.model_loading import load_model, open_weights
 from engine.start.rank_memory import RankMemory
 from engine.start.start_clock import StartClock
-from engine.start.start_plan import StartPlan, weight_terms
+from engine.start.start_plan import StartPlan, recorded_batches, weight_terms
 from engine.start.warm_up import lengths_up_to, warm_up
 from engine.step.decode_graphs import DecodeGraphs
 from engine.step.graph_capture import CudaCapture
@@ -91,7 +91,7 @@ class RankModel:
             used |= warmed(model, kv_cache, form, longest=needs.step_tokens, num_ranks=group.size)
         with clock.phase("graphs"):
             sizes, max_pages = prepared.plan.sizes, prepared.max_pages(settings.page_tokens)
-            speculation = speculating(settings, model, kv_cache, form, sizes, max_pages)
+            speculation = speculating(settings, model, kv_cache, form, max_pages)
             graphs = None if speculation else record(model, kv_cache, sizes, max_pages)
             passes = record_passes(model, kv_cache, prepared.plan.pass_sizes)
         experts.counts.zero_()
@@ -128,7 +128,7 @@ class Prepared:
         plan = self.plan
         return Passes(
             lengths=sorted({*lengths_up_to(plan.needs.step_tokens), *plan.pass_sizes}),
-            sizes=plan.sizes,
+            sizes=sorted({*plan.sizes}),
             max_pages=self.max_pages(page_tokens),
         )
 
@@ -225,20 +225,20 @@ def speculating(
     model: DeepseekV3,
     kv_cache: torch.Tensor,
     form: AttentionForm,
-    sizes: Sequence[int],
     max_pages: int,
 ) -> SpeculativeSteps | None:
     """As `record`; None where nothing is drafted."""
-    num_drafts = settings.speculative_tokens
-    if not num_drafts or form is not AttentionForm.ABSORBED:
+    if not settings.speculative_tokens or form is not AttentionForm.ABSORBED:
         return None
+    sizes = recorded_batches(settings, form)
     steps = SpeculativeSteps(
         model,
         kv_cache,
-        num_drafts=num_drafts,
+        most_drafts=settings.speculative_tokens,
         max_batch=settings.max_running,
+        max_rows=settings.running_tokens,
         max_pages=max_pages,
-        sizes=[size // (1 + num_drafts) for size in sizes],
+        sizes=sizes,
         capture=CudaCapture(kv_cache.device) if sizes else None,
         synthetic=settings.load_format == "dummy",
     )

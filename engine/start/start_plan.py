@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.memory_term import MemoryTerm
+from engine.process.draft_count import MOST_REQUESTS
 from engine.process.settings import WorkerSettings
 from engine.start.memory_plan import MemoryPlan, plan_memory
 from engine.start.rank_memory import RankMemory
@@ -87,12 +88,21 @@ def weight_terms(
     )
 
 
-def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
-    """Rows of decode steps that are recorded: a token and its drafts of each request."""
+def recorded_batches(
+    settings: WorkerSettings, form: AttentionForm
+) -> Mapping[int, tuple[int, ...]]:
+    """Requests of decode steps that are recorded, rising, by the number of drafts."""
     if form is not AttentionForm.ABSORBED or not records_graphs(settings):
-        return ()
+        return {}
     sizes = graph_sizes(settings.cuda_graph_batch_sizes, settings.graph_batch)
-    return tuple(size * (1 + settings.speculative_tokens) for size in sizes)
+    drafting = tuple(size for size in sizes if size <= MOST_REQUESTS)
+    return {0: sizes} | dict.fromkeys(range(1, settings.speculative_tokens + 1), drafting)
+
+
+def recorded_sizes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:
+    """Rows of these steps, each of them: a token and its drafts of each request."""
+    batches = recorded_batches(settings, form)
+    return tuple(sorted(size * (1 + count) for count in batches for size in batches[count]))
 
 
 def recorded_passes(settings: WorkerSettings, form: AttentionForm) -> tuple[int, ...]:

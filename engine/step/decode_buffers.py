@@ -44,17 +44,17 @@ class DecodeRow(Protocol):
 @dataclass(slots=True)
 class HostBuffer:
     """`longs` is pinned where the device is a GPU; `copied` is recorded after each copy. Written
-    last for `size` rows (0: never), of whose block tables the first `width` columns are used."""
+    last for `num_rows` (0: never), of whose block tables the first `num_columns` are used."""
 
     longs: torch.Tensor
     copied: torch.cuda.Event | None
-    size: int = 0
-    width: int = 0
+    num_rows: int = 0
+    num_columns: int = 0
 
 
 class DecodeBuffers:
-    """`max_rows` of one token each, `width` a request; `max_pages` is the width of block tables:
-    pages of the longest request there can be."""
+    """`max_rows` of one token each; `max_pages` is the width of block tables: pages of the longest
+    request there can be."""
 
     def __init__(
         self,
@@ -63,10 +63,8 @@ class DecodeBuffers:
         max_pages: int,
         page_tokens: int,
         device: torch.device,
-        width: int = 1,
     ) -> None:
         self._max_pages = max_pages
-        self._width = width
         self._page_tokens = page_tokens
         num_longs = part_begins(max_rows, max_pages)[-1]
         self._device_longs = torch.zeros(num_longs, dtype=torch.int64, device=device)
@@ -85,61 +83,65 @@ class DecodeBuffers:
         """On the device."""
         return self._device_longs.nbytes
 
-    def batch(self, size: int) -> DecodeBatch:
+    def batch(self, size: int, width: int = 1) -> DecodeBatch:
         """The batch of `size` requests; always the same tensors."""
-        if size not in self._batches:
-            num_rows = size * self._width
+        num_rows = size * width
+        if num_rows not in self._batches:
             longs, ints, table = split_parts(self._device_longs, num_rows, self._max_pages)
-            self._batches[size] = DecodeBatch(
+            self._batches[num_rows] = DecodeBatch(
                 token_ids=longs[0],
                 positions=longs[1],
                 slots=longs[2],
                 kv_lengths=ints,
                 block_table=table,
             )
-        return self._batches[size]
+        return self._batches[num_rows]
 
-    def fill(self, rows: Sequence[DecodeRow], size: int) -> DecodeBatch:
+    def fill(self, rows: Sequence[DecodeRow], size: int, width: int = 1) -> DecodeBatch:
         """Puts `rows`, at most `size`, into the batch of that size; the rest becomes padding. On a
         GPU this is enqueued on the current stream."""
         assert len(rows) <= size, (len(rows), size)
         host = next(self._ring)
         if host.copied is not None:
             host.copied.synchronize()
-        stale = host.width if host.size in (0, size) else self._max_pages
-        host.size, host.width = size, self._write(host.longs, rows, size, stale)
-        num_longs = part_begins(size * self._width, self._max_pages)[-1]
+        num_rows = size * width
+        stale = host.num_columns if host.num_rows in (0, num_rows) else self._max_pages
+        host.num_columns = self._write(host.longs, rows, size, width, stale)
+        host.num_rows = num_rows
+        num_longs = part_begins(num_rows, self._max_pages)[-1]
         self._device_longs[:num_longs].copy_(host.longs[:num_longs], non_blocking=True)
         if host.copied is not None:
             host.copied.record()
-        return self.batch(size)
+        return self.batch(size, width)
 
-    def _write(self, buffer: torch.Tensor, rows: Sequence[DecodeRow], size: int, stale: int) -> int:
+    def _write(
+        self, buffer: torch.Tensor, rows: Sequence[DecodeRow], size: int, width: int, stale: int
+    ) -> int:
         """Writes all parts; of the block table, `stale` columns hold something else than 0.
         Returns how many columns do afterwards."""
         longs, kv_lengths, table = (
-            part.numpy() for part in split_parts(buffer, size * self._width, self._max_pages)
+            part.numpy() for part in split_parts(buffer, size * width, self._max_pages)
         )
         num_rows, page_tokens = len(rows), self._page_tokens
         counts = _array([len(row.token_ids) for row in rows])
-        assert counts.max(initial=0) <= self._width, "more tokens than rows"
+        assert counts.max(initial=0) <= width, "more tokens than rows"
         starts = _array([row.start for row in rows])
         # What is drafted behind them is written as far as there are pages.
-        wanted = (starts + counts + self._width - 2) // page_tokens + 1
+        wanted = (starts + counts + width - 2) // page_tokens + 1
         num_pages = np.minimum(wanted, _array([len(row.pages) for row in rows]))
-        width = int(num_pages.max(initial=0))
-        assert width <= self._max_pages, (width, self._max_pages)
-        table[:, : max(stale, width)] = 0
+        num_columns = int(num_pages.max(initial=0))
+        assert num_columns <= self._max_pages, (num_columns, self._max_pages)
+        table[:, : max(stale, num_columns)] = 0
         flat = [row.pages[:count] for row, count in zip(rows, num_pages.tolist(), strict=True)]
         page_ids = np.fromiter(
             itertools.chain.from_iterable(flat), dtype=np.int32, count=int(num_pages.sum())
         )
-        of_request = table.reshape(size, self._width, self._max_pages)
+        of_request = table.reshape(size, width, self._max_pages)
         row_of, column = np.repeat(np.arange(num_rows), num_pages), _from_zero(num_pages)
         of_request[row_of, :, column] = page_ids[:, None]
         index = _from_zero(counts)
         row_of = np.repeat(np.arange(num_rows), counts)
-        places, positions = row_of * self._width + index, starts[row_of] + index
+        places, positions = row_of * width + index, starts[row_of] + index
         longs[:2] = 0
         longs[2] = -1
         kv_lengths[:] = 0
@@ -151,7 +153,7 @@ class DecodeBuffers:
         is_seen = index < _array([row.num_seen for row in rows])[row_of]
         longs[2, places] = np.where(is_seen, -1, page * page_tokens + positions % page_tokens)
         kv_lengths[places] = positions + 1
-        return width
+        return num_columns
 
 
 def _array(values: Sequence[int]) -> np.ndarray:

@@ -123,15 +123,19 @@ class Runner:
         return [None if chunk.sample is None else next(tokens) for chunk in chunks]
 
     def begin(
-        self, chunks: Sequence[SequenceChunk], tokens_per_rank: tuple[int, ...]
+        self,
+        chunks: Sequence[SequenceChunk],
+        tokens_per_rank: tuple[int, ...],
+        num_drafts: int = 0,
     ) -> PendingStep:
         """As `step`, which must not be called before this one is over. Page lists may change once
         this has returned; samples are looked at until the step is over. Tokens are sampled at
-        once, unless that depends on some that are in flight: see `PendingStep.sample`."""
+        once, unless that depends on some that are in flight: see `PendingStep.sample`.
+        `num_drafts` as in `SpeculativeSteps.verify`."""
         is_sampled = [row is not None for chunk in chunks for row in (*chunk.checks, chunk.sample)]
         pending = PendingStep(is_sampled, self._perform, self._kv_cache.is_cuda)
         if self._speculation is not None:
-            verify = partial(self._verify, self._speculation, chunks, tokens_per_rank)
+            verify = partial(self._verify, self._speculation, chunks, tokens_per_rank, num_drafts)
             pending.begin(verify, partial(self._speculation.choose, chunks=chunks))
         else:
             batch = self._batch(chunks, tokens_per_rank) if self._thread is not None else None
@@ -160,10 +164,11 @@ class Runner:
         steps: SpeculativeSteps,
         chunks: Sequence[SequenceChunk],
         tokens_per_rank: tuple[int, ...],
+        num_drafts: int,
     ) -> torch.Tensor:
         if self._threads is not None:
             self._threads.prepare(sum(len(chunk.token_ids) for chunk in chunks))
-        return steps.verify(chunks, tokens_per_rank)
+        return steps.verify(chunks, tokens_per_rank, num_drafts)
 
     def _perform(self, job: Callable[[], None]) -> None:
         if self._thread is None:

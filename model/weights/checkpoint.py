@@ -193,7 +193,8 @@ class Checkpoint:
         """CheckpointError unless MTP layer 0 is whole."""
         if not self.num_mtp_layers(config):
             raise CheckpointError(
-                f"{self.folder}: no MTP layer, without which speculative-tokens must be 0"
+                f"{self.folder}: no MTP layer, without which speculative-tokens must be 0 or "
+                "speculative-method ngram"
             )
         needed, _ = mtp_tensors(config, 0)
         self._report(missing=[name for name in needed if name not in self.stored])

@@ -187,8 +187,11 @@ class Answer:
 class OneRank:
     """Plays the front: submits, has prefills answered, collects tokens."""
 
-    def __init__(self, link: "zmq.Socket[bytes]", prefill: FakePrefill) -> None:
+    def __init__(
+        self, link: "zmq.Socket[bytes]", prefill: FakePrefill, looks_up: bool = False
+    ) -> None:
         self.prefill = prefill
+        self.looks_up = looks_up
         self.answers: dict[str, Answer] = {}
         self.stats = RankStats()
         self.heard: list[RankMessage] = []
@@ -212,7 +215,7 @@ class OneRank:
         values = {"max_tokens": 16, "ignore_eos": True, **sampling}
         answer = Answer([*prompt], [*output], msgspec.convert(values, Sampling))
         self.answers[name] = answer
-        sees_prompt = answer.sampling.repetition_penalty != 1
+        sees_prompt = self.looks_up or answer.sampling.repetition_penalty != 1
         self.send(
             Submit(
                 request_id=name,
@@ -299,14 +302,13 @@ def one_rank(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = context.socket(zmq.PAIR)
     front.bind(endpoint)
-    drafts = bool(values.get("speculative_tokens"))
-    model = load_model(folder, "whole" if drafts else "none")
-    kv_cache = make_cache(model, num_pages)
-    transfer = MemoryTransfer(f"decode-{number}")
-    transfer.register(kv_cache)
     settings = WorkerSettings.model_validate(
         {"model": folder, "page_tokens": PAGE_TOKENS, "max_running": max_running, **values}
     )
+    model = load_model(folder, "whole" if settings.drafts_by_mtp else "none")
+    kv_cache = make_cache(model, num_pages)
+    transfer = MemoryTransfer(f"decode-{number}")
+    transfer.register(kv_cache)
     group = EpGroup.create(
         rank=0, size=1, rendezvous="", device=torch.device("cpu"), timeout_seconds=5
     )
@@ -337,7 +339,7 @@ def one_rank(
             kv_cache,
             AttentionForm.ABSORBED,
             speculation=speculating(
-                settings, model, kv_cache, AttentionForm.ABSORBED, (), max_pages=num_pages
+                settings, model, kv_cache, AttentionForm.ABSORBED, max_pages=num_pages
             ),
             in_background=bool(settings.overlap_schedule),
         ),
@@ -345,9 +347,9 @@ def one_rank(
     )
     thread = threading.Thread(target=DecodeLoop(rank).run, daemon=True)
     thread.start()
-    mtp: MtpUse = "kv" if drafts else "none"
+    mtp: MtpUse = "kv" if settings.drafts_by_mtp else "none"
     prefill = FakePrefill(folder, MemoryTransfer(f"prefill-{number}"), num_pages, mtp)
-    driver = OneRank(front, prefill)
+    driver = OneRank(front, prefill, settings.drafts_by_lookup)
     try:
         yield driver
         assert thread.is_alive(), "the loop has died"

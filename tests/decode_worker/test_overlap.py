@@ -156,10 +156,13 @@ class Watched:
         begin, result = Runner.begin, PendingStep.result
 
         def watched_begin(
-            runner: Runner, chunks: Sequence[SequenceChunk], tokens_per_rank: tuple[int, ...]
+            runner: Runner,
+            chunks: Sequence[SequenceChunk],
+            tokens_per_rank: tuple[int, ...],
+            num_drafts: int,
         ) -> PendingStep:
             self.calls.append("launch")
-            return begin(runner, chunks, tokens_per_rank)
+            return begin(runner, chunks, tokens_per_rank, num_drafts)
 
         def watched_result(step: PendingStep) -> list[TokenOut | None]:
             self.calls.append("land")

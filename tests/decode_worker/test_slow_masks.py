@@ -1,7 +1,6 @@
 """Matches that take long: their own requests sit steps out, others go on as if they were alone."""
 
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,12 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
         self.open.set()
-        self._work: Callable[..., Any] = paced_match._work
+        self._work = paced_match._work
         monkeypatch.setattr(paced_match, "_work", self)
 
-    def __call__(self, match: Any, token_ids: Sequence[int], since: float) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         assert self.open.wait(60)
-        return self._work(match, token_ids, since)
+        return self._work(*arguments)
 
 
 def answers(rank: OneRank) -> dict[str, tuple[list[int], Finish]]:

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from engine.sampling.sampling_params import Grammar
+from engine.grammar import paced_match
+from engine.link.messages import Produced
+from engine.sampling.sampling_params import Grammar, ThoughtBudget
 from tests.cluster.harness import DEMO_MODEL
 from tests.decode_worker.one_rank import OneRank, one_rank
 from tests.larks import regex
@@ -22,7 +25,20 @@ WAYS: Mapping[str, Mapping[str, object]] = {
     "stops": {"stop_token_ids": tuple(range(20, 90)), "min_tokens": 2, "temperature": 1.0},
     "biased": {"logit_bias": ((30, 4.0), (40, -3.0)), "temperature": 1.0},
     "penalised": {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "presence_penalty": 0.1},
+    "banned": {"bad_words": tuple((n, m) for n in range(99) for m in range(30, 99, 2))},
+    "thoughts": {
+        "thought_budget": ThoughtBudget(
+            max_tokens=6, open_token_id=1, close_token_ids=(40,), is_open=True
+        )
+    },
     "matched": {"grammar": Grammar(lark=regex("[0-9 ]{5,30}")), "ignore_eos": False},
+    "later": {
+        "grammar": Grammar(lark=regex("[a-z]+"), after_token_id=32),
+        "presence_penalty": 1.0,
+        "logit_bias": ((32, 4.0),),
+        "temperature": 1.0,
+        "seed": 4,
+    },
 }
 
 
@@ -71,3 +87,43 @@ def test_drafts_change_no_answer(
         # Prompts that make no sense: an MTP layer that was trained is right now and then.
         share = stats.drafts_accepted_total[0] / stats.drafts_proposed_total[0]
         assert share > 0.3 if folder == DEMO_MODEL else share < 0.2
+
+
+REPEATING: Mapping[str, Mapping[str, object]] = {
+    "one": {"allowed_token_ids": (30,)},
+    "two": {"allowed_token_ids": (30, 31), "temperature": 1.0, "seed": 3},
+    "words": {"grammar": Grammar(lark=regex("(ab|cd)+")), "temperature": 1.0, "seed": 4},
+}
+
+
+def test_drafts_that_are_looked_up_change_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced_match, "PATIENCE_SECONDS", 60.0)
+    folder = make_tiny_checkpoint(tmp_path / "model")
+    seen = []
+    for values in ({}, {"speculative_tokens": 3, "speculative_method": "ngram"}):
+        with one_rank(folder, tmp_path, **values) as rank:
+            for name, sampling in REPEATING.items():
+                rank.submit(name, PROMPTS[1], max_tokens=40, **sampling)
+            rank.run(60)
+            seen.append({name: answer.tokens for name, answer in rank.answers.items()})
+            rank.until_free(64)
+            proposed, accepted = rank.stats.drafts_proposed_total, rank.stats.drafts_accepted_total
+    assert seen[0] == seen[1]
+    assert len(proposed) == 3
+    assert 10 < accepted[0] < proposed[0]
+
+
+def test_what_a_grammar_allows_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced_match, "PATIENCE_SECONDS", 60.0)
+    grammar = Grammar(lark=regex("(.|\\n)+"))
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    with one_rank(DEMO_MODEL, tmp_path, speculative_tokens=2) as rank:
+        for text in ("What is 37 + 48? 37 + 48 =", "One, two, three, four,"):
+            prompt = tokenizer.encode(text).ids
+            rank.submit(text, prompt, max_tokens=30, min_tokens=30, grammar=grammar)
+        rank.run(120)
+        produced = [message for message in rank.heard if isinstance(message, Produced)]
+        assert sum(message.num_accepted for message in produced) > 5
+        rank.until_free(64)

@@ -1,5 +1,7 @@
 """The books of a rank: every event in every phase, then long random walks."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from decode_worker.events import Admit, Event, Grow, Landed, Launched, Outcome, Preempt, Tick
@@ -19,6 +21,7 @@ from engine.link.messages import (
     Reserved,
     TokenOut,
 )
+from engine.sampling.history import History
 from tests.decode_worker.books import EOS, OTHER, all_kv, make_state, prefilled, stepped, submit
 
 FIRST, SECOND = "e-0-1", "e-0-2"
@@ -332,3 +335,19 @@ def test_the_planner_counts_what_is_in_flight() -> None:
     assert running() == [(0, 1)]
     assert state.step(GOES_ON, 0.0) == [token(OTHER, Finish.LENGTH)]
     assert running() == [(0, 0)]
+
+
+def test_right_drafts_are_told_before_a_token_that_the_grammar_refuses() -> None:
+    state = make_state()
+    for event in (*RUNNING, LAUNCH):
+        state.step(event, 0.0)
+    history = Mock(spec=History, is_complete=False, match=None)
+    history.append.side_effect = [True, False]
+    state.requests["a"].history = history
+    tokens = tuple(TokenOut(token_id=token_id) for token_id in (OTHER, OTHER + 1))
+    produced, failed = state.step(Landed((Outcome(tokens, num_proposed=2),)), 0.0)
+    assert isinstance(produced, Produced)
+    assert (produced.tokens, produced.finish) == (tokens[:1], Finish.NONE)
+    assert isinstance(failed, Failed)
+    assert failed.code == "INVALID_ARGUMENT"
+    assert state.requests == {}

@@ -133,7 +133,7 @@ class Walk:
         """Of a step; drafts are wrong now and then."""
         facts, drafts = self.state.facts, request.drafts
         if facts.speculative_tokens:
-            chunk = next_chunk(request, None, facts)
+            chunk = next_chunk(request, None, facts, facts.speculative_tokens)
             end = chunk.start + len(chunk.token_ids)
             assert end == num_tokens + len(chunk.drafts)
             assert chunk.num_seen == request.is_fresh

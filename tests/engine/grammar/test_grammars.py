@@ -74,7 +74,7 @@ async def test_each_name_is_told_once_and_has_its_own_state(
     assert a.accept(y)
     await eventually(lambda: a.is_ready)
     assert (a.is_complete, b.is_complete) == (True, False)
-    assert (b.is_active, later.is_active) == (True, False)
+    assert (b.masks[0].is_active, later.masks[0].is_active) == (True, False)
 
 
 def test_what_is_no_grammar_is_the_callers_fault(grammars: Grammars) -> None:

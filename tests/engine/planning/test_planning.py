@@ -8,11 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from core.errors import CheckpointError
 from core.group_plan import Gpu, GroupPlan, GroupQuestion
 from engine.planning.answer import answer
 from engine.planning.host_needs import read_bytes
 from engine.planning.planner import Planner, rank_facts
 from engine.process.settings import WorkerSettings
+from engine.start.memory_plan import KV
 from engine.start.model_loading import model_config
 from engine.start.rank_memory import RankMemory
 from engine.start.rank_model import Prepared
@@ -125,6 +127,19 @@ def test_nothing_is_advised_where_nothing_helps(full_size: Path) -> None:
     refused = answer(replace(question(full_size, gib=12), most_nodes=1))
     assert refused.problem
     assert refused.advice == ()
+
+
+def test_look_ups_need_no_mtp_layer_and_no_kv(tmp_path: Path) -> None:
+    make_tiny_checkpoint(tmp_path / "tiny")
+    flags = ("--speculative-tokens", "2")
+    with pytest.raises(CheckpointError, match="speculative-method ngram"):
+        answer(question(tmp_path / "tiny", *flags))
+    told = answer(question(tmp_path / "tiny", *flags, "--speculative-method", "ngram"))
+    plain = answer(question(tmp_path / "tiny"))
+    assert not told.problem
+    kv = [[term for term in plan.terms if term.name == KV] for plan in (told, plain)]
+    assert kv[0] == kv[1] != []
+    assert told.kv_pages == plain.kv_pages
 
 
 def test_headers_of_weights_are_read_where_they_are(tmp_path: Path) -> None:

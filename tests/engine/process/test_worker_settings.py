@@ -44,6 +44,20 @@ def test_the_size_of_the_model_says_how_long_a_start_may_take(folder: Path) -> N
     assert WorkerSettings(model=folder, start_timeout_seconds=5).start_seconds == 5
 
 
+def test_what_drafts(folder: Path) -> None:
+    drafting = WorkerSettings(model=folder, speculative_tokens=3, max_running=64)
+    assert (drafting.drafts_by_mtp, drafting.drafts_by_lookup) == (True, False)
+    assert drafting.running_tokens == 4 * 64
+    looking = WorkerSettings(model=folder, speculative_tokens=3, speculative_method="ngram")
+    assert (looking.drafts_by_mtp, looking.drafts_by_lookup) == (False, True)
+    off = WorkerSettings(model=folder, speculative_method="ngram", max_running=64)
+    assert not off.drafts_by_lookup
+    assert off.running_tokens == 64
+    # So many at once draft nothing.
+    many = WorkerSettings(model=folder, speculative_tokens=1, max_running=1000)
+    assert many.running_tokens == 1000
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -56,6 +70,10 @@ def test_the_size_of_the_model_says_how_long_a_start_may_take(folder: Path) -> N
         (["--nodes", "2"], "rendezvous"),
         (["--rendezvous", "nonsense"], "--rendezvous"),
         (["--chunk-tokens", "8"], "less than a page"),
+        (
+            ["--speculative-tokens", "2", "--overlap-schedule"],
+            "no overlap-schedule with speculative-tokens 2",
+        ),
         # A round of a migration would outlast what ranks wait for each other.
         (["--rebalance-bytes-per-second", "17000"], "--rebalance-bytes-per-second"),
     ],

@@ -237,6 +237,10 @@ def test_recorded_steps_are_for_decode_on_gpus(
     assert sizes(device="cuda", max_running=20, cuda_graph_max_batch=4) == (1, 2, 4)
     assert sizes(device="cuda", max_running=3, cuda_graph_max_batch=64) == (1, 2, 3)
     assert sizes(device="cuda", cuda_graph_batch_sizes=(2, 32)) == (2, 32)
+    assert sizes(device="cuda", max_running=3, speculative_tokens=1) == (1, 2, 2, 3, 4, 6)
+    # So many draft nothing.
+    told = {"max_running": 256, "cuda_graph_batch_sizes": (64, 256), "speculative_tokens": 1}
+    assert sizes(device="cuda", **told) == (64, 128, 256)
     assert sizes(device="cuda", cuda_graph=False) == ()
     assert sizes(PREFILL, device="cuda") == ()
     assert sizes() == ()

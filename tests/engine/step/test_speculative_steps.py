@@ -50,10 +50,11 @@ def steps_of(model: DeepseekV3, cache: torch.Tensor, sizes: tuple[int, ...]) -> 
     steps = SpeculativeSteps(
         model,
         cache,
-        num_drafts=NUM_DRAFTS,
+        most_drafts=NUM_DRAFTS,
         max_batch=5,
+        max_rows=5 * (1 + NUM_DRAFTS),
         max_pages=6,
-        sizes=sizes,
+        sizes={count: sizes for count in range(NUM_DRAFTS + 1) if sizes},
         capture=RepeatedCall() if sizes else None,
     )
     steps.capture_all()
@@ -105,15 +106,16 @@ def test_tokens_and_drafts_are_those_of_whole_passes(
     Runner(model, cache, AttentionForm.PLAIN).step(chunks, (sum(map(len, PROMPTS)),))
     steps = steps_of(model, cache, sizes)
     runner = Runner(model, cache, AttentionForm.ABSORBED, speculation=steps)
-    truths = [continued(model, ids, 10) for ids in PROMPTS]
+    truths = [continued(model, ids, 12) for ids in PROMPTS]
     ends = [len(ids) + 1 for ids in PROMPTS]  # prefill has sampled one
     chunks = [
         chunk_of(truth[end - 2 : end], end - 2, pages)
         for truth, end, pages in zip(truths, ends, PAGES, strict=True)
     ]
     num_right = [0, 0, 0]
-    for step in range(3):
-        pending = runner.begin(chunks, (3, 4))  # another rank has more
+    counts = (NUM_DRAFTS, 2, 0, 1, NUM_DRAFTS)
+    for step, (count, following) in enumerate(zip(counts, (*counts[1:], 0), strict=True)):
+        pending = runner.begin(chunks, (3, 4), count)  # another rank has more
         tokens, made = iter(pending.result()), pending.drafts()
         assert made is not None
         for row, truth in enumerate(truths):
@@ -121,27 +123,29 @@ def test_tokens_and_drafts_are_those_of_whole_passes(
             begin, ends[row] = ends[row], ends[row] + num_right[row] + 1
             got = [token.token_id for token in sampled if token is not None]
             assert got == truth[begin : ends[row]]
-            assert made[row] == foreseen(model, truth[: ends[row]])
-        num_right = [(step + row) % NUM_DRAFTS for row in range(3)]
+            assert made[row] == foreseen(model, truth[: ends[row]])[:count]
+        num_right = [min(following, (step + row) % NUM_DRAFTS) for row in range(3)]
         chunks = [
             chunk_of(
-                [*truth[end - 1 : end + right], (truth[end + right] + 1) % 250, 5, 5][:4],
-                end - 1, pages, NUM_DRAFTS,
+                [*truth[end - 1 : end + right], (truth[end + right] + 1) % 250, 5, 5, 5][
+                    : following + 1
+                ],
+                end - 1, pages, following,
             )
             for truth, end, pages, right in zip(truths, ends, PAGES, num_right, strict=True)
         ]  # fmt: skip
-    assert runner.begin([], (0, 1)).result() == []
+    assert runner.begin([], (0, 1), NUM_DRAFTS).result() == []
 
 
 def test_rows_of_a_request_lie_beside_each_other() -> None:
-    buffers = DecodeBuffers(max_rows=6, max_pages=4, page_tokens=8, device=CPU, width=3)
+    buffers = DecodeBuffers(max_rows=6, max_pages=4, page_tokens=8, device=CPU)
     fresh, other = (
         SequenceChunk(
             token_ids=[7, 8], start=7, pages=[5, 3], sample=SampleRow(sampling=GREEDY, position=9)
         ),
         chunk_of([9, 4, 6], 14, [1, 2, 6], 2),
     )
-    batch = buffers.fill([fresh, other], 2)
+    batch = buffers.fill([fresh, other], 2, 3)
     assert batch.token_ids.tolist() == [7, 8, 0, 9, 4, 6]
     assert batch.positions.tolist() == [7, 8, 0, 14, 15, 16]
     assert batch.kv_lengths.tolist() == [8, 9, 0, 15, 16, 17]

@@ -61,7 +61,9 @@
 {{- $worker := include "epserve.worker" . | fromJson }}
 {{- $form := dict "dtype" "auto" "page-tokens" 64 "load-format" "auto" }}
 {{- $form = merge (dict) (pick $worker.settings "dtype" "page-tokens" "load-format") $form }}
-{{- $_ := set $form "MTP KV (speculative-tokens)" (ne (index $worker.settings "speculative-tokens" | default 0 | int) 0) }}
+{{- $drafts := ne (index $worker.settings "speculative-tokens" | default 0 | int) 0 }}
+{{- $mtp := eq (index $worker.settings "speculative-method" | default "mtp") "mtp" }}
+{{- $_ := set $form "MTP KV (speculative-tokens)" (and $drafts $mtp) }}
 {{- if eq $form.dtype "auto" }}
 {{- $_ := set $form "dtype" (ternary "bfloat16" "float32" (eq $worker.device "cuda")) }}
 {{- end }}
