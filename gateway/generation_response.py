@@ -105,6 +105,7 @@ class GenerationResponse(Response):
             outcome = error.status.code
             content = self._reply.failure(error)
             log.warning("stream ended early", code=outcome, message=error.message)
+            error.__traceback__ = None  # as in `gateway.http.direct_routes`
         except Exception:
             if not sender.has_begun:
                 raise

@@ -109,6 +109,7 @@ class Call:
         self._timer.cancel()
         if not self._is_over:
             self._leave(None)
+        self._error = None  # whose frames know this call
 
     async def take(self) -> bytes:
         """All responses that are there, at least one, to be parsed as one message; b"" at the

@@ -134,6 +134,9 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
             end.code = "OK"
         except TimeoutError as error:
             raise end.fail(DeadlineExceeded("the call's deadline is over")) from error
+        except EpserveError as error:
+            end.fail(error)
+            raise  # not from itself: it would never go without the garbage collector
         except Exception as error:
             raise end.fail(error) from error
         finally:

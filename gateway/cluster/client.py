@@ -150,7 +150,7 @@ class GenerateCall:
                         "the decode worker sent no message", failed_epoch=pair.decode.epoch
                     )
                 except EpserveError as failure:
-                    error = failure
+                    error = failure.with_traceback(None)  # which would hold this frame
             self._note_failure(pair, error)
 
     def note_begun(self) -> None:

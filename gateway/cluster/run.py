@@ -102,8 +102,10 @@ class RequestRun:
             await self._alone.aclose()
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, EpserveError):
+                ended.__traceback__ = None  # whose frames know it, and this run
+        self._tasks.clear()
 
     def __aiter__(self) -> AsyncIterator[list[tuple[int, ChoiceDelta]]]:
         return self

@@ -51,6 +51,8 @@ class DirectRoutes:
             return
         except EpserveError as error:
             refusal = await on_epserve_error(request, error)
+            # Its frames know it, as errors are passed on: a request would wait for the collector.
+            error.__traceback__ = None
         except HTTPException as error:
             refusal = await on_http_exception(request, error)
         await refusal(scope, receive, send)

@@ -141,6 +141,7 @@ async def test_errors_are_those_of_a_call_of_its_own(name: str) -> None:
             await tokens_of(served.call(3, name))
         for detail in ("message", "param", "retry_after_seconds", "failed_epoch"):
             assert getattr(raised.value, detail) == getattr(meant, detail)
+        assert meant.__cause__ is None  # as its own it would be kept, with all frames on its way
 
 
 async def test_defects_are_not_told() -> None:
