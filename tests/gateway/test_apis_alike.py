@@ -23,7 +23,7 @@ from tests.gateway.stream import join
 pytest.importorskip("torch")
 from tests.gateway.grammar.walks import TOKENIZER, VOCAB_SIZE, begin, walked  # noqa: E402 - as above
 
-NUM_REQUESTS = 10
+NUM_REQUESTS = 12
 MAX_TOKENS = 4000  # an output that is walked has fewer
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}},
@@ -71,10 +71,11 @@ class Worker:
         rng = random.Random(request.prompt_token_ids)
         grammar = request.sampling.grammar
         match = begin(self.folder, grammar)
-        self.thoughts = rng.choice(["hm", "so\nnaïve ", DEEPSEEK_V3.begins[0], ""])
+        ends_by_call = f"<[{TOKENIZER.token_to_id(SECTION_BEGIN)}]>" in grammar.lark
+        marks = DEEPSEEK_V3.begins[0] if ends_by_call else f"a{SECTION_BEGIN}b"
+        self.thoughts = rng.choice(["so\nnaïve ", marks, ""])
         begun = [THINK[0]] if self._opens else []
-        may_call = f"<[{TOKENIZER.token_to_id(SECTION_BEGIN)}]>" in grammar.lark
-        end = rng.choice([THINK[1], SECTION_BEGIN] if may_call else [THINK[1]])
+        end = rng.choice([THINK[1], SECTION_BEGIN] if ends_by_call else [THINK[1]])
         ids = TOKENIZER.encode("".join([*begun, self.thoughts, end])).ids
         assert all(map(match.accept, ids))
         assert match.is_active

@@ -242,7 +242,7 @@ async def test_forced_calls_beside_a_format(gateway: Gateway) -> None:
 
 async def test_strict_schemas_that_cannot_be_kept_to(gateway: Gateway) -> None:
     """Named where they stand, whether calls are forced or not."""
-    bad = tool("bad", x={"not": {}})
+    bad = tool("bad", x={"not": {"const": 1}})
     bad["function"]["strict"] = True
     for choice in ("auto", {"type": "function", "function": {"name": "bad"}}):
         reply = await gateway.chat("plain", tools=[*TOOLS, bad], tool_choice=choice)
