@@ -63,7 +63,8 @@ Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class WorkerMetrics:
-    """`stats` and `ready` give what each rank said last and first, index = rank."""
+    """`stats` and `ready` give what each rank said last and first, `quiet_seconds` how long ago it
+    last ended a step; index = rank."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class WorkerMetrics:
         role: str,
         stats: Callable[[], Sequence[RankStats]],
         ready: Callable[[], Sequence[Ready]] = tuple,
+        quiet_seconds: Callable[[], Sequence[float]] = tuple,
     ) -> None:
         self._registry = registry
         self.requests = Counter(
@@ -111,8 +113,19 @@ class WorkerMetrics:
             "epserve_worker_draining", "1 while the worker takes no new requests and finishes "
             "those it has", registry=registry,
         )  # fmt: skip
+        self.stalled = Gauge(
+            "epserve_worker_stalled", "1 while a rank ends no step: the worker takes no requests, "
+            "and those that it had have moved", registry=registry,
+        )  # fmt: skip
+        self.slow = Gauge(
+            "epserve_worker_slow", "1 while a rank's steps take a multiple of their usual time: "
+            "the worker gets requests only when others have no room", registry=registry,
+        )  # fmt: skip
+        self.num_stalls = Counter(
+            "epserve_worker_stalls", "Times that a worker was stalled", registry=registry
+        )
         add_build_info(registry, role)
-        registry.register(_RankCollector(role, stats, ready))
+        registry.register(_RankCollector(role, stats, ready, quiet_seconds))
 
     def observe(self, stats: RankStats) -> None:
         """Takes over what happened since the rank's last batch."""
@@ -152,14 +165,17 @@ class _RankCollector(Collector):
         role: str,
         stats: Callable[[], Sequence[RankStats]],
         ready: Callable[[], Sequence[Ready]],
+        quiet_seconds: Callable[[], Sequence[float]],
     ) -> None:
         self._role = role
         self._stats = stats
         self._ready = ready
+        self._quiet_seconds = quiet_seconds
 
     def collect(self) -> Iterator[Family]:
         ranks = self._stats()
         yield from _gauges(ranks)
+        yield _quiet(self._quiet_seconds())
         yield from _pages(ranks)
         yield from _totals(self._role, ranks)
         ready = self._ready()
@@ -176,6 +192,17 @@ def _gauges(ranks: Sequence[RankStats]) -> Iterator[Family]:
         for rank, stats in enumerate(ranks):
             gauge.add_metric([str(rank)], getattr(stats, field))
         yield gauge
+
+
+def _quiet(seconds: Sequence[float]) -> Family:
+    quiet = GaugeMetricFamily(
+        "epserve_rank_quiet_seconds",
+        "Since a rank last ended a step, or said that it is idle, which it does once a second",
+        labels=["rank"],
+    )
+    for rank, value in enumerate(seconds):
+        quiet.add_metric([str(rank)], value)
+    return quiet
 
 
 def _pages(ranks: Sequence[RankStats]) -> Iterator[Family]:
