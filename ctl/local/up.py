@@ -24,7 +24,7 @@ from ctl.local.gpus import count_gpus
 from ctl.local.layout import Machine, cluster
 from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
-from ctl.local.readiness import wait_until_ready
+from ctl.local.readiness import until_silent, wait_until_ready
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
 from ctl.local.terminal import Terminal
@@ -108,6 +108,7 @@ def run(
             terminal,
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
             probe=partial(wait_until_ready, credentials=credentials),
+            until_silent=partial(until_silent, credentials=credentials),
         )
         return asyncio.run(supervisor.run())
 
