@@ -16,12 +16,13 @@ from engine.step.sequence_chunk import UNKNOWN, SequenceChunk
 @dataclass(slots=True, kw_only=True)
 class InflightStep:
     """`rows` says which row of the step each request is, `chunks` what is computed of them, in
-    order; `began` in seconds. Tokens of requests that are `late` mean nothing: they were sampled
-    without their masks."""
+    order, `num_tokens` those of the rank with most; `began` in seconds. Tokens of requests that are
+    `late` mean nothing: they were sampled without their masks."""
 
     step: PendingStep
     rows: dict[str, int]
     chunks: Sequence[SequenceChunk]
+    num_tokens: int
     began: float
     late: Set[str] = frozenset()
 

@@ -149,7 +149,9 @@ class DecodeLoop(RankLoop[list[Request]]):
         names = tuple(request.request_id for request in batch)
         self._apply(Launched(names))
         rows = {name: row for row, name in enumerate(names)}
-        return InflightStep(step=step, rows=rows, chunks=chunks, began=began)
+        return InflightStep(
+            step=step, rows=rows, chunks=chunks, num_tokens=max(tokens_per_rank), began=began
+        )
 
     def _land(self) -> bool:
         inflight = self._inflight

@@ -14,6 +14,7 @@ class StepRecord(NamedTuple):
 
     seconds: float
     num_requests: int
+    num_tokens: int
 
 
 class StepLog:
@@ -30,7 +31,7 @@ class StepLog:
 
     def landed(self, inflight: InflightStep, now: float) -> None:
         seconds = now - max(inflight.began, self._landed_at)
-        self.recent.append(StepRecord(seconds, len(inflight.rows)))
+        self.recent.append(StepRecord(seconds, len(inflight.rows), inflight.num_tokens))
         self._last_seconds = seconds
         self.num_steps += 1
         if self._last is not None:
@@ -64,6 +65,7 @@ def rank_stats(state: RankState, log: StepLog) -> RankStats:
         num_steps=log.num_steps,
         step_seconds=tuple(step.seconds for step in log.recent),
         batch_sizes=tuple(step.num_requests for step in log.recent),
+        step_tokens=tuple(step.num_tokens for step in log.recent),
         tokens_transferred_total=totals.tokens_transferred,
         tokens_generated_total=totals.tokens_generated,
         kv_bytes_total=totals.kv_bytes,

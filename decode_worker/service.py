@@ -134,7 +134,7 @@ class DecodeService(generate_pb2_grpc.DecodeServicer):
     def _check_meant(self, request: generate_pb2.GenerateRequest) -> None:
         """Refuses what this worker cannot or must not take."""
         front = self._front
-        if not front.ready or front.died.done():
+        if not front.is_well:
             raise Unavailable("worker is not ready", failed_epoch=front.epoch)
         if request.decode_epoch and request.decode_epoch != front.epoch:
             raise Mismatch(

@@ -21,6 +21,7 @@ from core.signals import stop_event
 from gateway.app import create_app
 from gateway.base.metrics import GatewayMetrics
 from gateway.base.settings import GatewaySettings
+from gateway.beats import beat
 from gateway.cluster.channels import ChannelPool
 from gateway.cluster.client import Cluster
 from gateway.cluster.failover_policy import FailoverBounds
@@ -231,6 +232,8 @@ async def _serve_frontend(
     stopping = asyncio.create_task(stop.wait())
     tasks = {serving, announcing, stopping}
     beside = [asyncio.create_task(keys.watch()), asyncio.create_task(_warm(frontend))]
+    if settings.shared_folder is not None:
+        beside.append(asyncio.create_task(beat(settings.shared_folder)))
     if certificate is not None:
         beside.append(asyncio.create_task(certificate.watch()))
     try:

@@ -21,6 +21,7 @@ from core.metrics import serve as serve_metrics
 from core.signals import stop_event
 from gateway.base.metrics import SHARED_FOLDER_VARIABLE
 from gateway.base.settings import GatewaySettings
+from gateway.beats import until_stuck
 from gateway.http.listener import listen_on
 from gateway.worker import CANNOT_START
 
@@ -81,7 +82,11 @@ class _Workers:
         while True:
             started_at = loop.time()
             process = await self._start(index)
-            status = await process.wait()
+            watching = asyncio.create_task(self._end_if_stuck(index, process))
+            try:
+                status = await process.wait()
+            finally:
+                watching.cancel()
             mark_process_dead(process.pid, str(self._folder))  # type: ignore[no-untyped-call]
             log.error("worker process ended", worker=index, pid=process.pid, status=status)
             if status == CANNOT_START:
@@ -90,6 +95,12 @@ class _Workers:
                 pause = FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _end_if_stuck(self, index: int, process: asyncio.subprocess.Process) -> None:
+        """The kernel would go on to give it connections."""
+        await until_stuck(self._folder, process.pid)
+        log.error("worker process does nothing", worker=index, pid=process.pid)
+        process.kill()
 
     async def _start(self, index: int) -> asyncio.subprocess.Process:
         values = self._settings.model_dump(mode="json") | {

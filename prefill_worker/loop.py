@@ -63,7 +63,8 @@ class PrefillLoop(RankLoop[Work]):
         self._pusher = Pusher(context.transfer, context.kv_cache, self._geometry, self._clock)
         self._targets: dict[str, TargetPages] = {}
         self._first_tokens = FirstTokens(context, self._clock)
-        self._steps: list[tuple[float, int]] = []  # seconds, requests; not reported yet
+        # Seconds, requests, tokens; not reported yet.
+        self._steps: list[tuple[float, int, int]] = []
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_cached_tokens = 0
@@ -207,7 +208,7 @@ class PrefillLoop(RankLoop[Work]):
                 logprobs = self._first_tokens.prompt_logprobs(chunk.attempt_id)
                 self._apply(Sampled(chunk.attempt_id, token, logprobs))
         self._num_steps += 1
-        self._steps.append((step_seconds, len(work)))
+        self._steps.append((step_seconds, len(work), max(tokens_per_rank)))
         self._news = True
 
     def _page_range(self, chunk: Chunk) -> PageRange:
@@ -274,8 +275,9 @@ class PrefillLoop(RankLoop[Work]):
             num_transferring=num_transferring,
             num_waiting_tokens=sum(a.num_left_tokens for a in (*running, *waiting)),
             num_steps=self._num_steps,
-            step_seconds=tuple(seconds for seconds, _ in self._steps),
-            batch_sizes=tuple(size for _, size in self._steps),
+            step_seconds=tuple(seconds for seconds, _, _ in self._steps),
+            batch_sizes=tuple(size for _, size, _ in self._steps),
+            step_tokens=tuple(num_tokens for _, _, num_tokens in self._steps),
             tokens_computed_total=self._num_computed_tokens,
             tokens_cached_total=self._num_cached_tokens,
             kv_bytes_total=self._pusher.bytes_total,

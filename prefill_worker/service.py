@@ -177,24 +177,26 @@ class PrefillService(generate_pb2_grpc.PrefillServicer):
                 self._front.send(opened.rank, Abort(attempt_id=attempt_id))
 
     def fail_all(self, error: EpserveError) -> None:
-        for attempt_id in list(self._open):
+        for attempt_id, opened in self._open.items():
+            self._front.send(opened.rank, Abort(attempt_id=attempt_id))
             self._resolve(attempt_id, error)
+
+    async def close(self) -> None:
+        error = Unavailable("worker is shutting down", failed_epoch=self._front.epoch)
+        self.fail_all(error)
         for stop in self._stops.values():
             if not stop.confirmed.done():
                 stop.confirmed.set_exception(error)
                 stop.confirmed.exception()  # no one may be waiting any more
         self._stops.clear()
 
-    async def close(self) -> None:
-        self.fail_all(Unavailable("worker is shutting down", failed_epoch=self._front.epoch))
-
     # ---- inside
 
     def _check_meant(self, request: generate_pb2.PrefillRequest) -> None:
         """Refuses what this worker cannot or must not take."""
         front = self._front
-        if not front.ready:
-            raise Unavailable("worker is still starting")
+        if not front.is_well:
+            raise Unavailable("worker is not ready")
         if request.prefill_epoch != front.epoch:
             raise Mismatch(
                 f"this worker's epoch is {front.epoch}, not {request.prefill_epoch!r}",

@@ -96,6 +96,8 @@ Global___OpenCall: _TypeAlias = OpenCall  # noqa: Y015
 
 @_typing.final
 class ServerFrame(_message.Message):
+    """One without pieces says that the server goes on; it comes every second."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PIECES_FIELD_NUMBER: _builtins.int

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/worker.proto\x12\x11\x65pserve.worker.v1\"\x98\x01\n\x0fProcessIdentity\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.epserve.worker.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x0f\n\x07version\x18\x07 \x01(\t\"-\n\x12WatchStatusRequest\x12\x17\n\x0fmin_interval_ms\x18\x01 \x01(\r\"\xf4\x02\n\x0cWorkerStatus\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0ekv_fingerprint\x18\x03 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12,\n\x05ranks\x18\x08 \x03(\x0b\x32\x1d.epserve.worker.v1.RankStatus\x12\x1a\n\x12num_accepted_total\x18\t \x01(\x04\x12\x0f\n\x07\x64rained\x18\n \x01(\x08\x12\x10\n\x08num_open\x18\x0b \x01(\r\x12\x34\n\x0c\x65xpert_group\x18\x0c \x01(\x0b\x32\x1e.epserve.worker.v1.ExpertGroup\x12\x17\n\x0fpairing_version\x18\r \x01(\t\"\xae\x01\n\x0b\x45xpertGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\x11\n\tnum_nodes\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\x12\x12\n\nnum_layers\x18\x05 \x01(\r\x12\x14\n\x0c\x62\x61lancedness\x18\x06 \x01(\x01\x12\x13\n\x0brebalancing\x18\x07 \x01(\x08\x12\x19\n\x11placement_version\x18\x08 \x01(\x04\"\x96\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpages_total\x18\x06 \x01(\r\x12\x12\n\npages_free\x18\x07 \x01(\r\x12\x19\n\x11pages_quarantined\x18\x08 \x01(\r\x12\x14\n\x0cpages_cached\x18\t \x01(\r\x12\x11\n\tnum_steps\x18\n \x01(\x04\x12\x0b\n\x03pid\x18\x0b \x01(\x03\x12\x13\n\x0bmax_running\x18\x0c \x01(\r\x12\x15\n\rquiet_seconds\x18\r \x01(\x01\"J\n\x0c\x44rainRequest\x12\x0c\n\x04undo\x18\x01 \x01(\x08\x12\x1a\n\rgrace_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"\x0f\n\rDrainResponse\"\x12\n\x10GetConfigRequest\"9\n\x11GetConfigResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\'\n\x13SetLogLevelResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"E\n\x16\x45xplainRequestResponse\x12+\n\x04legs\x18\x01 \x03(\x0b\x32\x1d.epserve.worker.v1.RequestLeg\"\xc9\x04\n\nRequestLeg\x12\x32\n\x06worker\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x0e\n\x06leg_id\x18\x02 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x1a\n\x12num_earlier_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\r\x12\x15\n\rqueue_seconds\x18\n \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x0b \x01(\x01\x12\x18\n\x10transfer_seconds\x18\x0c \x01(\x01\x12\x10\n\x08kv_bytes\x18\r \x01(\x04\x12\x1b\n\x13\x66irst_token_seconds\x18\x0e \x01(\x01\x12\x15\n\rtotal_seconds\x18\x0f \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x10 \x01(\r\x12\x14\n\x0cnum_attempts\x18\x11 \x01(\r\x12\x11\n\tnum_steps\x18\x12 \x01(\x04\x12\x0e\n\x06\x66inish\x18\x13 \x01(\t\x12.\n\x04peer\x18\x14 \x01(\x0b\x32 .epserve.worker.v1.WorkerRefText\x12\x1b\n\x13num_accepted_drafts\x18\x15 \x01(\x04\x12\x1b\n\x13num_rejected_drafts\x18\x16 \x01(\x04\"=\n\rWorkerRefText\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t*b\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x12\x10\n\x0cROLE_GATEWAY\x10\x04\x32\xca\x03\n\x06Worker\x12W\n\x0bWatchStatus\x12%.epserve.worker.v1.WatchStatusRequest\x1a\x1f.epserve.worker.v1.WorkerStatus0\x01\x12J\n\x05\x44rain\x12\x1f.epserve.worker.v1.DrainRequest\x1a .epserve.worker.v1.DrainResponse\x12V\n\tGetConfig\x12#.epserve.worker.v1.GetConfigRequest\x1a$.epserve.worker.v1.GetConfigResponse\x12\\\n\x0bSetLogLevel\x12%.epserve.worker.v1.SetLogLevelRequest\x1a&.epserve.worker.v1.SetLogLevelResponse\x12\x65\n\x0e\x45xplainRequest\x12(.epserve.worker.v1.ExplainRequestRequest\x1a).epserve.worker.v1.ExplainRequestResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/worker.proto\x12\x11\x65pserve.worker.v1\"\x98\x01\n\x0fProcessIdentity\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.epserve.worker.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x0f\n\x07version\x18\x07 \x01(\t\"-\n\x12WatchStatusRequest\x12\x17\n\x0fmin_interval_ms\x18\x01 \x01(\r\"\xf4\x02\n\x0cWorkerStatus\x12\x34\n\x08identity\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0ekv_fingerprint\x18\x03 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12,\n\x05ranks\x18\x08 \x03(\x0b\x32\x1d.epserve.worker.v1.RankStatus\x12\x1a\n\x12num_accepted_total\x18\t \x01(\x04\x12\x0f\n\x07\x64rained\x18\n \x01(\x08\x12\x10\n\x08num_open\x18\x0b \x01(\r\x12\x34\n\x0c\x65xpert_group\x18\x0c \x01(\x0b\x32\x1e.epserve.worker.v1.ExpertGroup\x12\x17\n\x0fpairing_version\x18\r \x01(\t\"\xae\x01\n\x0b\x45xpertGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\x11\n\tnum_nodes\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\x12\x12\n\nnum_layers\x18\x05 \x01(\r\x12\x14\n\x0c\x62\x61lancedness\x18\x06 \x01(\x01\x12\x13\n\x0brebalancing\x18\x07 \x01(\x08\x12\x19\n\x11placement_version\x18\x08 \x01(\x04\"\xb5\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpages_total\x18\x06 \x01(\r\x12\x12\n\npages_free\x18\x07 \x01(\r\x12\x19\n\x11pages_quarantined\x18\x08 \x01(\r\x12\x14\n\x0cpages_cached\x18\t \x01(\r\x12\x11\n\tnum_steps\x18\n \x01(\x04\x12\x0b\n\x03pid\x18\x0b \x01(\x03\x12\x13\n\x0bmax_running\x18\x0c \x01(\r\x12\x15\n\rquiet_seconds\x18\r \x01(\x01\x12\x0f\n\x07stalled\x18\x0e \x01(\x08\x12\x0c\n\x04slow\x18\x0f \x01(\x08\"J\n\x0c\x44rainRequest\x12\x0c\n\x04undo\x18\x01 \x01(\x08\x12\x1a\n\rgrace_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"\x0f\n\rDrainResponse\"\x12\n\x10GetConfigRequest\"9\n\x11GetConfigResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\'\n\x13SetLogLevelResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"E\n\x16\x45xplainRequestResponse\x12+\n\x04legs\x18\x01 \x03(\x0b\x32\x1d.epserve.worker.v1.RequestLeg\"\xc9\x04\n\nRequestLeg\x12\x32\n\x06worker\x18\x01 \x01(\x0b\x32\".epserve.worker.v1.ProcessIdentity\x12\x0e\n\x06leg_id\x18\x02 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x1a\n\x12num_earlier_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\r\x12\x15\n\rqueue_seconds\x18\n \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x0b \x01(\x01\x12\x18\n\x10transfer_seconds\x18\x0c \x01(\x01\x12\x10\n\x08kv_bytes\x18\r \x01(\x04\x12\x1b\n\x13\x66irst_token_seconds\x18\x0e \x01(\x01\x12\x15\n\rtotal_seconds\x18\x0f \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x10 \x01(\r\x12\x14\n\x0cnum_attempts\x18\x11 \x01(\r\x12\x11\n\tnum_steps\x18\x12 \x01(\x04\x12\x0e\n\x06\x66inish\x18\x13 \x01(\t\x12.\n\x04peer\x18\x14 \x01(\x0b\x32 .epserve.worker.v1.WorkerRefText\x12\x1b\n\x13num_accepted_drafts\x18\x15 \x01(\x04\x12\x1b\n\x13num_rejected_drafts\x18\x16 \x01(\x04\"=\n\rWorkerRefText\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t*b\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x12\x10\n\x0cROLE_GATEWAY\x10\x04\x32\xca\x03\n\x06Worker\x12W\n\x0bWatchStatus\x12%.epserve.worker.v1.WatchStatusRequest\x1a\x1f.epserve.worker.v1.WorkerStatus0\x01\x12J\n\x05\x44rain\x12\x1f.epserve.worker.v1.DrainRequest\x1a .epserve.worker.v1.DrainResponse\x12V\n\tGetConfig\x12#.epserve.worker.v1.GetConfigRequest\x1a$.epserve.worker.v1.GetConfigResponse\x12\\\n\x0bSetLogLevel\x12%.epserve.worker.v1.SetLogLevelRequest\x1a&.epserve.worker.v1.SetLogLevelResponse\x12\x65\n\x0e\x45xplainRequest\x12(.epserve.worker.v1.ExplainRequestRequest\x1a).epserve.worker.v1.ExplainRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2093
-  _globals['_ROLE']._serialized_end=2191
+  _globals['_ROLE']._serialized_start=2124
+  _globals['_ROLE']._serialized_end=2222
   _globals['_PROCESSIDENTITY']._serialized_start=42
   _globals['_PROCESSIDENTITY']._serialized_end=194
   _globals['_WATCHSTATUSREQUEST']._serialized_start=196
@@ -42,27 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPERTGROUP']._serialized_start=619
   _globals['_EXPERTGROUP']._serialized_end=793
   _globals['_RANKSTATUS']._serialized_start=796
-  _globals['_RANKSTATUS']._serialized_end=1074
-  _globals['_DRAINREQUEST']._serialized_start=1076
-  _globals['_DRAINREQUEST']._serialized_end=1150
-  _globals['_DRAINRESPONSE']._serialized_start=1152
-  _globals['_DRAINRESPONSE']._serialized_end=1167
-  _globals['_GETCONFIGREQUEST']._serialized_start=1169
-  _globals['_GETCONFIGREQUEST']._serialized_end=1187
-  _globals['_GETCONFIGRESPONSE']._serialized_start=1189
-  _globals['_GETCONFIGRESPONSE']._serialized_end=1246
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=1248
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=1283
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1285
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1324
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1326
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1369
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1371
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1440
-  _globals['_REQUESTLEG']._serialized_start=1443
-  _globals['_REQUESTLEG']._serialized_end=2028
-  _globals['_WORKERREFTEXT']._serialized_start=2030
-  _globals['_WORKERREFTEXT']._serialized_end=2091
-  _globals['_WORKER']._serialized_start=2194
-  _globals['_WORKER']._serialized_end=2652
+  _globals['_RANKSTATUS']._serialized_end=1105
+  _globals['_DRAINREQUEST']._serialized_start=1107
+  _globals['_DRAINREQUEST']._serialized_end=1181
+  _globals['_DRAINRESPONSE']._serialized_start=1183
+  _globals['_DRAINRESPONSE']._serialized_end=1198
+  _globals['_GETCONFIGREQUEST']._serialized_start=1200
+  _globals['_GETCONFIGREQUEST']._serialized_end=1218
+  _globals['_GETCONFIGRESPONSE']._serialized_start=1220
+  _globals['_GETCONFIGRESPONSE']._serialized_end=1277
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1279
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=1314
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1316
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1355
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1357
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1400
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1402
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1471
+  _globals['_REQUESTLEG']._serialized_start=1474
+  _globals['_REQUESTLEG']._serialized_end=2059
+  _globals['_WORKERREFTEXT']._serialized_start=2061
+  _globals['_WORKERREFTEXT']._serialized_end=2122
+  _globals['_WORKER']._serialized_start=2225
+  _globals['_WORKER']._serialized_end=2683
 # @@protoc_insertion_point(module_scope)

@@ -237,6 +237,8 @@ class RankStatus(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     QUIET_SECONDS_FIELD_NUMBER: _builtins.int
+    STALLED_FIELD_NUMBER: _builtins.int
+    SLOW_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     device: _builtins.str
     num_running: _builtins.int
@@ -254,6 +256,10 @@ class RankStatus(_message.Message):
     max_running: _builtins.int
     quiet_seconds: _builtins.float
     """since it last ended a step, or said that it is idle"""
+    stalled: _builtins.bool
+    """for too long: the worker is not ready meanwhile"""
+    slow: _builtins.bool
+    """its steps take a multiple of their usual time"""
     def __init__(
         self,
         *,
@@ -270,10 +276,12 @@ class RankStatus(_message.Message):
         pid: _builtins.int = ...,
         max_running: _builtins.int = ...,
         quiet_seconds: _builtins.float = ...,
+        stalled: _builtins.bool = ...,
+        slow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "max_running", b"max_running", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_quarantined", b"pages_quarantined", "pages_total", b"pages_total", "pid", b"pid", "quiet_seconds", b"quiet_seconds", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "max_running", b"max_running", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_quarantined", b"pages_quarantined", "pages_total", b"pages_total", "pid", b"pid", "quiet_seconds", b"quiet_seconds", "rank", b"rank", "slow", b"slow", "stalled", b"stalled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,7 +72,7 @@ class Cluster:
 
 
 def _log_transition(action: Transition) -> None:
-    write = log.warning if action.after is WorkerState.LOST else log.info
+    write = log.warning if action.after in (WorkerState.LOST, WorkerState.STALLED) else log.info
     write(
         f"worker is {action.after.value}",
         worker=action.worker.name,

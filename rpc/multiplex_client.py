@@ -33,6 +33,10 @@ FRAME_BYTES = 4 * 2**20
 READ_FRAMES = 2
 READ_PIECES = 32
 READ_SMALL_FRAMES = 32
+# A server that has said nothing for so long is stuck. Those of before there were beats say nothing
+# while they have nothing to say.
+SILENCE_SECONDS = 4.0
+LOOK_SECONDS = 0.25
 # Responses that one call may have waiting; a reader that is slower loses the call.
 MAX_WAITING_BYTES = 512 * 2**10
 
@@ -170,6 +174,8 @@ class _Session:
         self._cancelled: list[int] = []
         self._num_read = 0  # frames, and their pieces, that the server was not told of
         self._num_pieces_read = 0
+        self._silent_seconds = 0.0
+        self._watching: asyncio.Task[None] | None = None
         self._stream = MultiplexStub(peer).Session(None)
         self._reading = asyncio.create_task(self._read())
         self._writing: asyncio.Task[None] | None = None
@@ -243,6 +249,10 @@ class _Session:
         error: EpserveError = Draining("the server is stopping", failed_epoch=self._peer_epoch)
         try:
             async for frame in self._stream:
+                self._silent_seconds = 0.0
+                if not frame.pieces:
+                    self._watching = self._watching or asyncio.create_task(self._watch())
+                    continue
                 self._deliver(frame)
                 self._num_read += 1
                 self._num_pieces_read += len(frame.pieces)
@@ -258,7 +268,21 @@ class _Session:
             error = Unavailable("internal error", failed_epoch=self._peer_epoch)
         finally:
             self._stream.cancel()  # of use only where what was read ended it
+            if self._watching is not None:
+                self._watching.cancel()
             self._end_all(error)
+
+    async def _watch(self) -> None:
+        """Ends the session when its server is stuck; but what this process, held up itself, has not
+        read is no silence."""
+        loop = asyncio.get_running_loop()
+        while self._silent_seconds < SILENCE_SECONDS:
+            before = loop.time()
+            await asyncio.sleep(LOOK_SECONDS)
+            self._silent_seconds += min(loop.time() - before, 2 * LOOK_SECONDS)
+        reason = f"the server has said nothing for {SILENCE_SECONDS:g} s"
+        self._end_all(Disconnected(reason, failed_epoch=self._peer_epoch))
+        self._stream.cancel()
 
     def _has_read_much(self) -> bool:
         is_much = self._num_read >= READ_FRAMES and self._num_pieces_read >= READ_PIECES

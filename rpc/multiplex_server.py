@@ -7,7 +7,7 @@ What calls respond while a frame is on its way goes out together in the next fra
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ MAX_UNREAD_PIECES = 64
 MAX_UNREAD_SMALL_FRAMES = 64
 # Responses that wait for a peer that does not read; past it the calls of the session wait.
 MAX_PENDING_BYTES = 4 * 2**20
+# An empty frame comes so often: a process that is stuck sends none, whatever the library answers in
+# its place.
+BEAT_SECONDS = 1.0
 
 
 class Method(Protocol):
@@ -84,15 +87,22 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServicer):
         both: tuple[asyncio.Task[Any], ...] = (reading, ending)
         for task in both:
             task.add_done_callback(lambda _: session.changed.set())
+        loop = asyncio.get_running_loop()
+        beat_at = loop.time() + BEAT_SECONDS
         try:
             while True:
+                if loop.time() >= beat_at:
+                    beat_at = loop.time() + BEAT_SECONDS
+                    yield ServerFrame()
                 frame = session.take()
                 if frame is not None and frame.pieces:
                     yield frame
                     continue  # and looks again at all that changed meanwhile
                 if ending.done() or session.is_broken or (reading.done() and not session.tasks):
                     return
-                await session.changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(beat_at):
+                        await session.changed.wait()
         finally:
             tasks = [*both, *session.tasks.values()]
             for task in tasks:

@@ -2,9 +2,10 @@
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 
-# A peer whose machine vanished is noticed after KEEPALIVE + TIMEOUT at the latest.
-KEEPALIVE_MILLISECONDS = 2000
-KEEPALIVE_TIMEOUT_MILLISECONDS = 3000
+# A peer whose machine vanished, or that is frozen, is noticed after KEEPALIVE + TIMEOUT at the
+# latest: a stream that it carried is to go on elsewhere within 5 s.
+KEEPALIVE_MILLISECONDS = 1000
+KEEPALIVE_TIMEOUT_MILLISECONDS = 2500
 
 _SHARED: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

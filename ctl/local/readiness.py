@@ -12,13 +12,21 @@ from core.printable import printable
 from ctl.local.process_spec import ProcessSpec
 from rpc.client import channel
 from rpc.cluster_credentials import ClusterCredentials
+from rpc.server import LIVENESS
 
 _ASK_AGAIN_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
+# A process that answers none of so many questions is frozen, or stuck for good.
+_NUM_UNANSWERED = 10
+_LOOK_SECONDS = 2.0
 
 
 class NotHealthy(Exception):
     """The process does not serve; the message says how it looks instead."""
+
+
+class NoAnswer(NotHealthy):
+    """Nor does it say so."""
 
 
 async def wait_until_ready(
@@ -37,6 +45,24 @@ async def wait_until_ready(
             return
 
 
+async def until_silent(spec: ProcessSpec, credentials: ClusterCredentials | None = None) -> None:
+    """Returns once the process has answered nothing for half a minute."""
+    num_unanswered = 0
+    while num_unanswered < _NUM_UNANSWERED:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            if spec.role == "gateway":
+                await check_http(spec.address, "/version", tls=spec.speaks_tls)
+            else:
+                await check_grpc(spec.address, LIVENESS, credentials=credentials)
+        except NoAnswer:
+            num_unanswered += 1
+        except NotHealthy:
+            num_unanswered = 0
+        else:
+            num_unanswered = 0
+
+
 async def check_grpc(
     address: str,
     service: str = "",
@@ -49,7 +75,7 @@ async def check_grpc(
         try:
             reply = await health_pb2_grpc.HealthStub(peer).Check(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
-            raise NotHealthy(f"{error.code().name}: {printable(error.details() or '')}") from error
+            raise NoAnswer(f"{error.code().name}: {printable(error.details() or '')}") from error
     status: int = reply.status
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise NotHealthy(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
@@ -71,7 +97,7 @@ async def check_http(
         async with asyncio.timeout(timeout_seconds):
             status = await _http_status(target, path, tls=tls)
     except TimeoutError as error:
-        raise NotHealthy(f"no answer within {timeout_seconds:g} s") from error
+        raise NoAnswer(f"no answer within {timeout_seconds:g} s") from error
     except (OSError, ValueError) as error:
         raise NotHealthy(f"no HTTP answer: {error}") from error
     if status != HTTPStatus.OK and not (alive and status == HTTPStatus.UNAUTHORIZED):

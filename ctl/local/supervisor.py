@@ -10,7 +10,7 @@ from typing import Any
 from ctl.local.child import Child
 from ctl.local.log_files import LogFiles
 from ctl.local.process_spec import ProcessSpec
-from ctl.local.readiness import wait_until_ready
+from ctl.local.readiness import until_silent, wait_until_ready
 from ctl.local.supervision import (
     Action,
     Elapsed,
@@ -43,13 +43,17 @@ class Supervisor:
         *,
         limits: Limits,
         probe: Callable[[ProcessSpec], Coroutine[Any, Any, None]] = wait_until_ready,
+        until_silent: Callable[[ProcessSpec], Coroutine[Any, Any, None]] = until_silent,
     ) -> None:
+        """`probe` returns once a process serves, `until_silent` once it answers nothing any more:
+        it is killed then."""
         self._specs = {spec.name: spec for spec in specs}
         self._logs = logs
         self._reporter = reporter
         fronts = [spec.name for spec in specs if spec.role == "gateway"]
         self._machine = Supervision([*self._specs], limits, reporter, fronts=fronts)
         self._probe = probe
+        self._until_silent = until_silent
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._children: dict[str, Child] = {}
         self._watches: set[asyncio.Task[None]] = set()
@@ -125,12 +129,15 @@ class Supervisor:
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    async def _ask(self, spec: ProcessSpec) -> None:
+    async def _ask(self, spec: ProcessSpec, child: Child) -> None:
         await self._probe(spec)
         self._events.put_nowait(Ready(spec.name))
+        await self._until_silent(spec)
+        self._reporter.silent(spec.name)
+        child.kill()
 
     async def _watch(self, spec: ProcessSpec, child: Child) -> None:
-        probe = asyncio.create_task(self._ask(spec))
+        probe = asyncio.create_task(self._ask(spec, child))
         try:
             status = await child.wait()
         finally:

@@ -80,6 +80,9 @@ class Terminal:
         self._say(f"Logs:   {escape(str(self._log_folder))}/NAME.log")
         self._say("Ctrl-C stops everything.")
 
+    def silent(self, name: str) -> None:
+        self._say(f"[yellow]{name}[/] is there, but answers nothing; killing it")
+
     def died(self, name: str, status: int, backoff_seconds: float) -> None:
         self._say(
             f"[yellow]{name}[/] died: {describe_exit(status)}; "

@@ -29,7 +29,7 @@ from ctl.local.log_files import LogFiles
 from ctl.local.plan_first import fits
 from ctl.local.process_spec import ProcessSpec
 from ctl.local.proxies import proxies
-from ctl.local.readiness import wait_until_ready
+from ctl.local.readiness import until_silent, wait_until_ready
 from ctl.local.supervision import Limits
 from ctl.local.supervisor import Supervisor
 from ctl.local.terminal import Terminal
@@ -120,6 +120,7 @@ def run(
             terminal,
             limits=replace(stop_limits(specs), ready_seconds=ready_timeout_seconds),
             probe=partial(wait_until_ready, credentials=credentials),
+            until_silent=partial(until_silent, credentials=credentials),
         )
         addresses = {
             spec.name: parse_address(spec.address) for spec in specs if spec.role != "gateway"

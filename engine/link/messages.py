@@ -293,6 +293,7 @@ class RankStats(Frozen, frozen=True, kw_only=True):
     num_steps: int = 0
     step_seconds: tuple[float, ...] = ()  # durations of the steps since the last batch
     batch_sizes: tuple[int, ...] = ()  # requests in each of these steps
+    step_tokens: tuple[int, ...] = ()  # of the rank with most, in each of them
     tokens_computed_total: int = 0  # prompt tokens run through the model
     tokens_cached_total: int = 0  # prompt tokens found in the prefix tree
     tokens_transferred_total: int = 0  # prompt tokens whose KV arrived from a peer

@@ -32,14 +32,13 @@ from engine.process.settings import WorkerSettings
 
 log = get_logger("engine.front")
 
-# How often it is looked whether ranks, which speak once a second, are silent.
-LOOK_SECONDS = 1.0
-# A group notices by itself who keeps it waiting, and knows better which rank it is.
-SILENCE_GRACE_SECONDS = 15.0
+# How often it is looked whether ranks, which speak with each step and once a second, are silent.
+LOOK_SECONDS = 0.25
 
 OnMessage = Callable[[int, RankMessage], None]
 OnStats = Callable[[int, RankStats], None]
 OnChange = Callable[[], None]
+OnStall = Callable[[str], None]
 
 
 class StartError(Exception):
@@ -51,8 +50,9 @@ class WorkerFront:
 
     `on_message` is called for every message of a rank but Ready, in order per rank, and must
     not block; `on_stats` after each batch; `on_change` when what a router wants to know may
-    have changed. All three are to be set before `start`. `died` resolves to a reason when a
-    rank ends unasked; the others are killed by then.
+    have changed; `on_stall` when a rank has ended no step for `settings.stall_seconds`, with the
+    reason. All four are to be set before `start`. `died` resolves to a reason when a rank ends
+    unasked; the others are killed by then.
     """
 
     def __init__(
@@ -66,10 +66,13 @@ class WorkerFront:
         self.epoch = new_epoch()
         self.ready: tuple[Ready, ...] = ()
         self.draining = False
+        self.stalled: frozenset[int] = frozenset()  # ranks that are to end a step, and do not
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_message: OnMessage = lambda _rank, _message: None
         self.on_change: OnChange = lambda: None
         self.on_stats: OnStats = lambda _rank, _stats: None
+        self.on_stall: OnStall = lambda _reason: None
+        self.slow: frozenset[int] = frozenset()  # ranks whose steps take a multiple of the usual
         self._command = command or rank_command(role)
         self._ranks: list[RankProcess] = []
         self._context = Context()
@@ -86,6 +89,11 @@ class WorkerFront:
     def stats(self) -> tuple[RankStats, ...]:
         """What each rank last said of itself; zeros before its first word."""
         return tuple(rank.stats for rank in self._ranks)
+
+    @property
+    def is_well(self) -> bool:
+        """All ranks are up and go on from step to step."""
+        return bool(self.ready) and not self.died.done() and not self.stalled
 
     @property
     def quiet_seconds(self) -> tuple[float, ...]:
@@ -119,7 +127,7 @@ class WorkerFront:
         self._reservation.close()
         _check_agreement(ready)
         self.ready = ready
-        self._looking = asyncio.create_task(self._look_for_silence(), name="silent-ranks")
+        self._looking = asyncio.create_task(self._look_after_ranks(), name="stalled-ranks")
         log.info("ranks ready", num_ranks=len(ready), seconds=round(time.monotonic() - began, 2))
         self.on_change()
 
@@ -173,18 +181,47 @@ class WorkerFront:
             missing -= done
         return tuple(rank.ready.result() for rank in self._ranks)
 
-    async def _look_for_silence(self) -> None:
-        """A rank that hangs is killed. What a front that was held up itself has not heard is
-        no process's silence."""
+    async def _look_after_ranks(self) -> None:
+        """Sees which ranks end no steps, and kills those that will not. What a front that was held
+        up itself has not heard is no rank's silence."""
         loop = asyncio.get_running_loop()
-        most = self.settings.step_timeout_seconds + SILENCE_GRACE_SECONDS
+        stall_seconds = self.settings.stall_seconds
+        # A group notices by itself who keeps it waiting, and knows better which rank it is.
+        most = self.settings.step_timeout_seconds + stall_seconds
         before = loop.time()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
             for rank in self._ranks:
-                rank.note_silence(min(now - before, 2 * LOOK_SECONDS), most)
+                rank.quiet_seconds += min(now - before, 2 * LOOK_SECONDS)
+                if rank.quiet_seconds > most:
+                    rank.kill(f"it has ended no step for {most:g} s")
             before = now
+            ranks = (rank for rank in self._ranks if rank.quiet_seconds > stall_seconds)
+            self._note_stalled(frozenset(rank.index for rank in ranks))
+            self._note_slow()
+
+    def _note_stalled(self, stalled: frozenset[int]) -> None:
+        before, self.stalled = self.stalled, stalled
+        if stalled == before:
+            return
+        seconds = self.settings.stall_seconds
+        if stalled > before:
+            log.warning("ranks end no step", ranks=sorted(stalled), stall_seconds=seconds)
+        if stalled and not before:
+            self.on_stall(f"ranks {sorted(stalled)} have ended no step for {seconds:g} s")
+        if before and not stalled:
+            log.warning("ranks go on; if steps take so long, raise --stall-seconds")
+        self.on_change()
+
+    def _note_slow(self) -> None:
+        before, self.slow = self.slow, frozenset(r.index for r in self._ranks if r.pace.is_slow)
+        if self.slow == before:
+            return
+        factors = {rank.index: round(rank.pace.factor, 1) for rank in self._ranks}
+        if self.slow > before:
+            log.warning("steps take a multiple of their usual time", factor_of_rank=factors)
+        self.on_change()
 
     def _start_of(self, index: int, rendezvous: str) -> RankStart:
         return RankStart(

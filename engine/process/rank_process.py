@@ -10,6 +10,7 @@ from core.log import get_logger
 from engine.link.link import Context, FrontLink, LinkError
 from engine.link.messages import Failed, FrontMessage, RankBatch, RankMessage, RankStats, Ready
 from engine.process.rank_start import RankStart
+from engine.process.step_pace import StepPace
 
 log = get_logger("engine.rank_process")
 
@@ -35,6 +36,7 @@ class RankProcess:
         self._on_message = on_message
         self._on_batch_end = on_batch_end
         self.quiet_seconds = 0.0  # since it last ended a step, or said that it is idle
+        self.pace = StepPace()
         self._reason = ""
         self._process: asyncio.subprocess.Process | None = None
         self._link: FrontLink | None = None
@@ -61,18 +63,11 @@ class RankProcess:
         if self._link is not None:
             self._link.send(message)
 
-    def kill(self) -> None:
-        """SIGKILL, unless it is dead already."""
+    def kill(self, reason: str = "") -> None:
+        """SIGKILL, unless it is dead already; `reason` is told with its death."""
         if self._process is not None and self._process.returncode is None:
+            self._reason = self._reason or reason
             self._process.kill()
-
-    def note_silence(self, seconds: float, most: float) -> None:
-        """So long has nothing been heard, since the last call; all in all at most `most` seconds,
-        then it is killed: whatever it hangs in, nothing else would end the requests on it."""
-        self.quiet_seconds += seconds
-        if self.quiet_seconds > most:
-            self._reason = self._reason or f"it has said nothing for {most:g} s"
-            self.kill()
 
     async def close(self) -> None:
         """Kills the process if need be and waits for its end."""
@@ -86,6 +81,7 @@ class RankProcess:
         assert batch.rank == self.index, f"rank {self.index} calls itself {batch.rank}"
         self.stats = batch.stats
         self.quiet_seconds = 0.0
+        self.pace.note(batch.stats.step_seconds, batch.stats.step_tokens)
         for message in batch.messages:
             if isinstance(message, Ready) and not self.ready.done():
                 self.ready.set_result(message)
@@ -100,13 +96,11 @@ class RankProcess:
             self._on_message(self.index, message)
         except Exception as error:
             # Its request would hang for ever: better a worker that starts anew.
-            self._reason = f"{type(message).__name__} cannot be handled: {error!r}"
-            self.kill()
+            self.kill(f"{type(message).__name__} cannot be handled: {error!r}")
             raise
 
     def _link_failed(self, error: LinkError) -> None:
-        self._reason = self._reason or str(error)
-        self.kill()
+        self.kill(str(error))
 
     async def _wait_for_exit(self) -> None:
         assert self._process is not None

@@ -110,10 +110,17 @@ class WorkerSettings(PeerSettings):
         1e9, ge=1e6, description="What a rank may send of experts that move"
     )
     step_timeout_seconds: float = Field(
-        120.0,
+        30.0,
         gt=0,
-        description="A rank that keeps its EP group waiting this long is lost; 15 s more, and one "
-        "that says nothing",
+        description="A rank that keeps its EP group waiting this long is lost, and one that ends "
+        "no step for this and stall-seconds: the worker is started anew",
+    )
+    stall_seconds: float = Field(
+        3.0,
+        gt=1,
+        le=3600,
+        description="More than any step takes: a worker with a rank that ends none for so long "
+        "takes no requests until it goes on, and those that it has move",
     )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda, or cuda:N for rank 0"

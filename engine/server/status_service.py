@@ -130,7 +130,7 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
         status = worker_pb2.WorkerStatus(
             identity=self._identity,
             model=front.settings.model_name,
-            ready=bool(front.ready) and not front.died.done(),
+            ready=front.is_well,
             draining=front.draining,
             num_accepted_total=self._service.num_accepted_total,
             num_open=self._service.num_open,
@@ -163,4 +163,6 @@ class StatusService(worker_pb2_grpc.WorkerServicer):
             pid=ready.pid,
             max_running=ready.max_running,
             quiet_seconds=self._front.quiet_seconds[rank],
+            stalled=rank in self._front.stalled,
+            slow=rank in self._front.slow,
         )

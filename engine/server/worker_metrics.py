@@ -113,6 +113,17 @@ class WorkerMetrics:
             "epserve_worker_draining", "1 while the worker takes no new requests and finishes "
             "those it has", registry=registry,
         )  # fmt: skip
+        self.stalled = Gauge(
+            "epserve_worker_stalled", "1 while a rank ends no step: the worker takes no requests, "
+            "and those that it had have moved", registry=registry,
+        )  # fmt: skip
+        self.slow = Gauge(
+            "epserve_worker_slow", "1 while a rank's steps take a multiple of their usual time: "
+            "the worker gets requests only when others have no room", registry=registry,
+        )  # fmt: skip
+        self.num_stalls = Counter(
+            "epserve_worker_stalls", "Times that a worker was stalled", registry=registry
+        )
         add_build_info(registry, role)
         registry.register(_RankCollector(role, stats, ready, quiet_seconds))
 

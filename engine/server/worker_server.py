@@ -1,7 +1,8 @@
 """The front process of a worker from its first line to its exit status, for both roles.
 
 starting -> serving -> draining -> stopped (status 0)
-    |           |----------`-- a rank died -> failed (status 1)
+    |         |  ^ |-------`-- a rank died -> failed (status 1)
+    |      stalled: a rank ends no step; not ready, requests move
     `---- a rank cannot start --------------> failed (status 1)
 
 The first SIGTERM or SIGINT drains the worker, the second ends it at once.
@@ -76,6 +77,8 @@ class WorkerServer:
             lambda: self.front.quiet_seconds,
         )
         self.metrics.draining.set_function(lambda: self.front.draining)
+        self.metrics.slow.set_function(lambda: bool(self.front.slow))
+        self.metrics.stalled.set_function(lambda: bool(self.front.stalled))
         self.service = role.build(self.front, self.metrics)
         self.server = RpcServer(settings.listen)
         host = parse_address(settings.listen).host
@@ -95,6 +98,7 @@ class WorkerServer:
         self.front.on_message = self._hear
         self.front.on_stats = lambda _rank, stats: self.metrics.observe(stats)
         self.front.on_change = self._changed
+        self.front.on_stall = self._stalled
         self.server.add(role.register, self.service, role.module, role.name)
         self.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
@@ -195,17 +199,25 @@ class WorkerServer:
             return RANK_STOP_SECONDS
         return self.settings.stop_grace_seconds + RELEASE_SECONDS
 
+    def _stalled(self, reason: str) -> None:
+        """Nobody waits for ranks that may never go on; those that do find requests aborted."""
+        self.metrics.num_stalls.inc()
+        error = Unavailable(f"worker is stalled: {reason}", failed_epoch=self.front.epoch)
+        self.service.fail_all(error)
+
     def _changed(self) -> None:
         self.drain.note_change()
         self.status.changed()
         self._change.set()
 
     async def _tell_health(self) -> None:
-        """A worker that drains is not ready, for probes as for routers; until it is taken back."""
+        """A worker that drains or is stalled is not ready, for probes as for routers; until it is
+        taken back, or goes on."""
         told = True
         while True:
-            if told == self.front.draining:
-                told = not self.front.draining
+            serves = self.front.is_well and not self.front.draining
+            if told != serves:
+                told = serves
                 await self.server.set_serving(told)
             self._change.clear()
             await self._change.wait()

@@ -43,7 +43,7 @@ class WorkerService(Protocol):
         ...
 
     def fail_all(self, error: EpserveError) -> None:
-        """Ends every open request with `error`, now."""
+        """Ends every open request with `error`, now; ranks that live are told to stop."""
         ...
 
     async def close(self) -> None:

@@ -38,12 +38,25 @@ class _Router:
         self.address = address
         self._channel = channel(address)
         self._calls = MultiplexClient(address)
-        self.announcements: RouterAsyncStub = RouterStub(self._channel)
+        self._announcements: RouterAsyncStub = RouterStub(self._channel)
+        self._is_silent = False
 
     @property
     def is_connected(self) -> bool:
-        """It is there, as far as is known: each announcement looks."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+        """It is there and answers, as far as is known: each announcement looks."""
+        is_there = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return is_there and not self._is_silent
+
+    async def announce(
+        self, request: AnnounceRequest, timeout_seconds: float
+    ) -> AnnounceResponse | EpserveError:
+        try:
+            answer = await self._announcements.Announce(request, timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as failure:
+            self._is_silent = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return to_error(failure)
+        self._is_silent = False
+        return answer
 
     async def assign(self, request: bytes, timeout_seconds: float) -> bytes:
         with tracing.begin("assign", tracing.Kind.CLIENT) as span:
@@ -122,10 +135,7 @@ class Routers:
         """Tells all routers, and returns the answer of one that knows most. Raises EpserveError
         when none answers."""
         told = await asyncio.gather(
-            *(
-                _announce(router, request, timeout_seconds)
-                for router in list(self._routers.values())
-            )
+            *(router.announce(request, timeout_seconds) for router in list(self._routers.values()))
         )
         answers = [one for one in told if isinstance(one, AnnounceResponse)]
         if not answers:
@@ -187,12 +197,3 @@ class Routers:
                 retiring = asyncio.create_task(router.retire())
                 self._retiring[retiring] = router
                 retiring.add_done_callback(self._retiring.pop)
-
-
-async def _announce(
-    router: _Router, request: AnnounceRequest, timeout_seconds: float
-) -> AnnounceResponse | EpserveError:
-    try:
-        return await router.announcements.Announce(request, timeout=timeout_seconds)
-    except grpc.aio.AioRpcError as failure:
-        return to_error(failure)

@@ -69,16 +69,11 @@ def choose(
     allowed = _narrow("not_excluded", fitting, demand, considered)
     if not allowed:
         raise Unavailable("this request has failed on every prefill or every decode worker")
-    preferred = {
-        key: Pool(
-            _prefer("not_held", pool.prefill, demand, considered),
-            _prefer("not_held", pool.decode, demand, considered),
-        )
-        for key, pool in allowed.items()
-    }
+    preferred = _prefer("not_held", allowed, demand, considered)
     with_room = _narrow("has_room", preferred, demand, considered)
     if not with_room:
         return None
+    with_room = _prefer("not_slow", with_room, demand, considered)
     best = [_best_pair(pool, demand, index, weights, considered) for pool in with_room.values()]
     # Of pools without a request, too, all get their share.
     return max(best, key=lambda scored: (scored[0], -scored[1].decode.last_chosen))[1]
@@ -131,12 +126,16 @@ def _keep(
 
 
 def _prefer(
-    name: str, workers: list[Worker], demand: Demand, considered: Considered
-) -> list[Worker]:
-    """Applies a filter unless nobody passes it."""
-    if not any(FILTERS[name](worker, demand) for worker in workers):
-        return workers
-    return _keep(name, workers, demand, considered)
+    name: str, paired: dict[PairKey, Pool], demand: Demand, considered: Considered
+) -> dict[PairKey, Pool]:
+    """Applies a filter inside each pool, to a role unless nobody of it passes."""
+
+    def prefer(workers: list[Worker]) -> list[Worker]:
+        if not any(FILTERS[name](worker, demand) for worker in workers):
+            return workers
+        return _keep(name, workers, demand, considered)
+
+    return {key: Pool(prefer(pool.prefill), prefer(pool.decode)) for key, pool in paired.items()}
 
 
 def _narrow(

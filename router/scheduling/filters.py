@@ -11,8 +11,8 @@ Filter = Callable[[Worker, Demand], bool]
 
 def registered(worker: Worker, _demand: Demand) -> bool:
     """It is up and has told which model it serves."""
-    known = (WorkerState.LOADING, WorkerState.READY, WorkerState.DRAINING)
-    return worker.state in known and bool(worker.status.model)
+    unknown = (WorkerState.REFUSED, WorkerState.LOST)
+    return worker.state not in unknown and bool(worker.status.model)
 
 
 def serves_model(worker: Worker, demand: Demand) -> bool:
@@ -21,7 +21,7 @@ def serves_model(worker: Worker, demand: Demand) -> bool:
 
 
 def ready(worker: Worker, _demand: Demand) -> bool:
-    """Its ranks are up, it does not drain, its stream lives."""
+    """Its ranks are up and go on, it does not drain, its stream lives."""
     return worker.state is WorkerState.READY
 
 
@@ -40,6 +40,11 @@ def not_held(worker: Worker, _demand: Demand) -> bool:
     return worker.standing is not Standing.HELD
 
 
+def not_slow(worker: Worker, _demand: Demand) -> bool:
+    """Its steps take no multiple of their usual time; a preference only"""
+    return not any(rank.slow for rank in worker.status.ranks)
+
+
 def has_room(worker: Worker, _demand: Demand) -> bool:
     """decode: running + waiting + on their way < max_running, over all ranks; prefill: always
     (what waits there is bounded by the room at decode)"""
@@ -54,4 +59,5 @@ FILTERS: dict[str, Filter] = {
     "not_excluded": not_excluded,
     "not_held": not_held,
     "has_room": has_room,
+    "not_slow": not_slow,
 }

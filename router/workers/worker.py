@@ -30,6 +30,7 @@ class WorkerState(Enum):
 
     LOADING   up, its ranks are not
     READY     takes requests
+    STALLED   a rank of it ends no steps
     DRAINING  finishes what it has, because it was told to or its pod is terminating
     REFUSED   says something that cannot be true; `Worker.problem` says what
     LOST      its stream broke or fell silent; forgotten when its address has another epoch, or
@@ -38,6 +39,7 @@ class WorkerState(Enum):
 
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"
     DRAINING = "draining"
     REFUSED = "refused"
     LOST = "lost"
@@ -142,7 +144,10 @@ class Worker:
             return WorkerState.REFUSED
         if self.status.draining:
             return WorkerState.DRAINING
-        return WorkerState.READY if self.status.ready else WorkerState.LOADING
+        if self.status.ready:
+            return WorkerState.READY
+        is_stalled = any(rank.stalled for rank in self.status.ranks)
+        return WorkerState.STALLED if is_stalled else WorkerState.LOADING
 
     @property
     def num_requests(self) -> int:

@@ -104,6 +104,15 @@ def _steps() -> list[Lines | Heat]:
               queries=[Query(select("epserve_rank_quiet_seconds", ONE), "rank {{rank}}")],
               text="Or since the rank last said that it is idle, once a second: above a few "
                    "seconds it is stuck."),
+        Lines(title="Stalled and slow",
+              queries=[
+                  Query(total("epserve_worker_stalled", "", ONE), "stalled"),
+                  Query(total("epserve_worker_slow", "", ONE), "slow"),
+                  Query(f"sum(increase({select('epserve_worker_stalls_total', ONE)}[{RATE}]))",
+                        "stalls begun"),
+              ],
+              text="Stalled: a rank ends no step, and requests have moved. Slow: steps take a "
+                   "multiple of their usual time."),
         Lines(title="Drafts accepted", unit="percentunit", most=1,
               queries=[Query(f"{rate(drafts, 'position', accepted)}"
                              f" / {rate(drafts, 'position', ONE)}", "position {{position}}")],

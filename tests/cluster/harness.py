@@ -106,7 +106,8 @@ class Cluster(ClusterClient):
         self.log_dir = log_dir
         command = [sys.executable, "-m", "ctl", "up", "--port", str(self.port)]
         # The machine that tests may keep a process from running, and from talking, for seconds.
-        command += ["--set", "router.silence-seconds=20"]
+        for flag in ("router.silence-seconds", "prefill.stall-seconds", "decode.stall-seconds"):
+            command += ["--set", f"{flag}=20"]
         command += ["--model", str(model), "--log-dir", str(log_dir), *options]
         log_dir.mkdir(parents=True, exist_ok=True)
         self._output_path = log_dir / "terminal.txt"

@@ -126,6 +126,7 @@ class Tally:
     num_turned_away: int = 0  # all workers were full
     num_told_to_wait: int = 0  # there was no pair of workers
     longest_seconds: float = 0.0
+    longest_pause_seconds: float = 0.0  # between two parts of a stream
     faults: list[str] = field(default_factory=list)
 
 
@@ -136,6 +137,7 @@ class StreamPool:
         self.tally = Tally()
         self.stop = asyncio.Event()
         self._streams = streams
+        self._num_ended = [0] * len(streams)
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(base_url=url, timeout=120, limits=limits)
 
@@ -154,18 +156,27 @@ class StreamPool:
 
     async def run(self) -> None:
         """Returns when all streams have ended after `stop`."""
-        await asyncio.gather(*map(self._keep_running, self._streams))
+        await asyncio.gather(*map(self._keep_running, range(len(self._streams))))
+
+    async def turn_over(self, seconds: float) -> None:
+        """Returns when all streams that run now have ended. TimeoutError after `seconds`."""
+        before = list(self._num_ended)
+        async with asyncio.timeout(seconds):
+            while any(now == was for now, was in zip(self._num_ended, before, strict=True)):
+                await asyncio.sleep(0.05)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _keep_running(self, stream: LongStream) -> None:
+    async def _keep_running(self, index: int) -> None:
+        stream = self._streams[index]
         while not self.stop.is_set():
             begun = time.monotonic()
             try:
                 await self._once(stream)
             except (AssertionError, httpx.HTTPError, ValueError, KeyError) as error:
                 self.tally.faults.append(f"{stream.kind}: {type(error).__name__} {error}"[:2000])
+            self._num_ended[index] += 1
             seconds = time.monotonic() - begun
             self.tally.longest_seconds = max(self.tally.longest_seconds, seconds)
 
@@ -181,8 +192,12 @@ class StreamPool:
             assert reply.status_code == 200, await reply.aread()
             self.tally.num_running += 1
             try:
+                heard_at = time.monotonic()
                 async for part in reply.aiter_text():
                     parts.append(part)
+                    now = time.monotonic()
+                    pause, heard_at = now - heard_at, now
+                    self.tally.longest_pause_seconds = max(self.tally.longest_pause_seconds, pause)
             finally:
                 self.tally.num_running -= 1
         text = "".join(parts)

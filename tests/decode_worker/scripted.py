@@ -128,6 +128,10 @@ class ScriptedFront:
     def send(self, rank: int, message: FrontMessage) -> None:
         self.ranks[rank].hear(message)
 
+    @property
+    def is_well(self) -> bool:
+        return not self.died.done()
+
     def _hear(self, rank: int, message: RankMessage) -> None:
         self.on_message(rank, message)
 

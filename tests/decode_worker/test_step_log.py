@@ -15,7 +15,7 @@ def inflight(
     step = PendingStep([True] * num_requests, lambda job: job())
     step._began, step._ended = StepMark(seconds=computed_from), StepMark(seconds=computed_to)
     rows = {f"r{row}": row for row in range(num_requests)}
-    return InflightStep(step=step, rows=rows, chunks=(), began=began)
+    return InflightStep(step=step, rows=rows, chunks=(), num_tokens=7, began=began)
 
 
 def test_seconds_and_gaps() -> None:
@@ -23,7 +23,7 @@ def test_seconds_and_gaps() -> None:
     log.landed(inflight(1.0, 1.5, 3.0), now=3.5)
     # Launched before that one landed; its device began with it a quarter of a second later.
     log.landed(inflight(2.0, 3.25, 5.0, num_requests=3), now=5.5)
-    assert log.recent == [StepRecord(2.5, 2), StepRecord(2.0, 3)]
+    assert log.recent == [StepRecord(2.5, 2, 7), StepRecord(2.0, 3, 7)]
     assert log.gap_seconds == pytest.approx(0.25)
     log.landed(inflight(6.0, 5.0, 7.0), now=7.25)  # nothing in between
     assert log.gap_seconds == pytest.approx(0.25)

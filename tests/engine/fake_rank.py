@@ -92,6 +92,7 @@ def serve(link: RankLink, behaviour: str) -> int:
             pages_owned=steps if was_used else 0,
             step_seconds=(0.004,) if messages else (),
             batch_sizes=(2,) if messages else (),
+            step_tokens=(2,) if messages else (),
             kv_seconds=(0.001, 0.002) if messages else (),
             tokens_generated_total=steps,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from core.address import Address
 from gateway.base.settings import GatewaySettings
@@ -166,18 +167,17 @@ def test_processes_that_cannot_start(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-class EndingAtOnce(_Workers):
-    """Every process ends with one status."""
+class Running(_Workers):
+    """Every process runs one piece of code."""
 
-    def __init__(self, folder: Path, status: int) -> None:
+    def __init__(self, folder: Path, code: str) -> None:
         super().__init__(GatewaySettings.model_construct(), Address("127.0.0.1", 1), folder)
         self.num_started = 0
-        self._status = status
+        self._code = code
 
     async def _start(self, index: int) -> asyncio.subprocess.Process:
         self.num_started += 1
-        code = f"raise SystemExit({self._status})"
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", self._code)
         self._processes[index] = process
         return process
 
@@ -187,12 +187,43 @@ async def test_who_crashes_is_started_again_and_its_siblings_stay(
     tmp_path: Path, status: int
 ) -> None:
     """1 is also what Python ends with behind an exception that nobody has caught."""
-    workers = EndingAtOnce(tmp_path, status)
+    workers = Running(tmp_path, f"raise SystemExit({status})")
     keeping = asyncio.create_task(workers._keep(0))
     await eventually(lambda: workers.num_started >= 3 or keeping.done(), 30)
     assert (workers.num_started, keeping.done()) == (
         (1, True) if status == CANNOT_START else (3, False)
     )
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await workers._end_all()
+
+
+# Its event loop turns for a while, then something holds it up.
+STUCK = """
+import asyncio, time
+from pathlib import Path
+import gateway.beats
+gateway.beats.BEAT_SECONDS = 0.05
+async def main():
+    beating = asyncio.create_task(gateway.beats.beat(Path(FOLDER)))
+    await asyncio.sleep(3)
+    time.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_who_is_stuck_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setattr("gateway.beats.BEAT_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.beats.NUM_MISSED", 3)
+    workers = Running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path))))
+    keeping = asyncio.create_task(workers._keep(0))
+    with capture_logs() as lines:
+        await eventually(lambda: workers.num_started >= 2, 60)
+    events = [(line["event"], line.get("status")) for line in lines]
+    assert events[:2] == [("worker process does nothing", None), ("worker process ended", -9)]
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     await workers._end_all()

@@ -32,6 +32,8 @@ def make_status(
     pages_free: int = 100,
     pages_total: int = 100,
     waiting_tokens: int = 0,
+    stalled: bool = False,
+    slow: bool = False,
     accepted: int = 0,
     expert_group: ExpertGroup | None = None,
 ) -> WorkerStatus:
@@ -58,6 +60,8 @@ def make_status(
                 pages_free=pages_free,
                 pages_total=pages_total,
                 num_waiting_tokens=waiting_tokens,
+                stalled=stalled,
+                slow=slow,
             )
             for rank in range(num_ranks)
         ],

@@ -17,8 +17,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from core.errors import DeadlineExceeded, Unavailable
 from proto import generate_pb2, generate_pb2_grpc
 from rpc.client import channel
+from rpc.multiplex_client import MultiplexClient
 from rpc.options import KEEPALIVE_MILLISECONDS, KEEPALIVE_TIMEOUT_MILLISECONDS
 from rpc.server import RpcServer
 
@@ -30,6 +32,24 @@ import asyncio
 from rpc.server import RpcServer
 async def main():
     server = RpcServer("127.0.0.1:0")
+    await server.start()
+    print(server.address, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+STUCK = """
+import asyncio, time
+from proto import generate_pb2, generate_pb2_grpc
+from rpc.server import RpcServer
+class Stuck(generate_pb2_grpc.DecodeServicer):
+    async def Generate(self, request, context):
+        yield generate_pb2.GenerateResponse(tokens=[generate_pb2.Token(token_id=7)])
+        await asyncio.sleep(1.5)
+        time.sleep(60)
+async def main():
+    server = RpcServer("127.0.0.1:0")
+    register = generate_pb2_grpc.add_DecodeServicer_to_server
+    server.add(register, Stuck(), generate_pb2, "Decode")
     await server.start()
     print(server.address, flush=True)
     await asyncio.sleep(60)
@@ -87,6 +107,39 @@ async def test_a_client_notices_its_server() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await asyncio.wait_for(watch.read(), NOTICED_SECONDS)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_whose_loop_is_stuck_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library answers pings all the same."""
+    monkeypatch.setattr("rpc.multiplex_client.SILENCE_SECONDS", 2.0)
+    with process(STUCK) as server:
+        assert server.stdout is not None
+        address = await asyncio.to_thread(server.stdout.readline)
+        client = MultiplexClient(address.strip(), peer_epoch="epoch-0")
+        request = generate_pb2.GenerateRequest().SerializeToString()
+        method = "/epserve.generate.v1.Decode/Generate"
+        with client.call(method, request, timeout_seconds=50) as call:
+            assert await call.take()
+            with pytest.raises(Unavailable, match="said nothing for 2 s") as caught:
+                await call.take()
+        assert caught.value.failed_epoch == "epoch-0"
+        await client.close()
+
+
+async def test_beats_keep_a_quiet_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.multiplex_client.SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("rpc.multiplex_server.BEAT_SECONDS", 0.1)
+    servicer = Endless()
+    server = RpcServer("127.0.0.1:0")
+    register = generate_pb2_grpc.add_PrefillServicer_to_server
+    server.add(register, servicer, generate_pb2, "Prefill", multiplexed=("Abort",))
+    await server.start()
+    client = MultiplexClient(server.address)
+    calling = client.call("/epserve.generate.v1.Prefill/Abort", b"", timeout_seconds=2.5)
+    with calling as call, pytest.raises(DeadlineExceeded):
+        await call.take()
+    await client.close()
+    await server.stop(0)
 
 
 async def test_a_server_notices_its_client() -> None:

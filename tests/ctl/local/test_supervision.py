@@ -66,6 +66,8 @@ class Said(list[object]):
     def all_ready(self, seconds: float) -> None:
         self.append(SayAllReady())
 
+    def silent(self, name: str) -> None: ...
+
     def died(self, name: str, status: int, backoff_seconds: float) -> None:
         self.append(SayDied(name, status, backoff_seconds))
 

@@ -79,6 +79,9 @@ class Heard:
     def all_ready(self, seconds: float) -> None:
         self.words.put_nowait(("all_ready",))
 
+    def silent(self, name: str) -> None:
+        self.words.put_nowait(("silent", name))
+
     def died(self, name: str, status: int, backoff_seconds: float) -> None:
         self.words.put_nowait(("died", name, status))
 
@@ -171,6 +174,28 @@ async def test_a_process_comes_back_where_the_logs_were_deleted(tmp_path: Path) 
     await heard.until("all_ready")
     shutil.rmtree(logs)
     os.kill(heard.pids["a"], signal.SIGKILL)
+    assert await heard.until("ready") == ("ready", "a", True)
+    assert is_alive(heard.pids["b"])
+    cluster.request_stop()
+    assert await running == 0
+
+
+async def test_a_process_that_answers_nothing_is_killed(tmp_path: Path) -> None:
+    async def looks_fine(_spec: ProcessSpec) -> None:
+        await asyncio.sleep(0.1)
+
+    async def is_stuck(asked: ProcessSpec) -> None:
+        if asked.name != "a" or heard.num_starts["a"] > 1:
+            await asyncio.Event().wait()
+
+    heard = Heard()
+    specs = [spec("a", SERVE), spec("b", SERVE)]
+    cluster = Supervisor(
+        specs, tmp_path, heard, limits=QUICK, probe=looks_fine, until_silent=is_stuck
+    )
+    running = asyncio.create_task(cluster.run())
+    assert await heard.until("silent") == ("silent", "a")
+    assert await heard.until("died") == ("died", "a", -9)
     assert await heard.until("ready") == ("ready", "a", True)
     assert is_alive(heard.pids["b"])
     cluster.request_stop()

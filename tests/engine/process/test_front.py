@@ -94,13 +94,34 @@ async def test_a_dead_rank_takes_the_others_with_it(make_front: MakeFront) -> No
     await eventually(lambda: not Path(f"/proc/{pids[0]}/exe").exists())
 
 
+async def test_a_rank_that_stands_still_may_go_on(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.process.front.LOOK_SECONDS", 0.05)
+    front, heard = await make_front("serve", ranks=2, stall_seconds=3)
+    reasons: list[str] = []
+    front.on_stall = reasons.append
+    await front.start()
+    assert front.is_well
+    os.kill(front.pids[1], signal.SIGSTOP)
+    front.send(1, SUBMIT)
+    await eventually(lambda: not front.is_well)
+    assert front.stalled == {1}
+    assert front.quiet_seconds[1] > 3 > front.quiet_seconds[0]
+    os.kill(front.pids[1], signal.SIGCONT)
+    await eventually(lambda: front.is_well)
+    assert reasons == ["ranks [1] have ended no step for 3 s"]
+    # What it was told meanwhile is not lost: its requests can be aborted.
+    await eventually(lambda: [rank for rank, _ in heard] == [1])
+    assert not front.died.done()
+
+
 async def test_a_rank_that_hangs_is_ended(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also alone, where no other rank waits for it; not while its front has not listened."""
     monkeypatch.setattr("engine.process.front.LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("engine.process.front.SILENCE_GRACE_SECONDS", 0.5)
-    front, _heard = await make_front("serve", step_timeout_seconds=2.5)
+    front, _heard = await make_front("serve", step_timeout_seconds=1, stall_seconds=2)
     await front.start()
     await asyncio.sleep(3.5)
     time.sleep(3.5)  # noqa: ASYNC251 - the front, held up
@@ -108,7 +129,7 @@ async def test_a_rank_that_hangs_is_ended(
     assert not front.died.done()
     os.kill(front.pids[0], signal.SIGSTOP)
     reason = await asyncio.wait_for(front.died, 20)
-    assert "it has said nothing for 3 s" in reason
+    assert "it has ended no step for 3 s" in reason
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from core.errors import EpserveError
+from core.errors import EpserveError, Unavailable
 from core.token_ids import pack_ids
 from core.version import software_version
 from engine.link.messages import (
@@ -189,6 +190,30 @@ async def test_a_dead_rank_fails_what_is_open_and_ends_the_worker(tmp_path: Path
         (error,) = server.service.failed
         assert error.failed_epoch == server.front.epoch
         assert "signal 9" in error.message
+
+
+async def test_a_stalled_worker_is_not_ready_and_comes_back(tmp_path: Path) -> None:
+    async with running(tmp_path, "serve", stall_seconds=3) as (server, run, peer):
+        pid = (await ready(peer)).ranks[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            while await health(peer, "") == 1 or not server.front.stalled:
+                await asyncio.sleep(0.01)
+        (error,) = server.service.failed
+        assert isinstance(error, Unavailable)
+        assert error.failed_epoch == server.front.epoch
+        status = server.status.status()
+        assert not status.ready
+        assert status.ranks[0].stalled
+        assert status.ranks[0].quiet_seconds > 3
+        stalled = server.metrics.stalled.collect()[0].samples[0].value
+        assert stalled == 1
+        os.kill(pid, signal.SIGCONT)
+        assert (await ready(peer)).identity.epoch == server.front.epoch
+        async with asyncio.timeout(20):
+            while await health(peer, "") != 1:
+                await asyncio.sleep(0.01)
+        assert not run.done()
 
 
 async def test_a_start_that_fails_ends_the_worker(tmp_path: Path) -> None:
