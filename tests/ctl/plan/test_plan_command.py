@@ -100,7 +100,10 @@ def test_what_a_worker_refuses_is_said_as_it_says_it(tmp_path: Path) -> None:
     model = dummy_model(tmp_path / "v3", "fp8")
     (model / "model.safetensors").write_bytes(b"cut")
     for options, reason in (
-        ("--model DeepSeek-V3 --set prefill.chunk-tokenz=9", "arguments: --chunk-tokenz 9"),
+        (
+            "--model DeepSeek-V3 --set prefill.chunk-tokenz=9",
+            "--chunk-tokenz; the nearest one is --chunk-tokens",
+        ),
         ("--model DeepSeek-V3 --set prefill.chunk-tokens=3", "chunk-tokens 3 is less than a page"),
         (f"--model {model}", "model.safetensors is cut short"),
     ):
