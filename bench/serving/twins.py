@@ -98,13 +98,13 @@ class TwinLoad:
             twin = self._twins[number]
             verdict = judge(twin, got, error)
             self.tally.add(verdict, got)
-            if verdict is Verdict.REFUSED:
-                await asyncio.sleep(_COME_BACK_SECONDS)
-            elif verdict is not Verdict.SAME:
+            if verdict not in (Verdict.SAME, Verdict.REFUSED):
                 place = _first_difference(got.text, twin.text)
                 what = f"stream {number} {verdict.value} at character {place}: {error!r}"
                 now = time.monotonic()
                 self.tally.bad.append((now, what))
+            if error is not None:
+                await asyncio.sleep(_COME_BACK_SECONDS)
 
 
 def _first_difference(one: str, other: str) -> int:
