@@ -16,6 +16,7 @@ from core import tracing
 from core.clock import Clock
 from core.errors import (
     Cancelled,
+    ContextLengthExceeded,
     Draining,
     EpserveError,
     InternalError,
@@ -254,9 +255,10 @@ def _meant(error: grpc.aio.AioRpcError, call: Call) -> EpserveError:
     meant = to_error(error, peer_epoch=call.prefill.epoch)
     if isinstance(meant, Disconnected):
         return lost_error(call.prefill)
-    refused_late = isinstance(meant, Overloaded) and call.num_sent_tokens > 0
+    is_refusal = isinstance(meant, Overloaded | ContextLengthExceeded)
+    refused_late = is_refusal and call.num_sent_tokens > 0
     # Cancelled by its server, which is leaving. Refused late: put back by preemption, it has
-    # begun to answer and has to carry on elsewhere.
+    # begun to answer and has to carry on elsewhere; it may have grown too long for this one.
     if refused_late or isinstance(meant, Cancelled):
         return Unavailable(meant.message, failed_epoch=call.prefill.epoch)
     if isinstance(meant, Unavailable | Mismatch) and not meant.failed_epoch:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from core.address import parse_address
 from core.errors import (
     Cancelled,
+    ContextLengthExceeded,
     EpserveError,
     InternalError,
     InvalidRequest,
@@ -228,14 +229,15 @@ async def test_kv_that_never_comes_fails_within_its_bound(tmp_path: Path) -> Non
         assert len(both.prefill.aborts) == 1
 
 
+@pytest.mark.parametrize("refusal", [Overloaded("full"), ContextLengthExceeded("too long")])
 async def test_a_preempted_request_whose_prefill_is_refused_may_carry_on_elsewhere(
-    both: Cluster,
+    both: Cluster, refusal: EpserveError
 ) -> None:
     request = {"prompt_token_ids": list(range(20, 40)), "sampling": {"max_tokens": 28}}
     calls = [both.decode.Generate(both.request(f"r{n}", **request), timeout=60) for n in range(4)]
     both.front.ranks[0].step_seconds = 0.05  # pages shall not run out before
     firsts = [await call.read() for call in calls]
-    both.script.error = Overloaded("full")
+    both.script.error = refusal
     both.front.ranks[0].step_seconds = 0.002
     results = await asyncio.gather(*(collect(call) for call in calls), return_exceptions=True)
     errors = [to_error(each) for each in results if isinstance(each, grpc.aio.AioRpcError)]
