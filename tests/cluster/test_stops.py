@@ -22,8 +22,8 @@ from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-NUM_STREAMS = 12
-NUM_TOKENS, PROMPT_TOKENS = 100, 100
+NUM_STREAMS = 7
+NUM_TOKENS, PROMPT_TOKENS = 60, 60
 # Of a busy machine; a stream that nothing moves waits for much longer.
 PATIENCE_SECONDS = 60.0
 NUM_WORKERS = 4

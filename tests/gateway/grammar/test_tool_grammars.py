@@ -161,7 +161,7 @@ async def test_a_step_waits_for_no_thoughts(folder: Path, closes: bool) -> None:
             paced_match.settle([match])
             for token, is_active in list(zip(tokens, active, strict=True))[num_before:]:
                 assert match.is_ready
-                assert match.is_active == is_active
+                assert match.masks[0].is_active == is_active
                 assert match.accept(token)
             assert match.is_ready
             assert match.is_complete
