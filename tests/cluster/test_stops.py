@@ -20,7 +20,8 @@ from tests.cluster.harness import DEMO_MODEL, REPOSITORY, Cluster, wait_until
 from tests.cluster.long_streams import StreamPool, long_streams
 from tests.free_ports import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+# What CI sees of stops is in test_chaos.py: here each is waited for, which takes half a minute.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_STREAMS = 7
 NUM_TOKENS, PROMPT_TOKENS = 60, 60
@@ -155,7 +156,6 @@ def test_one_process_of_each_kind_in_turn(stage: Stage) -> None:
     asyncio.run(play(stage, [[kind] for kind in KINDS]))
 
 
-@pytest.mark.slow
 def test_two_processes_at_once(stage: Stage) -> None:
     def can_do_without(first: str, second: str) -> bool:
         return first.split()[0] != second.split()[0]
