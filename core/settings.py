@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -141,7 +141,7 @@ class ProcessSettings(BaseSettings):
         flags = ["--help"]
         for name, field in cls.model_fields.items():
             flags.append(f"--{name.replace('_', '-')}")
-            if field.annotation is bool:
+            if bool in (field.annotation, *get_args(field.annotation)):
                 flags.append(f"--no-{name.replace('_', '-')}")
         for argument in argv:
             flag = argument.partition("=")[0]

@@ -12,6 +12,7 @@ class ExampleSettings(ProcessSettings):
     peers: HostPorts = Field((), description="addresses")
     num_things: int = Field(3, ge=1, description="how many")
     fast: bool = Field(False, description="or slow")
+    careful: bool | None = Field(None, description="or not; None: as it comes")
 
 
 def test_defaults() -> None:
@@ -22,8 +23,10 @@ def test_defaults() -> None:
 def test_flags_are_the_fields_in_kebab_case() -> None:
     settings = ExampleSettings.parse(
         ["--num-things", "5", "--fast", "--peers", "a:1, [::1]:2", "--peers=c:3", "--name=x"]
+        + ["--no-careful"]
     )
     assert (settings.num_things, settings.fast, settings.name) == (5, True, "x")
+    assert settings.careful is False
     assert settings.peers == ("a:1", "[::1]:2", "c:3")
 
 
