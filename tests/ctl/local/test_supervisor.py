@@ -191,7 +191,12 @@ async def test_a_process_that_answers_nothing_is_killed(tmp_path: Path) -> None:
     heard = Heard()
     specs = [spec("a", SERVE), spec("b", SERVE)]
     cluster = Supervisor(
-        specs, tmp_path, heard, limits=QUICK, probe=looks_fine, until_silent=is_stuck
+        specs,
+        log_files(tmp_path, *specs),
+        heard,
+        limits=QUICK,
+        probe=looks_fine,
+        until_silent=is_stuck,
     )
     running = asyncio.create_task(cluster.run())
     assert await heard.until("silent") == ("silent", "a")
