@@ -151,8 +151,10 @@ def _stalls() -> list[Lines]:
     return [
         Lines(
             title="Since a rank's last step", unit="s",
-            queries=[Query(f"{longest} ({quiet}) > 2", "{{role}} {{instance}}: rank {{rank}}")],
-            text="Ranks that have ended no step for two seconds, nor said that they are idle.",
+            queries=[
+                Query(f"topk(10, {longest} ({quiet}))", "{{role}} {{instance}}: rank {{rank}}")
+            ],
+            text="The ten that ended a step, or said that they are idle, longest ago.",
         ),
         Lines(
             title="Longest steps", unit="s",

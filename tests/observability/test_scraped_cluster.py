@@ -22,6 +22,9 @@ NEED_NOT_MOVE = {
     "epserve_kv_transfer_failures_total": "the killed worker may not be receiving pages just then",
     "epserve_router_discovery_failures_total": "the list of workers is in its flags",
     "epserve_router_rejected_workers": "all workers have the same model and KV layout",
+    "epserve_worker_slow": "steps take what they usually take",
+    "epserve_worker_stalled": "no rank is held up",
+    "epserve_worker_stalls_total": "no rank is held up",
 }
 
 
