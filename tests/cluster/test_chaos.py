@@ -14,7 +14,7 @@ from bench.records import read
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 SEED = 410
-NUM_FAULTS = 16
+NUM_FAULTS = 10
 LOAD = ("--streams", "6", "--tokens", "120")
 
 
