@@ -78,7 +78,9 @@ class CountingRunner:
         self._kv_cache = kv_cache
         self._check = check
 
-    def begin(self, chunks: Sequence[SequenceChunk], _tokens_per_rank: object) -> CountingStep:
+    def begin(
+        self, chunks: Sequence[SequenceChunk], _tokens_per_rank: object, _num_drafts: int
+    ) -> CountingStep:
         return CountingStep(self._kv_cache, chunks, self._check)
 
     def step(

@@ -140,8 +140,8 @@ class Worker(Process):
             settings=SETTINGS,
             epoch=name,
             draining=False,
-            died=self.loop.create_future(),
             ready=(_ready(num_pages),),
+            is_well=True,
             send=lambda _rank, message: self.link.to_rank.append(message),
             on_change=lambda: None,
         )
