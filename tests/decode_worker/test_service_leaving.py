@@ -56,7 +56,7 @@ async def test_leaving_at_any_point_clears_both_legs(both: Cluster, point: str, 
     reach, kv, hangs = POINTS[point]
     both.script.kv = kv
     both.script.hold = asyncio.Event() if hangs else None
-    timeout = 1 if how == "deadline" else 9
+    timeout = 0.3 if how == "deadline" else 9
     # The context is 64 tokens: streaming does not end by itself before the deadline.
     call = both.decode.Generate(both.request(sampling={"max_tokens": 58}), timeout=timeout)
     async with asyncio.timeout(30):  # a call whose deadline comes before gets nowhere
@@ -72,10 +72,8 @@ async def test_leaving_at_any_point_clears_both_legs(both: Cluster, point: str, 
     await both.quiet()
     if hangs:
         await eventually(lambda: both.prefill.cancelled == [both.prefill.calls[0].attempt_id])
-    # The client's clock runs ahead of the worker's: its deadline may arrive as a cancellation.
-    outcomes = ["cancelled"] if how == "cancel" else ["cancelled", "deadline_exceeded"]
-    ends = [both.metric("epserve_worker_requests_total", outcome=outcome) for outcome in outcomes]
-    assert sum(ends) == 1
+    outcome = "cancelled" if how == "cancel" else "deadline_exceeded"
+    assert both.metric("epserve_worker_requests_total", outcome=outcome) == 1
     # The worker is as good as new.
     both.script.kv, both.script.hold = "all", None
     assert len(ids(await collect(both.decode.Generate(both.request(), timeout=60)))) == 5

@@ -46,8 +46,10 @@ def tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
 
 def assert_same(got: torch.Tensor, want: torch.Tensor, kind: str) -> None:
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
-    # The order of sums depends on the number of rows, and on the CPU.
-    assert not len(want) or norm_error(got, want) < (1e-3 if kind == "fp8" else 1e-6)
+    if kind == "fp8":  # summed in an order that depends on the number of rows
+        assert not len(want) or norm_error(got, want) < 1e-3
+    else:
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,10 @@ def test_where_all_is_masked_longer_steps_go_in_parts(
         shard = ExpertShard.build(ON_THREE, group.rank, None, "cpu", masked=masked)
         moe = load_moe(folders[kind], shard=shard)
         assert not moe.shares_rows
-        assert_same(moe.forward(given[group.rank], num_tokens), wanted[group.rank], kind)
+        got, want = moe.forward(given[group.rank], num_tokens), wanted[group.rank]
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        # In parts, experts have other numbers of rows, which some CPUs sum in another order.
+        assert not len(want) or norm_error(got, want) < (1e-3 if kind == "fp8" else 1e-6)
         return int(moe.counts.sum())
 
     assert on_all_ranks(3, on_rank) == [4 * own for own in num_tokens]
